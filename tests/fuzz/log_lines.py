@@ -35,7 +35,10 @@ from headgate.core.scheduler.scheduler import Scheduler
 from headgate.policies import find_policy
 
 APP = {
-    "functions": {"f": {"exec": "5ms", "warm": 1}, "g": {"exec": ["2ms", "3ms"], "start": "1s"}},
+    "functions": {
+        "f": {"exec_time": "5ms", "prewarm_nodes": 1},
+        "g": {"exec_time": ["2ms", "3ms"], "cold_start": "1s"},
+    },
     "pools": {"p": {"tier": "dedicated", "nodes": 2}},
     "slo": {"latency": "50ms"},
 }

@@ -74,8 +74,8 @@ def beside_a_broken_function(directory: Path, seconds: float) -> Figures:
     """Four requests in 12 s to a function that cannot load."""
     app = """
 functions:
-  healthy: {code: "misdeeds:Numbers", batch: 4}
-  broken: {code: "misdeeds:Unloadable", batch: 4}
+  healthy: {code: "misdeeds:Numbers", batch_max: 4}
+  broken: {code: "misdeeds:Unloadable", batch_max: 4}
 pools: {local: {tier: dedicated, nodes: 1, cpus: 1}}
 """
     with Served(write_app(directory, app)) as served, Bystander(served.url, "healthy") as bystander:
@@ -90,13 +90,13 @@ def beside_parser_bombs(directory: Path, seconds: float) -> Figures:
     """One client sends requests that are expensive to read, one after the other."""
     app = """
 functions:
-  small: {code: "misdeeds:Numbers", batch: 4, pools: [here]}
-  plain: {code: "misdeeds:Numbers", batch: 4, pools: [there]}
-  halves: {code: "misdeeds:Halves", batch: 1, pools: [there]}
+  small: {code: "misdeeds:Numbers", batch_max: 4, pools: [here]}
+  plain: {code: "misdeeds:Numbers", batch_max: 4, pools: [there]}
+  halves: {code: "misdeeds:Halves", batch_max: 1, pools: [there]}
 pools:
   here: {tier: dedicated, nodes: 1, cpus: 1}
   there: {tier: dedicated, nodes: 1, cpus: 1}
-serve: {hang: 5s}
+serve: {execution_timeout: 5s}
 """
     for name, make in BOMBS.items():
         bomb = make()
@@ -124,7 +124,7 @@ def grpc_memory(directory: Path, seconds: float) -> Figures:
     """Large messages, all at once, with a key and without one."""
     hashed = hashlib.sha256(KEY.encode()).hexdigest()
     app = f"""
-functions: {{rows: {{code: "misdeeds:Rows", batch: 1}}}}
+functions: {{rows: {{code: "misdeeds:Rows", batch_max: 1}}}}
 pools: {{local: {{tier: dedicated, nodes: 1, cpus: 1}}}}
 clients: {{ali: {{key: "sha256:{hashed}"}}}}
 """
@@ -170,7 +170,7 @@ def _flood(
 def beside_segfaults(directory: Path, seconds: float) -> Figures:
     """One request in 4 s kills its worker."""
     app = """
-functions: {both: {code: "misdeeds:Segfaults", batch: 4}}
+functions: {both: {code: "misdeeds:Segfaults", batch_max: 4}}
 pools: {local: {tier: dedicated, nodes: 2, cpus: 1}}
 """
     with Served(write_app(directory, app)) as served:
@@ -190,7 +190,7 @@ pools: {local: {tier: dedicated, nodes: 2, cpus: 1}}
 def beside_exceptions(directory: Path, seconds: float) -> Figures:
     """One request in a hundred raises, among others in the same batches."""
     app = """
-functions: {both: {code: "misdeeds:Raises", batch: 4, options: {takes_s: 0.004}}}
+functions: {both: {code: "misdeeds:Raises", batch_max: 4, options: {takes_s: 0.004}}}
 pools: {local: {tier: dedicated, nodes: 1, cpus: 1}}
 """
     with (
@@ -212,8 +212,8 @@ pools: {local: {tier: dedicated, nodes: 1, cpus: 1}}
 def silent_tls_clients(directory: Path, seconds: float) -> Figures:
     """Clients that connect to a TLS port and send nothing."""
     app = f"""
-functions: {{plain: {{code: "misdeeds:Numbers", batch: 4}}}}
-serve: {{tls_certificate: cert.pem, tls_key: key.pem, connections: {CONNECTIONS}}}
+functions: {{plain: {{code: "misdeeds:Numbers", batch_max: 4}}}}
+serve: {{tls_certificate: cert.pem, tls_key: key.pem, connections_max: {CONNECTIONS}}}
 """
     write_certificate(directory)
     with Served(write_app(directory, app)) as served:
@@ -271,7 +271,7 @@ def _first_served(url: str, start_s: float, limit_s: float) -> Callable[[], floa
 def sigterm_under_load(directory: Path, seconds: float) -> Figures:
     """SIGTERM under load: to the supervisor, and to all its processes at once."""
     app = """
-functions: {plain: {code: "misdeeds:Numbers", batch: 4, options: {takes_s: 0.002}}}
+functions: {plain: {code: "misdeeds:Numbers", batch_max: 4, options: {takes_s: 0.002}}}
 pools: {local: {tier: dedicated, nodes: 1, cpus: 1}}
 serve: {lame_duck: 1s, drain: 5s}
 """
@@ -315,7 +315,7 @@ def connects_at_once(directory: Path, seconds: float) -> Figures:
 def stderr_closed(directory: Path, seconds: float) -> Figures:
     """Stderr is closed while a function raises and a worker is killed."""
     app = """
-functions: {plain: {code: "misdeeds:Raises", batch: 1}}
+functions: {plain: {code: "misdeeds:Raises", batch_max: 1}}
 pools: {local: {tier: dedicated, nodes: 1, cpus: 1}}
 """
     read_fd, write_fd = os.pipe()

@@ -34,11 +34,11 @@ from served import Served, until
 MIB = 1 << 20
 APP = """
 functions:
-  halves: {code: "misdeeds:Halves", batch: 1, exec: 5ms}
-  plain: {code: "misdeeds:Numbers", batch: 8, exec: 1ms}
+  halves: {code: "misdeeds:Halves", batch_max: 1, exec_time: 5ms}
+  plain: {code: "misdeeds:Numbers", batch_max: 8, exec_time: 1ms}
 pools:
   local: {tier: dedicated, nodes: 2, cpus: 1, memory: 4GB}
-serve: {hang: 5s, lame_duck: 0s}
+serve: {execution_timeout: 5s, lame_duck: 0s}
 """
 FIRST = "numbers of one digit"
 KEYS = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("good", "evil")}
@@ -201,7 +201,7 @@ def announced(url: str, size: int, key: str, sent: int = 0) -> socket.socket:
 
 def test_unfinished_bodies_of_one_key_leave_memory_for_others(tmp_path: Path) -> None:
     clients = ", ".join(f'{name}: {{key: "sha256:{key}"}}' for name, key in KEYS.items())
-    app = APP.replace("serve: {", "serve: {memory: 256MiB, ") + f"clients: {{{clients}}}\n"
+    app = APP.replace("serve: {", "serve: {memory_max: 256MiB, ") + f"clients: {{{clients}}}\n"
     good = raw(4 * MIB, parameters={"binary_data_output": True})
     good = Bomb(good.body, (200,), {**good.headers, "X-API-Key": "good"})
     with Served(write_app(tmp_path, app)) as served, ExitStack() as stack:

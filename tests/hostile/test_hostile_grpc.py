@@ -28,7 +28,7 @@ KEYS = "clients: {{{}}}\n".format(
     )
 )
 APP = """
-functions: {{rows: {{code: "misdeeds:Rows", batch: 1, exec: 20ms}}}}
+functions: {{rows: {{code: "misdeeds:Rows", batch_max: 1, exec_time: 20ms}}}}
 pools: {{local: {{tier: dedicated, nodes: 1, cpus: 1}}}}
 serve: {{{serve}}}
 """
@@ -41,7 +41,7 @@ LARGE = 15 * MEGABYTE
 
 @pytest.fixture(scope="module")
 def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    serve = f"body: 16MB, memory: {BUDGET_MB}MB, connections: 40, shared_memory: 16MiB"
+    serve = f"body_max: 16MB, memory_max: {BUDGET_MB}MB, connections_max: 40, shared_memory: 16MiB"
     directory = write_app(tmp_path_factory.mktemp("keyed"), KEYS + APP.format(serve=serve))
     with Served(directory, "--grpc-port", "0") as served:
         yield served

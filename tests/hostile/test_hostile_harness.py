@@ -23,7 +23,7 @@ from harness import (
 )
 from served import Served, until
 
-APP = 'functions: {plain: {code: "misdeeds:Numbers", batch: 4}}\nserve: {lame_duck: 0s}\n'
+APP = 'functions: {plain: {code: "misdeeds:Numbers", batch_max: 4}}\nserve: {lame_duck: 0s}\n'
 
 
 def test_a_bystander_records_what_its_server_does(tmp_path: Path) -> None:

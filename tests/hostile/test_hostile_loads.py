@@ -66,10 +66,10 @@ def test_other_functions_meet_deadlines_beside_a_broken_one(tmp_path: Path, name
 
 SEGFAULTS = """
 functions:
-  plain: {code: "misdeeds:Numbers", exec: 1ms, idempotent: true}
-  segfaults: {code: "misdeeds:Segfaults", exec: 1ms, idempotent: true}
+  plain: {code: "misdeeds:Numbers", exec_time: 1ms, idempotent: true}
+  segfaults: {code: "misdeeds:Segfaults", exec_time: 1ms, idempotent: true}
 pools: {cpu: {tier: dedicated, nodes: 2, cpus: 1}}
-serve: {lame_duck: 0s, drain: 5s, hang: 2s}
+serve: {lame_duck: 0s, drain: 5s, execution_timeout: 2s}
 """
 
 

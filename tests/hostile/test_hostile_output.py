@@ -38,9 +38,9 @@ class Chatty(Model):
         return {"y": batch["x"] * 2}
 """
 APP = """
-functions: {chatty: {code: "chatty:Chatty", exec: 1ms}}
+functions: {chatty: {code: "chatty:Chatty", exec_time: 1ms}}
 pools: {local: {tier: dedicated, nodes: 1, cpus: 1}}
-serve: {lame_duck: 0, drain: 2s, hang: 20s, access_log: true, log_level: debug}
+serve: {lame_duck: 0, drain: 2s, execution_timeout: 20s, access_log: true, log_level: debug}
 """
 
 

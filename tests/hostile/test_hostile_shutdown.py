@@ -12,7 +12,7 @@ from harness import Bystander, is_running, marked_processes, run_directories, wr
 from served import Served, until
 
 APP = """
-functions: {plain: {code: "misdeeds:Numbers", batch: 4}}
+functions: {plain: {code: "misdeeds:Numbers", batch_max: 4}}
 pools: {local: {tier: dedicated, nodes: 1, cpus: 1}}
 serve: {lame_duck: 3s, drain: 20s}
 """

@@ -20,10 +20,10 @@ from harness import write_app, write_certificate
 from served import Served, ask_on, until
 
 APP = """
-functions: {plain: {code: "misdeeds:Numbers", batch: 4}}
-serve: {tls_certificate: cert.pem, tls_key: key.pem, connections: %d, lame_duck: 0s}
+functions: {plain: {code: "misdeeds:Numbers", batch_max: 4}}
+serve: {tls_certificate: cert.pem, tls_key: key.pem, connections_max: %d, lame_duck: 0s}
 """
-PLAIN_APP = 'functions: {plain: {code: "misdeeds:Numbers", batch: 4}}\nserve: {lame_duck: 0s}\n'
+PLAIN_APP = 'functions: {plain: {code: "misdeeds:Numbers", batch_max: 4}}\nserve: {lame_duck: 0s}\n'
 
 
 class Silent:

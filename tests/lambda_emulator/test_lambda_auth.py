@@ -280,7 +280,7 @@ def _is_served(caller: Caller) -> bool:
 
 def test_export_lines_work_in_a_shell(tmp_path: Path) -> None:
     """The printed environment configures boto3; the keys file is removed at exit."""
-    command = (sys.executable, "-m", "headgate", "platform", "--port", "0", "--directory")
+    command = (sys.executable, "-m", "headgate", "lambda-local", "--port", "0", "--directory")
     server = subprocess.Popen((*command, tmp_path / "data"), stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     with server, server.stdout:

@@ -62,7 +62,7 @@ class Started:
 
 @contextmanager
 def started(tmp_path: Path, *options: str) -> Iterator[Started]:
-    command = (sys.executable, "-m", "headgate", "platform", "--port", "0", *options)
+    command = (sys.executable, "-m", "headgate", "lambda-local", "--port", "0", *options)
     server = subprocess.Popen(
         (*command, "--directory", tmp_path / "data"),
         stdout=subprocess.PIPE,

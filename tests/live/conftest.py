@@ -74,17 +74,17 @@ class Raises(Numbers):
 
 APP = """
 functions:
-  plain: {code: "misbehaving:Numbers", batch: 4}
-  slow: {code: "misbehaving:Slow", batch: 1, exec: 500ms}
-  once: {code: "misbehaving:Slow", batch: 1, exec: 500ms, idempotent: false}
-  hangs: {code: "misbehaving:Hangs", batch: 1, exec: 1ms}
-  loops: {code: "misbehaving:Loops", batch: 1, exec: 1ms}
-  eats: {code: "misbehaving:Eats", batch: 1, exec: 1ms}
-  raises: {code: "misbehaving:Raises", exec: {1: 1ms, 4: 1ms}}
+  plain: {code: "misbehaving:Numbers", batch_max: 4}
+  slow: {code: "misbehaving:Slow", batch_max: 1, exec_time: 500ms}
+  once: {code: "misbehaving:Slow", batch_max: 1, exec_time: 500ms, idempotent: false}
+  hangs: {code: "misbehaving:Hangs", batch_max: 1, exec_time: 1ms}
+  loops: {code: "misbehaving:Loops", batch_max: 1, exec_time: 1ms}
+  eats: {code: "misbehaving:Eats", batch_max: 1, exec_time: 1ms}
+  raises: {code: "misbehaving:Raises", exec_time: {1: 1ms, 4: 1ms}}
 pools:
   local: {tier: dedicated, nodes: 1, cpus: 1, memory: 700MB}
-limits: {attempts: 2}
-serve: {lame_duck: 300ms, drain: 20s, hang: 2s}
+limits: {attempts_max: 2}
+serve: {lame_duck: 300ms, drain: 20s, execution_timeout: 2s}
 """
 
 

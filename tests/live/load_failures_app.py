@@ -89,17 +89,17 @@ KINDS = {
 
 def write_app(directory: Path, *classes: str, nodes: int = 1) -> Path:
     """Write an application of these functions: of class `Raises`, `raises`, and so on."""
-    hang = "5s" if "Eats" in classes else "300ms"  # allocating takes a while on a busy machine
+    timeout = "5s" if "Eats" in classes else "300ms"  # to eat takes a while on a busy machine
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "loads.py").write_text(CODE)
     functions = "\n".join(
-        f'  {name.lower()}: {{code: "loads:{name}", exec: 1ms, idempotent: true}}'
+        f'  {name.lower()}: {{code: "loads:{name}", exec_time: 1ms, idempotent: true}}'
         for name in classes
     )
     (directory / "app.yaml").write_text(
         f"functions:\n{functions}\n"
         f"pools: {{cpu: {{tier: dedicated, nodes: {nodes}, cpus: 1, memory: 400MB}}}}\n"
-        f"serve: {{lame_duck: 0s, drain: 5s, hang: {hang}}}\n"
+        f"serve: {{lame_duck: 0s, drain: 5s, execution_timeout: {timeout}}}\n"
     )
     return directory
 

@@ -31,7 +31,7 @@ class Doubles(Model):
 '''
 APP = """
 functions:
-  double: {{code: "numbers_elsewhere:Doubles", exec: 30ms, start: 100ms}}
+  double: {{code: "numbers_elsewhere:Doubles", exec_time: 30ms, cold_start: 100ms}}
 slo: {{latency: 500ms}}
 pools:
   local: {{tier: dedicated, nodes: 1, cpus: 1, price: $0.10/h}}
@@ -43,20 +43,27 @@ pools:
     memory: 1769MB
     price: $0.0000166667/GB-s
     request_price: $0.20/1M
-    guard: {{failures: 3, rest: 300ms}}
+    circuit_breaker: {{failure_threshold: 3, cooldown: 300ms}}
 policy: {policy}
 limits: {{backoff: 20ms}}
-serve: {{lame_duck: 100ms, drain: 5s, hang: {hang}}}
+serve: {{lame_duck: 100ms, drain: 5s, execution_timeout: {execution_timeout}}}
 """
 THRESHOLD = "{name: threshold, threshold: 1}"
 
 
 def write_app(
-    directory: Path, url: str, *, policy: str = THRESHOLD, hang: str = "20s", more: str = ""
+    directory: Path,
+    url: str,
+    *,
+    policy: str = THRESHOLD,
+    execution_timeout: str = "20s",
+    more: str = "",
 ) -> Path:
     """Write the application into a directory; return the directory."""
     (directory / "numbers_elsewhere.py").write_text(CODE)
-    (directory / "app.yaml").write_text(APP.format(url=url, policy=policy, hang=hang) + more)
+    (directory / "app.yaml").write_text(
+        APP.format(url=url, policy=policy, execution_timeout=execution_timeout) + more
+    )
     return directory
 
 

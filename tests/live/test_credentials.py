@@ -19,7 +19,7 @@ TOKEN = "FwoGZXIvYXdzEXAMPLETOKEN"
 # An unreachable address: requests to it go through a proxy, which is the test.
 APP = """
 functions:
-  free: {exec: 5ms}
+  free: {exec_time: 5ms}
 pools:
   cloud: {tier: serverless, memory: 1GB, provider: lambda, target: f, region: eu-central-1,
           endpoint_url: "http://192.0.2.1"}

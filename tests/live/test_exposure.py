@@ -20,7 +20,7 @@ from served import Served
 LISTENS = "0A"  # the state of a socket in /proc/net/tcp
 REQUEST = b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-APP = 'functions: {plain: {code: "misbehaving:Numbers", batch: 4}}\n'
+APP = 'functions: {plain: {code: "misbehaving:Numbers", batch_max: 4}}\n'
 ADDRESS_BYTES = {"tcp": 4, "tcp6": 16}
 
 

@@ -21,7 +21,7 @@ HASH = hashlib.sha256(b"open sesame").hexdigest()
 def with_key(misbehaving: Path, more: str = "") -> Path:
     """The same application, with an API key."""
     app = misbehaving / "app.yaml"
-    text = app.read_text().replace("hang: 2s}", f"hang: 2s{more}}}")
+    text = app.read_text().replace("execution_timeout: 2s}", f"execution_timeout: 2s{more}}}")
     app.write_text(text + f'clients: {{ali: {{key: "sha256:{HASH}"}}}}\n')
     return misbehaving
 

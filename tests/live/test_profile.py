@@ -72,7 +72,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run(function: str, *arguments: str, **declared: object) -> Result:
     spec = {
-        "functions": {"f": {"code": f"sleeps:{function}", "batch": 4, **declared}},
+        "functions": {"f": {"code": f"sleeps:{function}", "batch_max": 4, **declared}},
         "slo": {"latency": "30s"},
         "pools": {"local": {"tier": "dedicated"}},
     }
@@ -139,7 +139,7 @@ def test_unmeasured_points_are_reported(directory: Path) -> None:
     """A thousand clients with two responses each, after 10 ms or more each time, in 15 s."""
     result = run("Sleeps", *GRID, "--concurrency", "1,1000")
     assert {each["concurrency"] for each in profile(result)["skipped"]} == {1_000}
-    assert "For want of time 2 places were not measured" in result.stdout
+    assert "Out of time: 2 grid points were not measured" in result.stdout
 
 
 def test_unbatched_model_is_measured_with_single_items(directory: Path) -> None:

@@ -89,7 +89,7 @@ def test_failing_platform_opens_the_breaker_and_recovers(
 def test_open_breaker_blocks_calls(cloud: FakeLambda, tmp_path: Path) -> None:
     cloud.mode = "fail"
     text = (write_app(tmp_path, cloud.url) / "app.yaml").read_text()
-    (tmp_path / "app.yaml").write_text(text.replace("rest: 300ms", "rest: 60s"))
+    (tmp_path / "app.yaml").write_text(text.replace("cooldown: 300ms", "cooldown: 60s"))
     with Served(tmp_path) as served:
         served.ask_together("double", BURST)
         assert until(lambda: breaker(served) == 1)
@@ -118,7 +118,7 @@ def test_hard_deadline_is_answered_on_time(cloud: FakeLambda, tmp_path: Path) ->
 
 def test_hanging_call_times_out_and_is_retried(cloud: FakeLambda, tmp_path: Path) -> None:
     cloud.mode = "hang"
-    with served_with(cloud, tmp_path, hang="2s") as served:
+    with served_with(cloud, tmp_path, execution_timeout="2s") as served:
         answers = served.ask_together("double", 4)
         # After the deadline nothing is retried: it is unknown whether the call ran.
         assert {status for status, _ in answers} <= {200, 503}

@@ -18,7 +18,7 @@ pytest.importorskip("boto3")
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 ONLY_ELSEWHERE = """
 functions:
-  free: {{exec: 5ms}}
+  free: {{exec_time: 5ms}}
 pools:
   cloud: {{tier: serverless, memory: 1GB, provider: lambda, target: "f-{{function}}",
            endpoint_url: {url}}}
@@ -135,7 +135,7 @@ def test_remote_only_function_has_the_signature_of_its_code(tmp_path: Path) -> N
 def test_shutdown_with_a_hanging_call(tmp_path: Path) -> None:
     with FakeLambda(tmp_path) as cloud:
         cloud.mode = "hang"
-        app = write_app(tmp_path, cloud.url, policy="serverless_only", hang="100s")
+        app = write_app(tmp_path, cloud.url, policy="serverless_only", execution_timeout="100s")
         text = (app / "app.yaml").read_text().replace("drain: 5s", "drain: 200ms")
         (app / "app.yaml").write_text(text)
         with Served(app) as served:

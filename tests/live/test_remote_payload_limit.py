@@ -42,8 +42,8 @@ class Grow(Model):
 """
 APP = """
 functions:
-  grow: {{code: "sizes_elsewhere:Grow", exec: 50ms, start: 100ms{idempotent}}}
-  shrink: {{code: "sizes_elsewhere:Grow", exec: 50ms, start: 100ms}}
+  grow: {{code: "sizes_elsewhere:Grow", exec_time: 50ms, cold_start: 100ms{idempotent}}}
+  shrink: {{code: "sizes_elsewhere:Grow", exec_time: 50ms, cold_start: 100ms}}
 pipelines:
   grow: {{stages: {{only: {{function: grow}}}}, slo: {{latency: 20s}}}}
   both:
@@ -58,7 +58,7 @@ pools:
     endpoint_url: {url}
     memory: 1769MB
     price: $0.0000166667/GB-s
-    guard: {{failures: 1, rest: 60s}}
+    circuit_breaker: {{failure_threshold: 1, cooldown: 60s}}
 policy: {policy}
 """
 LOCAL = "  local: {tier: dedicated, nodes: 1, cpus: 1}"
@@ -169,7 +169,7 @@ def test_open_breaker_stops_keep_warm(tmp_path: Path) -> None:
         app = write(tmp_path, cloud.url, policy)
         text = (app / "app.yaml").read_text()
         (app / "app.yaml").write_text(
-            text.replace("    guard:", "    keep_alive: 200ms\n    guard:")
+            text.replace("    circuit_breaker:", "    keep_alive: 200ms\n    circuit_breaker:")
         )
         with Served(app) as served:
             assert until(lambda: len(cloud.events) >= 6)

@@ -13,7 +13,7 @@ pytest.importorskip("boto3")
 
 FAR = """
 functions:
-  double: {code: "numbers_elsewhere:Doubles", exec: 30ms, concurrency: 4}
+  double: {code: "numbers_elsewhere:Doubles", exec_time: 30ms, concurrency: 4}
 pools:
   local: {tier: dedicated, cpus: 1, slots: 4}
 policy: balance
@@ -21,7 +21,7 @@ serve: {lame_duck: 0, drain: 1s}
 """
 NEAR = """
 functions:
-  double: {{exec: [30ms, 32ms, 34ms], concurrency: 4, model: nowhere.onnx}}
+  double: {{exec_time: [30ms, 32ms, 34ms], concurrency: 4, model: nowhere.onnx}}
 pools:
   rented:
     {{tier: dedicated, nodes: 1, slots: 4, price: $0.12/h, provider: sagemaker, target: double,

@@ -212,7 +212,7 @@ def test_reload_drops_no_request(misbehaving: Path) -> None:
 
 def test_reload_of_an_invalid_configuration_changes_nothing(misbehaving: Path) -> None:
     with Served(misbehaving) as served:
-        (misbehaving / "app.yaml").write_text("functions: {plain: {exec: soon}}\n")
+        (misbehaving / "app.yaml").write_text("functions: {plain: {exec_time: soon}}\n")
         served.process.send_signal(signal.SIGHUP)
         assert until(lambda: "the running configuration stays" in served.errors())
         assert served.ask("plain", [1.0])[0] == 200

@@ -141,7 +141,7 @@ def test_functions_are_swapped_in_limited_memory(tmp_path: Path) -> None:
 def test_inputs_kept_by_a_function_stay_valid(tmp_path: Path) -> None:
     """Large inputs are in shared memory, of which the gateway has little, and which it reuses."""
     app = (
-        'functions: {keeps: {code: "stages:Keeps", exec: 1ms}}\n'
+        'functions: {keeps: {code: "stages:Keeps", exec_time: 1ms}}\n'
         "pools: {local: {tier: dedicated, nodes: 1, cpus: 1}}\n"
         "serve: {shared_memory: 256KiB}\n"
     )
@@ -211,7 +211,7 @@ def test_gpu_pools_are_rejected(tmp_path: Path) -> None:
 def test_unreachable_slo_is_a_warning(misbehaving: Path) -> None:
     with Served(misbehaving, "--slo", "100ms") as served:
         assert served.ask("plain", [1.0])[0] == 200
-    assert "slo.latency: '100ms': is below the fastest path of pipeline slow" in served.errors()
+    assert "slo.latency: '100ms': is below the critical path of pipeline slow" in served.errors()
 
 
 def test_edited_file_is_reloaded(tmp_path: Path) -> None:

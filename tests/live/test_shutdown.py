@@ -53,10 +53,10 @@ class Hangs(Naps):
 
 APP = """
 functions:
-  naps: {{code: "napping:Naps", batch: 1, exec: 1ms}}
-  hangs: {{code: "napping:Hangs", batch: 1, exec: 1ms}}
+  naps: {{code: "napping:Naps", batch_max: 1, exec_time: 1ms}}
+  hangs: {{code: "napping:Hangs", batch_max: 1, exec_time: 1ms}}
 pools: {{local: {{tier: dedicated, nodes: 1, cpus: 1, slots: 2}}}}
-serve: {{lame_duck: {lame_duck}, drain: {drain}, hang: 100s, timeout: 100s}}
+serve: {{lame_duck: {lame_duck}, drain: {drain}, execution_timeout: 100s, deadline_max: 100s}}
 """
 
 

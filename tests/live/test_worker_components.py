@@ -443,7 +443,7 @@ def loader_of(config: AppConfig, base: Path) -> Loader:
 def cache_of(base: Path, memory: str, **functions: str) -> ModelCache:
     config = declare(
         functions={
-            name: {"code": f"counted_code:{cls}", "exec": "1ms", "memory": "3GB"}
+            name: {"code": f"counted_code:{cls}", "exec_time": "1ms", "memory": "3GB"}
             for name, cls in functions.items()
         },
         pools={"cpu": {"memory": memory}},
@@ -480,7 +480,7 @@ def test_memory_error_evicts_cached_models(base: Path) -> None:
 def test_model_of_unknown_size_evicts_all_until_measured(base: Path) -> None:
     """It might need all memory. Afterwards as many are cached as fit beside the worker itself."""
     config = declare(
-        functions={n: {"code": "counted_code:Heavy", "exec": "1ms"} for n in ("a", "b", "c")},
+        functions={n: {"code": "counted_code:Heavy", "exec_time": "1ms"} for n in ("a", "b", "c")},
         pools={"cpu": {"memory": "300MB"}},
     )
     pool = config.app.pools[0]
@@ -503,7 +503,7 @@ def test_model_of_unknown_size_evicts_all_until_measured(base: Path) -> None:
 
 def test_model_larger_than_its_pool_is_an_error(base: Path) -> None:
     config = declare(
-        functions={"a": {"code": "counted_code:Heavy", "exec": "1ms"}},
+        functions={"a": {"code": "counted_code:Heavy", "exec_time": "1ms"}},
         pools={"cpu": {"memory": "300MB"}},
     )
     pool = config.app.pools[0]

@@ -81,7 +81,7 @@ def test_every_batch_and_instance_ends_once(tmp_path: Path, slots: int, seed: in
         except BaseException as error:
             failures.append(error)
 
-    with worker(tmp_path, functions, pool={"slots": slots, "queue": 4}) as process:
+    with worker(tmp_path, functions, pool={"slots": slots, "queue_max": 4}) as process:
         quitter = process.gateway()  # disconnects in between
         quitter.start()
         threads = [

@@ -170,7 +170,7 @@ def test_gateway_that_does_not_read_is_not_read_from(tmp_path: Path) -> None:
     """80 MiB of replies are pending before it begins to read; none is lost."""
     functions = {"echo": code("echo", concurrency=999)}
     serve = {"shared_memory": "64KiB"}
-    with worker(tmp_path, functions, pool={"queue": 999}, serve=serve) as process:
+    with worker(tmp_path, functions, pool={"queue_max": 999}, serve=serve) as process:
         deaf, other = process.gateway(), process.gateway()
         deaf.start()
         other.start()
@@ -191,7 +191,7 @@ def test_gateway_that_does_not_read_is_not_read_from(tmp_path: Path) -> None:
 
 
 def test_two_gateways_may_use_the_same_ids(tmp_path: Path) -> None:
-    with worker(tmp_path, {"echo": code("echo")}, pool={"queue": 8}) as process:
+    with worker(tmp_path, {"echo": code("echo")}, pool={"queue_max": 8}) as process:
         gateways = [process.gateway(), process.gateway()]
         for gateway in gateways:
             gateway.start(3)
@@ -212,7 +212,7 @@ def test_disconnected_gateway_leaves_warm_models(tmp_path: Path) -> None:
     A model that was stopped on purpose is unloaded, and loaded again.
     """
     functions = {"once": code("Once"), "nap": code("nap")}
-    with worker(tmp_path, functions, pool={"queue": 1}) as process:
+    with worker(tmp_path, functions, pool={"queue_max": 1}) as process:
         gateway = process.gateway()
         gateway.start(0, 0)
         gateway.start(1, 1)
@@ -252,7 +252,7 @@ def test_hanging_batch_exits_the_worker(tmp_path: Path) -> None:
 
 
 def test_stopped_worker_finishes_running_batches(tmp_path: Path) -> None:
-    with worker(tmp_path, {"nap": code("nap")}, pool={"queue": 1}) as process:
+    with worker(tmp_path, {"nap": code("nap")}, pool={"queue_max": 1}) as process:
         gateway = process.gateway()
         gateway.start()
         gateway.run(row(2), batch_id=1)
@@ -292,7 +292,7 @@ def test_exit_leaves_no_child_processes(tmp_path: Path, how: str) -> None:
         f"        with open({str(tmp_path / 'child')!r}, 'w') as file: file.write(str(child.pid))\n"
         "    def predict(self, batch): time.sleep(9)"
     )
-    functions = {"f": {"code": "starts:F", "exec": "1ms"}}
+    functions = {"f": {"code": "starts:F", "exec_time": "1ms"}}
     with worker(tmp_path, functions, arguments=("--hang-s", "1.5")) as process:
         gateway = process.gateway()
         child = int((tmp_path / "child").read_text())
@@ -310,7 +310,7 @@ def test_models_that_exceed_memory_together_are_not_cached_together(tmp_path: Pa
     """Their sizes are not declared; a worker that exceeds the memory of its pool is killed."""
     code = f"import numpy as np\n{MODEL}    def load(self): self.w = np.ones(15_000_000)"
     (tmp_path / "large.py").write_text(code)
-    functions = {name: {"code": "large:F", "exec": "1ms"} for name in "abcd"}
+    functions = {name: {"code": "large:F", "exec_time": "1ms"} for name in "abcd"}
     with worker(tmp_path, functions, pool={"memory": "300MB"}) as process:
         gateway = process.gateway()
         for measured in gateway.hello.functions:

@@ -52,7 +52,7 @@ def test_kept_inputs_of_one_batch_stay_valid(tmp_path: Path) -> None:
 
 def test_other_inputs_are_released_with_the_reply(tmp_path: Path) -> None:
     functions = {"double": code("double"), "picky": code("picky")}
-    with worker(tmp_path, functions, pool={"queue": 0}) as process:
+    with worker(tmp_path, functions, pool={"queue_max": 0}) as process:
         gateway = process.gateway()
         gateway.start(0, 0)
         gateway.start(1, 1)
@@ -72,7 +72,7 @@ def test_other_inputs_are_released_with_the_reply(tmp_path: Path) -> None:
 def test_kept_inputs_outlive_their_gateway(tmp_path: Path) -> None:
     """Its shared memory is unmapped when nothing references it any more, and not before."""
     functions = {"keeps": code("Keeps"), "nap": code("nap")}
-    with worker(tmp_path, functions, pool={"queue": 4}) as process:
+    with worker(tmp_path, functions, pool={"queue_max": 4}) as process:
         gateway, other = process.gateway(), process.gateway()
         for each in (gateway, other):
             each.start(0, 0)

@@ -98,7 +98,7 @@ def base(tmp_path: Path) -> Path:
 
 
 def functions(*names: str, **more: object) -> dict[str, object]:
-    return {name.lower(): {"code": f"loads:{name}", "exec": "1ms", **more} for name in names}
+    return {name.lower(): {"code": f"loads:{name}", "exec_time": "1ms", **more} for name in names}
 
 
 def loads(base: Path, name: str) -> list[int]:
@@ -218,7 +218,7 @@ def test_later_load_failure_is_in_the_next_hello(base: Path) -> None:
 )  # fmt: skip
 def test_errors_in_user_code_are_load_failures(base: Path, code: str, problem: str) -> None:
     (base / "odd.py").write_text(code)
-    declared = functions("Healthy") | {"odd": {"code": "odd:F", "exec": "1ms"}}
+    declared = functions("Healthy") | {"odd": {"code": "odd:F", "exec_time": "1ms"}}
     with worker(base, declared) as process:
         gateway = process.gateway()
         assert problems(gateway)["odd"].startswith(problem)

@@ -64,7 +64,7 @@ def test_batch_is_concatenated_and_split(tmp_path: Path) -> None:
 
 
 def test_onnx_file_is_served_and_measured(tmp_path: Path, onnx_file: Path) -> None:
-    with worker(tmp_path, {"increment": {"model": onnx_file.name, "batch": 6}}) as process:
+    with worker(tmp_path, {"increment": {"model": onnx_file.name, "batch_max": 6}}) as process:
         gateway = process.gateway()
         (measured,) = gateway.hello.functions
         assert measured.function == "increment"
@@ -86,7 +86,7 @@ def test_onnx_file_is_served_and_measured(tmp_path: Path, onnx_file: Path) -> No
 def test_measured_functions_in_hello(tmp_path: Path) -> None:
     """One with declared inputs is measured; another has no signature; one has declared times."""
     functions = {
-        "double": {"code": "code_of_worker:double", "batch": 4},
+        "double": {"code": "code_of_worker:double", "batch_max": 4},
         "echo": {"code": "code_of_worker:echo"},
         "picky": code("picky"),
         "broken": code("Broken"),
@@ -153,7 +153,7 @@ def test_slots_limit_concurrency(tmp_path: Path) -> None:
     Of four naps one is refused, and one takes twice as long.
     """
     functions = {"nap": code("nap", concurrency=4)}
-    with worker(tmp_path, functions, pool={"slots": 2, "queue": 1}) as process:
+    with worker(tmp_path, functions, pool={"slots": 2, "queue_max": 1}) as process:
         gateway = process.gateway()
         gateway.start()
         for batch_id in range(4):
@@ -168,7 +168,7 @@ def test_slots_limit_concurrency(tmp_path: Path) -> None:
 def test_short_batches_run_inline(tmp_path: Path) -> None:
     """Once known to be quick, it is run by the reading thread; a nap is not."""
     functions = {"echo": code("echo"), "nap": code("nap")}
-    with worker(tmp_path, functions, pool={"queue": 99}) as process:
+    with worker(tmp_path, functions, pool={"queue_max": 99}) as process:
         gateway = process.gateway()
         gateway.start(0, 0)
         gateway.start(1, 1)

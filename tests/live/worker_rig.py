@@ -305,7 +305,7 @@ def worker(
 
 def code(name: str, **more: object) -> dict[str, object]:
     """Return the section of a function of `CODE` for an application file."""
-    return {"code": f"code_of_worker:{name}", "exec": "1ms", **more}
+    return {"code": f"code_of_worker:{name}", "exec_time": "1ms", **more}
 
 
 def row(*values: float) -> dict[str, Array]:

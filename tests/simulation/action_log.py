@@ -28,18 +28,18 @@ DURATION_NS = 2 * SECOND_NS
 # Models that do not fit into memory together, so that weights are loaded and evicted.
 CROWDED = declare(
     functions={
-        "a": {"exec": "4ms", "start": "20ms", "memory": "6GB"},
-        "b": {"exec": "18ms", "start": "60ms", "load": "8ms", "memory": "12GB"},
+        "a": {"exec_time": "4ms", "cold_start": "20ms", "memory": "6GB"},
+        "b": {"exec_time": "18ms", "cold_start": "60ms", "swap_in": "8ms", "memory": "12GB"},
     },
     pools={"gpu": {"nodes": 4, "memory": "16GB", "host_memory": "64GB"}},
-    slo={"latency": "200ms", "gives_up": True},
-    limits={"lost_after": 4},
+    slo={"latency": "200ms", "hard_deadline": True},
+    limits={"timeout_factor": 4},
 ).app
 # A cascade on nodes whose concurrent batches slow each other down, behind a network.
 SHARED = declare(
     functions={
-        "small": {"exec": "4ms", "slowdown": [1, 1.5, 2.5, 4]},
-        "large": {"exec": "18ms", "slowdown": [1, 1.5, 2.5, 4], "concurrency": 2},
+        "small": {"exec_time": "4ms", "slowdown": [1, 1.5, 2.5, 4]},
+        "large": {"exec_time": "18ms", "slowdown": [1, 1.5, 2.5, 4], "concurrency": 2},
     },
     pipelines={
         "a": {"stages": {"only": {"function": "small"}}},
@@ -55,7 +55,7 @@ SHARED = declare(
             }
         },
     },
-    pools={"gpu": {"nodes": 3, "slots": 4, "network": "1ms"}},
+    pools={"gpu": {"nodes": 3, "slots": 4, "network_delay": "1ms"}},
 ).app
 
 

@@ -1,4 +1,7 @@
-"""Loading APP, as a command does it: from where the user stands, blaming the right file."""
+"""Loads the application and the policy of a command, and checks that they go together.
+
+APP is found from the working directory, and errors name the file or option that caused them.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from headgate.policies import find_policy, policy_names
 
 
 def load_app(reference: str) -> AppConfig:
-    """Load a YAML file, or `module:app` from the working directory or wherever Python looks."""
+    """Load a YAML file, or `module:app` from the working directory or the Python path."""
     if ":" in reference and not reference.endswith((".yaml", ".yml")):
         directory = str(Path.cwd())
         if directory not in sys.path:
@@ -33,91 +36,65 @@ def load_app(reference: str) -> AppConfig:
     return load(reference)
 
 
-def with_known_times(loaded: AppConfig, where: str, assumed_ns: int | None) -> AppConfig:
-    """Return the application with a time for every function, or refuse: what nobody has measured
-    cannot be simulated, unless the user says what to assume.
+def with_known_times(config: AppConfig, where: str, assumed_ns: int | None) -> AppConfig:
+    """Return the application with an execution time for every function.
+
+    Raises `ConfigError` for a function that nobody has measured, unless the user says which time
+    to assume: without one it cannot be simulated.
     """
-    if not loaded.unmeasured:
-        return loaded
+    if not config.unmeasured:
+        return config
     if assumed_ns is None:
         raise ConfigError(
             "is not known: nobody has measured it",
             where=where,
-            key=f"{_key(loaded.unmeasured[0])}.exec",
-            allowed=f"exec: 5ms, which headgate profile {where} finds; or --assume-exec 5ms",
+            key=f"{_key(config.unmeasured[0])}.exec_time",
+            allowed=f"exec_time: 5ms (run `headgate profile {where}`), or --assume-exec-time 5ms",
         )
-    spec = copy.deepcopy(loaded.spec)
-    for name in loaded.unmeasured:
-        entry = variant_spec(spec, name)
-        entry["exec"] = [format_duration(assumed_ns)] * entry["batch"]
+    spec = copy.deepcopy(config.spec)
+    for name in config.unmeasured:
+        section = variant_spec(spec, name)
+        section["exec_time"] = [format_duration(assumed_ns)] * section["batch_max"]
     return from_spec(spec, where)
 
 
-def assumed_times(loaded: AppConfig, assumed_ns: int | None) -> dict[str, str]:
-    """Return what was assumed of whom, for the output; nothing if nothing was."""
+def assumed_times(config: AppConfig, assumed_ns: int | None) -> dict[str, str]:
+    """Return the assumed execution times by variant, for the output; empty if none were."""
     if assumed_ns is None:
         return {}
-    return dict.fromkeys(loaded.unmeasured, format_duration(assumed_ns))
+    return dict.fromkeys(config.unmeasured, format_duration(assumed_ns))
 
 
-def _key(variant: str) -> str:
-    function, _, own = variant.partition("/")
-    return f"functions.{function}.variants.{own}" if own else f"functions.{function}"
-
-
-def warn_of_objectives(loaded: AppConfig, where: str) -> None:
-    """Say on stderr which objectives nothing can meet: whoever asks for that may have reasons."""
-    for problem in unreachable_objectives(loaded, where):
-        click.echo(f"headgate: warning: {problem}", err=True)
-
-
-def _import(reference: str) -> None:
-    """Import the module now, so that what its own code raises is the user's and not our defect."""
-    name = reference.partition(":")[0]
-    if not all(part.isidentifier() for part in name.split(".")):
-        return  # `load` says so
-    try:
-        import_module(name)
-    except ConfigError:
-        raise
-    except ImportError:
-        return  # as above
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        where = f"{frames[-1].filename}:{frames[-1].lineno}"
-        if isinstance(error, SyntaxError):
-            where = f"{error.filename}:{error.lineno}"
-        problem = f"{type(error).__name__}: {error}"
-        raise ConfigError(problem, where=where, key=reference) from None
-
-
-# Whether a policy can take what an application asks of it.
+def warn_of_unreachable_objectives(config: AppConfig, where: str) -> None:
+    """Warn on stderr of objectives that no placement can meet; the user may have reasons."""
+    for error in unreachable_objectives(config, where):
+        click.echo(f"headgate: warning: {error}", err=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """Something in an application that not every policy can take."""
+    """Something in an application that not every policy supports."""
 
     flag: str  # the field of `Capabilities` that must be true
-    key: str  # where in the application it is
+    key: str  # its path in the application file
     noun: str
 
 
-def check_fit(app: App, name: str, kind: PolicyKind, where: str) -> None:
-    """Raise `ConfigError` if the policy cannot take the application, naming those that can."""
-    for need in needs(app):
-        if not getattr(kind.capabilities, need.flag):
+def check_support(app: App, name: str, kind: PolicyKind, where: str) -> None:
+    """Raise `ConfigError` if the policy does not support the application; name those that do."""
+    for requirement in requirements(app):
+        if not getattr(kind.capabilities, requirement.flag):
             raise ConfigError(
-                f"policy {name} does not take {need.noun}",
+                f"policy {name} does not support {requirement.noun}",
                 where=where,
-                key=need.key,
-                allowed=", ".join(policies_for(app)) or "no policy takes this yet",
+                key=requirement.key,
+                allowed=", ".join(policies_for(app)) or "no policy supports this yet",
             )
 
 
 def policies_for(app: App) -> list[str]:
-    """Return the policies that can take all of the application."""
-    flags = {need.flag for need in needs(app)}
+    """Return the policies that support everything in the application."""
+    flags = {requirement.flag for requirement in requirements(app)}
     return [
         name
         for name in policy_names()
@@ -125,16 +102,14 @@ def policies_for(app: App) -> list[str]:
     ]
 
 
-def needs(app: App) -> Iterator[Requirement]:
-    """Yield what the application asks of a policy."""
+def requirements(app: App) -> Iterator[Requirement]:
+    """Yield what the application requires of a policy."""
     for pool in app.pools:
         if pool.faas is not None:
             yield Requirement("serverless", f"pools.{pool.name}", "serverless pools")
     for pipeline in app.pipelines:
         if any(stage.after for stage in pipeline.stages):
-            yield Requirement(
-                "pipelines", f"pipelines.{pipeline.name}", "stages that wait for others"
-            )
+            yield Requirement("pipelines", f"pipelines.{pipeline.name}", "stages with `after`")
     for pool in app.pools:
         if pool.faas is None:
             for function, variant in zip(app.functions, app.variants_on(pool.id), strict=True):
@@ -143,12 +118,9 @@ def needs(app: App) -> Iterator[Requirement]:
                     yield Requirement("mixed_pools", f"functions.{function.name}", noun)
 
 
-# The policy that was chosen, with its settings: by the application file or on the command line.
-
-
 @dataclass(frozen=True, slots=True)
 class SelectedPolicy:
-    """A policy, ready to be built."""
+    """A policy with its checked configuration."""
 
     name: str
     kind: PolicyKind
@@ -157,38 +129,63 @@ class SelectedPolicy:
 
     @property
     def is_clairvoyant(self) -> bool:
-        """Whether requests are to be announced to it before they arrive."""
+        """Whether requests are announced to the policy before they arrive."""
         return self.kind.capabilities.clairvoyance and getattr(self.config, "clairvoyant", False)
 
 
-def choose(
-    loaded: AppConfig,
+def select_policy(
+    config: AppConfig,
     where: str,
     name: str | None,
     given: Mapping[str, object],
     *,
     option: str = "--policy",
 ) -> SelectedPolicy:
-    """Return the policy to use; raise `ConfigError` if it does not exist, or not for this app.
+    """Return the policy to use. Raises `ConfigError` if it is unknown or lacks a capability.
 
-    The settings of the file count if it is the file's policy; those `given` go before them.
+    The settings of the file apply if the policy is the file's; those `given` take precedence.
     """
-    own = loaded.policy
+    default = config.policy
     if name is None:
-        name = own.name
+        name = default.name
         kind = known_policy(name, where, "policy")
     else:
         kind = known_policy(name, option)
     make_config(kind.config, given, "--set")  # alone, so that an error names the right place
-    settings = {**(own.settings if name == own.name else {}), **given}
-    config = make_config(kind.config, settings, where)
-    check_fit(loaded.app, name, kind, where)
-    return SelectedPolicy(name, kind, config, settings)
+    settings = {**(default.settings if name == default.name else {}), **given}
+    policy_config = make_config(kind.config, settings, where)
+    check_support(config.app, name, kind, where)
+    return SelectedPolicy(name, kind, policy_config, settings)
 
 
 def known_policy(name: str, where: str, key: str | None = None) -> PolicyKind:
-    """Return the policy of that name, or raise `ConfigError` saying which one was meant."""
+    """Return the policy of this name, or raise `ConfigError` with the closest name."""
     names = policy_names()
     if name not in names:
         raise unknown_name_error("policy", name, names, where=where, key=key)
     return find_policy(name)
+
+
+def _key(variant: str) -> str:
+    function, _, own = variant.partition("/")
+    return f"functions.{function}.variants.{own}" if own else f"functions.{function}"
+
+
+def _import(reference: str) -> None:
+    """Import the module now, so that an exception of its own code is reported as bad input."""
+    name = reference.partition(":")[0]
+    if not all(part.isidentifier() for part in name.split(".")):
+        return  # `load` reports it
+    try:
+        import_module(name)
+    except ConfigError:
+        raise
+    except ImportError:
+        return  # `load` reports it
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        where = f"{frames[-1].filename}:{frames[-1].lineno}"
+        if isinstance(error, SyntaxError):
+            where = f"{error.filename}:{error.lineno}"
+        problem = f"{type(error).__name__}: {error}"
+        raise ConfigError(problem, where=where, key=reference) from None

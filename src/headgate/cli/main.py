@@ -1,8 +1,8 @@
-"""The way in: finds the command, runs it, and decides how the process ends.
+"""The entry point `headgate`: finds the command, runs it, and sets the exit status.
 
-0 is fine, 1 is a check that does not hold, 2 is bad input. Bad input is exactly one line on stderr,
-whether Headgate or the parser of the command line found it. Any other exception is a defect of
-ours and keeps its traceback.
+Exit status 0 is success, 1 a check that does not hold, 2 bad input. Bad input is reported in one
+line on stderr, whether Headgate or the parser of the command line found it. Any other exception is
+a defect of Headgate and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -30,32 +30,34 @@ _OUTPUT_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, err
 
 
 class Commands(click.Group):
-    """The commands of `headgate.cli.commands`, imported only when they are asked for."""
+    """The commands of `headgate.cli.commands`; a module is imported only when its command runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Every command there is."""
-        return sorted(module.name for module in pkgutil.iter_modules(commands.__path__))
+        """Return the names of all commands: those of the modules, with dashes."""
+        modules = pkgutil.iter_modules(commands.__path__)
+        return sorted(module.name.replace("_", "-") for module in modules)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the command of that name, if there is one."""
+        """Return the command of this name, if there is one."""
         if cmd_name not in self.list_commands(ctx):
             return None
-        found = import_module(f"{commands.__name__}.{cmd_name}").command
-        if not isinstance(found, click.Command):
-            raise TypeError(f"{commands.__name__}.{cmd_name}.command is not a command")
-        return found
+        module = f"{commands.__name__}.{cmd_name.replace('-', '_')}"
+        command = import_module(module).command
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{module}.command is not a command")
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that the arguments begin with, or say which one was meant."""
+        """Return the command that the arguments name; an error suggests the closest name."""
         names = self.list_commands(ctx)
         if not args[0].startswith("-") and args[0] not in names and not ctx.resilient_parsing:
             raise unknown_name_error("command", args[0], names, where="", key=None)
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; whoever reads the output may leave at any time (`| head`)."""
+        """Run the command; the reader of its output may close the pipe at any time (`| head`)."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
@@ -74,18 +76,18 @@ class Commands(click.Group):
         try:
             status = super().main(args, "headgate", complete_var, **extra)
         except ConfigError as error:
-            status = _complain(str(error))
+            status = _print_error(str(error))
         except click.ClickException as error:
-            status = _complain(_usage_problem(error))
+            status = _print_error(_usage_problem(error))
         except click.Abort:
             click.echo("headgate: interrupted", err=True)
             status = INTERRUPTED
         except MemoryError:
-            status = _complain("this needs more memory than there is")
+            status = _print_error("out of memory")
         except OSError as error:
             if error.errno not in _OUTPUT_ERRORS or error.filename is not None:
-                raise  # no doing of stdout, which has no name
-            status = _complain(f"the output cannot be written: {error.strerror}")
+                raise  # not an error of stdout, which has no file name
+            status = _print_error(f"the output cannot be written: {error.strerror}")
             _discard_output()
         sys.exit(status if isinstance(status, int) else 0)
 
@@ -94,38 +96,38 @@ class Commands(click.Group):
 @click.version_option(__version__, prog_name="headgate", message="%(prog)s %(version)s")
 @click.pass_context
 def cli(context: click.Context) -> None:
-    """Simulate and compare policies that schedule ML inference under objectives.
+    """Serve ML models, and simulate and compare scheduling policies under latency objectives.
 
-    APP is a YAML file, or module:app for one declared in Python. Exit codes: 0 fine, 1 a check
-    does not hold, 2 bad input.
+    APP is a YAML file, or module:app for one declared in Python. Exit status: 0 success, 1 a
+    check does not hold, 2 bad input.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
 
 def main() -> NoReturn:
-    """The entry point `headgate`."""
+    """Run `headgate` and exit."""
     if sys.stdout is None:  # as in `headgate schema >&-`
-        sys.exit(_complain("the output cannot be written: it is closed"))
+        sys.exit(_print_error("the output cannot be written: stdout is closed"))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a µ must not break an ASCII terminal
     cli.main()
 
 
-def _complain(problem: str) -> int:
-    """Say in one line what is wrong with the input."""
+def _print_error(problem: str) -> int:
+    """Report bad input in one line; return the exit status."""
     click.echo(f"headgate: error: {' '.join(problem.splitlines())}", err=True)
     return BAD_INPUT
 
 
 def _discard_output() -> None:
-    """Send what is still buffered nowhere, or the interpreter would fail again as it ends."""
+    """Redirect stdout to the null device, or flushing it at exit would fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _usage_problem(error: click.ClickException) -> str:
-    """What click found wrong, after the command it was found in."""
+    """Return click's message, preceded by the command it is about."""
     context = error.ctx if isinstance(error, click.UsageError) else None
     message = error.format_message()
     if context is None or context.parent is None:

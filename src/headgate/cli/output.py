@@ -1,4 +1,4 @@
-"""What goes to stdout: tables and text for people, JSON for programs."""
+"""Output of commands: tables and text on stdout, JSON, and a progress bar on stderr."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ if TYPE_CHECKING:
     import rich.progress
 
 
-_WIDE: Final = 10_000  # nobody wraps what goes to a file
+_WIDE: Final = 10_000  # output to a file is not wrapped
+_GAP: Final = 4  # columns between two blocks of a summary
+_PATIENCE_S: Final = 1.0  # before a progress bar appears
 
 
-def show(*things: RenderableType) -> None:
-    """Print: with colour and within the width of a terminal, else plain and unwrapped.
+def show(*renderables: RenderableType) -> None:
+    """Print, with colour and wrapped on a terminal, otherwise plain and unwrapped.
 
-    It is rendered first and written at once, because a rich console that meets a closed pipe
-    would end the process itself.
+    The text is rendered first and written at once, because a rich console that writes to a closed
+    pipe would end the process itself.
     """
     is_terminal = sys.stdout.isatty()
     console = Console(
@@ -47,14 +49,14 @@ def show(*things: RenderableType) -> None:
         markup=False,
     )
     with console.capture() as capture:
-        for thing in things:
-            console.print(thing)
+        for renderable in renderables:
+            console.print(renderable)
     lines = [line.rstrip() for line in capture.get().splitlines()]
     click.echo("\n".join(lines))
 
 
 def hanging_indent(label: str, width: int, text: str | Text, style: str = "") -> RenderableType:
-    """Return text beside a label; where it wraps, it stays beside it."""
+    """Return text beside a label; wrapped lines are indented to the width of the label."""
     grid = Table.grid()
     grid.add_column(width=width, no_wrap=True)
     grid.add_column()
@@ -63,27 +65,27 @@ def hanging_indent(label: str, width: int, text: str | Text, style: str = "") ->
 
 
 def show_assumed(times: Mapping[str, str]) -> None:
-    """Print which times were assumed, if any: a result is worth no more than they are."""
+    """Print which execution times were assumed, if any: the results depend on them."""
     if times:
-        told = ", ".join(f"{name} {time}" for name, time in times.items())
-        show(Text(f"assumed, because nobody has measured it: {told}", "yellow"))
+        listed = ", ".join(f"{name} {time}" for name, time in times.items())
+        show(Text(f"assumed, because nobody has measured it: {listed}", "yellow"))
 
 
 def show_json(content: object) -> None:
-    """Print JSON; what is not a number becomes null."""
-    click.echo(json.dumps(plain(content), indent=2, allow_nan=False))
+    """Print JSON; NaN and infinities become null."""
+    click.echo(json.dumps(json_value(content), indent=2, allow_nan=False))
 
 
-def plain(content: object) -> object:
-    """Return what JSON can carry.
+def json_value(content: object) -> object:
+    """Return the value as JSON can represent it.
 
-    >>> plain({"p99_ms": float("nan"), "waits": (1.5, 2)})
+    >>> json_value({"p99_ms": float("nan"), "waits": (1.5, 2)})
     {'p99_ms': None, 'waits': [1.5, 2]}
     """
     if isinstance(content, Mapping):
-        return {str(key): plain(value) for key, value in content.items()}
+        return {str(key): json_value(value) for key, value in content.items()}
     if isinstance(content, list | tuple):
-        return [plain(value) for value in content]
+        return [json_value(value) for value in content]
     if isinstance(content, float):
         return content if math.isfinite(content) else None
     if content is None or isinstance(content, str | int):
@@ -97,17 +99,14 @@ def has_colour() -> bool:
     return wants and sys.stdout.isatty()
 
 
-# Rows of plain values (what JSON would carry) as a table.
-
-
 def rows_table(rows: Sequence[Mapping[str, object]], title: str = "") -> TableView:
-    """Return a table with a column for every key, in order of appearance."""
+    """Return a table of plain values with a column for every key, in order of appearance."""
     keys = list(dict.fromkeys(key for row in rows for key in row))
     return TableView(ReportTable(title, tuple(_column(key, rows) for key in keys)), title)
 
 
 def cell(value: object) -> str:
-    """Write one value for people.
+    """Format one value for people.
 
     >>> cell(1234567), cell(0.123456), cell(None), cell(True), cell([1, 2.5])
     ('1,234,567', '0.1235', '-', 'yes', '1, 2.5')
@@ -139,21 +138,15 @@ def _column(key: str, rows: Sequence[Mapping[str, object]]) -> Column:
     return Column(key.replace("_", " "), "", tuple(map(cell, values)), is_text=not is_number)
 
 
-# The numbers of one run side by side, in as many columns as the terminal has room for.
-
-
-_GAP = 4
-
-
 class SummaryView:
-    """Names, values and units in three blocks: outcomes, times, resources; fewer if narrow."""
+    """The numbers of one run in up to three blocks side by side, as the terminal's width allows."""
 
     def __init__(self, summary: Summary) -> None:
         self._rows = summary_table(summary).rows
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield one table without lines."""
-        widths = [max(len(row[place]) for row in self._rows) for place in range(3)]
+        """Yield one table without rules."""
+        widths = [max(len(row[part]) for row in self._rows) for part in range(3)]
         block_width = sum(widths) + 2
         blocks = max(1, min(3, (options.max_width + _GAP) // (block_width + _GAP)))
         height = -(-len(self._rows) // blocks)
@@ -173,11 +166,8 @@ class SummaryView:
         yield ""
 
 
-# What experiments and benchmarks found: tables, then every check with expected and measured.
-
-
 def show_list(titles: Sequence[tuple[str, str]], usage: str) -> None:
-    """Print what there is to choose from, and how to choose."""
+    """Print names with their titles, and how to use them."""
     width = max((len(name) for name, _ in titles), default=0) + 2
     for name, title in titles:
         show(hanging_indent(name, width, title, "bold"))
@@ -185,7 +175,10 @@ def show_list(titles: Sequence[tuple[str, str]], usage: str) -> None:
 
 
 def show_result(result: Result, title: str, explained: str) -> None:
-    """Print one result. `explained` says where to read about checks that do not hold."""
+    """Print the tables and checks of an experiment or benchmark.
+
+    `explained` says where to read about checks that do not hold.
+    """
     tables = [list(rows) for _, rows in groupby(result.rows, key=tuple)]
     show(Text(f"{result.name}: {title}\n", style="bold"))
     show(*(rows_table(rows) for rows in tables))
@@ -195,14 +188,14 @@ def show_result(result: Result, title: str, explained: str) -> None:
     failing = len(result.failing)
     total = len(result.checks)
     if failing:
-        verdict = f"{failing} of {total} checks do not hold: {explained}"
-        show(Text(verdict, style="bold red"))
+        summary = f"{failing} of {total} checks do not hold: {explained}"
+        show(Text(summary, style="bold red"))
     elif total:
         show(Text(f"all {total} checks hold", style="bold green"))
 
 
 def _check_lines(checks: Sequence[Check]) -> Iterator[RenderableType]:
-    """Two lines for a check, or one where there is nothing to set side by side."""
+    """Yield two lines for a check, or one if the measured value is the expected one."""
     for check in checks:
         mark, style = ("✓", "bold green") if check.holds else ("✗", "bold red")
         expected, measured = cell(check.expected), cell(check.measured)
@@ -217,17 +210,12 @@ def _check_lines(checks: Sequence[Check]) -> Iterator[RenderableType]:
         yield ""
 
 
-# A bar on stderr for whatever takes longer than a second. Nothing where there is no terminal.
-
-
-_PATIENCE_S: Final = 1.0
-
-
 class Progress:
-    """Use it as a context, and call `update` as work gets done.
+    """A progress bar on stderr, for work that takes longer than a second, if it is a terminal.
 
-    The bar comes up from a thread of its own, so work that reports nothing still shows that time
-    passes. It leaves no trace behind.
+    Use it as a context manager, and call `update` as work gets done. The bar is started by a
+    thread of its own, so work that reports nothing still shows elapsed time. It is erased at the
+    end.
     """
 
     def __init__(self, title: str, total: int | None = None) -> None:
@@ -239,12 +227,12 @@ class Progress:
             self._timer.daemon = True
 
     def update(self, done: int) -> None:
-        """So much of the total is done."""
+        """Set how much of the total is done."""
         if self._bar is not None:
             self._bar.update(self._task, completed=done)
 
-    def say(self, title: str, done: int | None = None, total: int | None = None) -> None:
-        """Change what it says is being done."""
+    def describe(self, title: str, done: int | None = None, total: int | None = None) -> None:
+        """Change the title, and how much is done of which total."""
         if self._bar is not None:
             self._bar.update(self._task, description=title, completed=done, total=total)
 
@@ -261,13 +249,13 @@ class Progress:
     ) -> None:
         if self._bar is not None:
             self._timer.cancel()
-            self._timer.join()  # from here on the bar is up, or never will be
+            self._timer.join()  # now the bar has started, or never will
             if self._bar.live.is_started:
                 self._bar.stop()
 
 
 def _new_bar() -> rich.progress.Progress:
-    from rich import progress  # noqa: PLC0415  # costs a tenth of a second
+    from rich import progress  # noqa: PLC0415  # takes a tenth of a second
     from rich.console import Console  # noqa: PLC0415
 
     return progress.Progress(

@@ -1,4 +1,4 @@
-"""A plan in sentences: what is to be done, and why."""
+"""Explains a capacity plan in sentences: what to rent, and why."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import floor, isfinite
 
-from headgate.config.prices import Fact, PriceList
+from headgate.config.prices import PriceList, Provenance
 from headgate.core.catalog import InstanceType
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import App, Function, Pool, Tier
@@ -17,32 +17,29 @@ from headgate.planning.capacity.plan import (
     Infeasible,
     faas_choice,
 )
-from headgate.planning.capacity.sizing import (
+from headgate.planning.capacity.sizing import instance_capacity, (
     InstanceCapacity,
     SizeRow,
     faas_sizes,
-    instance_capacity,
 )
 from headgate.planning.latency_model import Characterisation
-
-# What an application has now: how its own pools would do under the load.
 
 
 @dataclass(frozen=True, slots=True)
 class CurrentSetup:
-    """The dedicated pool of an application, and how it would do."""
+    """The dedicated pool of an application as declared, and how it would perform."""
 
     pool: Pool
     mix: Mix
-    nodes_short: int | None  # more of its nodes that it takes; None: no number will do
+    nodes_short: int | None  # nodes that are missing; None: no number of nodes suffices
 
 
-def declared(
+def current_setup(
     app: App, function: Function, measured: Characterisation, plan: CapacityPlan
 ) -> CurrentSetup | None:
-    """Return how the application does as it is; None if it does not say how large its nodes are."""
-    homes = {pool_id for variant in function.variants for pool_id in variant.pool_ids}
-    pools = [pool for pool in app.pools if pool.id in homes]
+    """Return how the application performs as declared; None if it does not give `cpus` of nodes."""
+    pool_ids = {pool_id for variant in function.variants for pool_id in variant.pool_ids}
+    pools = [pool for pool in app.pools if pool.id in pool_ids]
     pool = next((p for p in pools if p.tier == Tier.DEDICATED and p.cpu_milli != NEVER_NS), None)
     if pool is None:
         return None
@@ -54,22 +51,22 @@ def declared(
         usd_per_hour=pool.usd_per_hour,
         network_ns=pool.network_ns,
     )
-    place = instance_capacity(measured, offer, terms.slo_ms, terms.quantile)
-    functions = _functions(pools, measured, plan)
-    mix = evaluate(terms.load, place, pool.nodes if place.threshold else 0, functions)
+    capacity = instance_capacity(measured, offer, terms.slo_ms, terms.quantile)
+    functions = _faas_choice(pools, measured, plan)
+    mix = evaluate(terms.load, capacity, pool.nodes if capacity.threshold else 0, functions)
     if mix.attainment >= terms.quantile:
         return CurrentSetup(pool, mix, 0)
-    if not place.threshold:
+    if not capacity.threshold:
         return CurrentSetup(pool, mix, None)
-    enough = best_of_type(terms.load, place, functions, terms.quantile, 100 * INSTANCES_MAX)
+    enough = best_of_type(terms.load, capacity, functions, terms.quantile, 100 * INSTANCES_MAX)
     is_enough = enough.attainment >= terms.quantile
     return CurrentSetup(pool, mix, enough.instances - pool.nodes if is_enough else None)
 
 
-def _functions(
+def _faas_choice(
     pools: list[Pool], measured: Characterisation, plan: CapacityPlan
 ) -> FaasChoice | None:
-    """The functions of the application, at the size that it has declared."""
+    """Return the application's FaaS choice, at the size that its pool declares."""
     pool = next((pool for pool in pools if pool.faas is not None), None)
     if pool is None or pool.faas is None or plan.platform is None:
         return None
@@ -84,30 +81,33 @@ def _functions(
 def sentences(
     plan: CapacityPlan, measured: Characterisation, now: CurrentSetup | None, prices: PriceList
 ) -> list[str]:
-    """Return the plan in a few sentences, the answer first."""
+    """Return the plan in a few sentences, the recommendation first."""
     return [
-        *_answer(plan),
+        *_recommendation(plan),
         *_load(plan),
         *_threshold(plan, measured),
         *_size(plan),
-        *_even(plan),
-        *_cold(plan),
-        *_now(now),
-        *_grounds(plan, measured, prices),
+        *_break_even(plan),
+        *_cold_starts(plan),
+        *_current(now),
+        *_sources(plan, measured, prices),
     ]
 
 
-def infeasible_words(found: Infeasible, slo_ms: float, quantile: float) -> str:
-    """Say why no number of anything will do."""
-    if found.needs_bytes is not None:
-        return f"not feasible at any scale: it needs {found.needs_bytes / 2**20:,.0f} MiB of memory"
+def infeasible_text(infeasible: Infeasible, slo_ms: float, quantile: float) -> str:
+    """Say why no number of instances or functions meets the objective."""
+    if infeasible.needs_bytes is not None:
+        needs = f"{infeasible.needs_bytes / 2**20:,.0f} MiB"
+        return f"not feasible at any scale: the function needs {needs} of memory"
     aim = f"{ms(slo_ms)} at {percent(quantile)}"
-    fastest = f"a lone request takes {ms(found.fastest_ms)} where it is fastest, on {found.where}"
+    fastest = (
+        f"an isolated request takes at least {ms(infeasible.fastest_ms)}, on {infeasible.where}"
+    )
     return f"not feasible at any scale: the objective is {aim}, and {fastest}"
 
 
 def ms(value: float) -> str:
-    """Write a time.
+    """Format a time.
 
     >>> ms(26.64), ms(144.0), ms(2500.0)
     ('26.6 ms', '144 ms', '2.5 s')
@@ -118,7 +118,7 @@ def ms(value: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Write a share, never rounded up to all.
+    """Format a share, never rounded up to 100 %.
 
     >>> percent(0.99), percent(0.99996), percent(1.0), percent(0.00001), percent(0)
     ('99 %', '99.99 %', '100 %', 'under 0.01 %', '0 %')
@@ -129,7 +129,7 @@ def percent(share: float) -> str:
 
 
 def about(share: float) -> str:
-    """Write a share that need not be exact.
+    """Format a share, rounded.
 
     >>> about(0.4186)
     '42 %'
@@ -138,7 +138,7 @@ def about(share: float) -> str:
 
 
 def rate(per_s: float) -> str:
-    """Write a rate.
+    """Format a rate.
 
     >>> rate(7.5612), rate(2991.3)
     ('7.56', '2,991')
@@ -147,7 +147,7 @@ def rate(per_s: float) -> str:
 
 
 def usd(value: float) -> str:
-    """Write an amount.
+    """Format an amount of money.
 
     >>> usd(0.085), usd(12.5), usd(0.00251)
     ('$0.085', '$12.50', '$0.00251')
@@ -155,40 +155,37 @@ def usd(value: float) -> str:
     return f"${value:,.2f}" if value >= 1.0 else f"${value:.3g}"
 
 
-def _answer(plan: CapacityPlan) -> Iterator[str]:
+def _recommendation(plan: CapacityPlan) -> Iterator[str]:
     mix, terms = plan.mix, plan.terms
     aim = f"{percent(mix.attainment)} within {ms(terms.slo_ms)}"
     cost = f"{usd(mix.usd_per_1k)} per 1,000 requests ({usd(mix.usd_per_hour)}/h)"
     if plan.is_enough:
         yield f"Take {_mix(mix)}: expect {aim}, at {cost}."
     else:
-        asked = f"where {percent(terms.quantile)} are asked for"
-        yield f"Needs more capacity: {_mix(mix)} would bring only {aim} {asked}, at {cost}."
+        target = f"where the objective is {percent(terms.quantile)}"
+        yield f"Needs more capacity: {_mix(mix)} would reach only {aim} {target}, at {cost}."
         yield _shortage(plan)
-    others = []
+    alternatives = []
     if plan.faas_only is not None and mix.instances:
-        others.append(f"functions alone {_rival(plan.faas_only)}")
+        alternatives.append(f"functions alone {_alternative(plan.faas_only)}")
     if plan.instances_only is not None and mix.faas is not None:
-        name = (
-            plan.instances_only.capacity.instance_type.name
-            if plan.instances_only.capacity is not None
-            else ""
+        name = plan.instances_only.capacity.instance_type.name if plan.instances_only.capacity is not None else ""
+        alternatives.append(
+            f"{plan.instances_only.instances} x {name} without functions {_alternative(plan.instances_only)}"
         )
-        only = plan.instances_only
-        others.append(f"{only.instances} x {name} without functions {_rival(only)}")
-    if others:
-        yield f"Per 1,000 requests, {'; '.join(others)}."
+    if alternatives:
+        yield f"Per 1,000 requests, {'; '.join(alternatives)}."
 
 
 def _shortage(plan: CapacityPlan) -> str:
     mix = plan.mix
     if plan.instances_missing and mix.capacity is not None:
-        name, most = mix.capacity.instance_type.name, plan.terms.instances_max
-        return f"It takes {plan.instances_missing:,} more {name} than the {most:,} that may be had."
+        name, limit = mix.capacity.instance_type.name, plan.terms.instances_max
+        return f"It takes {plan.instances_missing:,} more {name} than the limit of {limit:,}."
     if mix.faas is not None and mix.functions_peak >= mix.faas.terms.concurrency_max:
-        most = mix.faas.terms.concurrency_max
-        return f"The platform runs no more than {most:,} functions at once."
-    return "Cold starts are what is in the way: keep functions warm, or take an instance."
+        limit = mix.faas.terms.concurrency_max
+        return f"The concurrency limit of the platform is {limit:,} functions."
+    return "Cold starts are the bottleneck: keep functions warm, or add an instance."
 
 
 def _mix(mix: Mix) -> str:
@@ -200,10 +197,11 @@ def _mix(mix: Mix) -> str:
         return f"{text} and no functions"
     if mix.spilled == 0.0:
         return f"{text} with functions of {memory} MiB in reserve"
-    return f"{text} with functions of {memory} MiB for the {percent(mix.spilled)} that go beyond"
+    spilled = f"{percent(mix.spilled)} of requests that spill over"
+    return f"{text} with functions of {memory} MiB for the {spilled}"
 
 
-def _rival(mix: Mix) -> str:
+def _alternative(mix: Mix) -> str:
     return f"would cost {usd(mix.usd_per_1k)} and meet {percent(mix.attainment)}"
 
 
@@ -211,30 +209,30 @@ def _load(plan: CapacityPlan) -> Iterator[str]:
     load = plan.terms.load
     length = f"over {load.duration_s:,.0f} s"
     if load.peak_clients:
-        least = min(level.clients for level in load.levels)
-        yield f"The load is {least:g} to {load.peak_clients:g} clients at once {length}."
+        fewest = min(level.clients for level in load.levels)
+        yield f"The load is {fewest:g} to {load.peak_clients:g} clients at once {length}."
     else:
         mean, peak = rate(load.rate_per_s), rate(load.peak_per_s)
-        yield f"The load is {mean} requests/s on average, {peak}/s at its height, {length}."
+        yield f"The load is {mean} requests/s on average, {peak}/s at its peak, {length}."
 
 
 def _threshold(plan: CapacityPlan, measured: Characterisation) -> Iterator[str]:
     place = plan.mix.capacity
     if place is None:
         return
-    name, cores, most = place.instance_type.name, place.instance_type.cpus, place.threshold
+    name, cores, limit = place.instance_type.name, place.instance_type.cpus, place.threshold
     overhead_ms = 2 * place.instance_type.network_ns / 1e6
 
-    def time(company: int) -> str:
-        return ms(measured.time_ms(cores, company, 1, plan.terms.quantile) + overhead_ms)
+    def time(concurrency: int) -> str:
+        return ms(measured.time_ms(cores, concurrency, 1, plan.terms.quantile) + overhead_ms)
 
-    reach = f"{most} at once take {time(most)}"
+    within = f"{limit} at once take {time(limit)}"
     if place.is_lower_bound:
         beyond = "and more were not measured"
     else:
-        beyond = f"{most + 1} would take {time(most + 1)}"
+        beyond = f"{limit + 1} would take {time(limit + 1)}"
     yield (
-        f"One {name} holds {most} requests at once: at {percent(plan.terms.quantile)}, {reach}, "
+        f"One {name} holds {limit} requests at once: at {percent(plan.terms.quantile)}, {within}, "
         f"{beyond}."
     )
 
@@ -244,24 +242,24 @@ def _size(plan: CapacityPlan) -> Iterator[str]:
         return
     knee, largest = plan.knee, plan.sizes[-1]
     if knee is largest:
-        yield f"A function runs in {ms(knee.run_ms)} on {_mib(knee)}, and faster with every size."
+        yield f"A function runs in {ms(knee.run_ms)} on {_mib(knee)}, the largest size and fastest."
     else:
         less = _less(knee.usd_per_s, largest.usd_per_s)
         yield (
-            f"More than {_mib(knee)} no longer pay for a function: it runs in {ms(knee.run_ms)} "
+            f"More than {_mib(knee)} does not pay for a function: it runs in {ms(knee.run_ms)} "
             f"there and in {ms(largest.run_ms)} on {_mib(largest)}, and is {less} cheaper "
             "per second."
         )
     if plan.cheapest is not plan.faas.row:
-        row, chosen = plan.cheapest, plan.faas.row
-        saved = _less(row.usd_per_call, chosen.usd_per_call)
+        row, selected = plan.cheapest, plan.faas.row
+        saved = _less(row.usd_per_call, selected.usd_per_call)
         yield (
             f"{_mib(row)} is the cheapest size within the objective: {saved} less per call, "
-            f"but {ms(row.time_ms)} instead of {ms(chosen.time_ms)} (--size cheapest)."
+            f"but {ms(row.time_ms)} instead of {ms(selected.time_ms)} (--size cheapest)."
         )
 
 
-def _even(plan: CapacityPlan) -> Iterator[str]:
+def _break_even(plan: CapacityPlan) -> Iterator[str]:
     place = plan.mix.capacity or _cheapest_site(plan.capacities)
     if plan.faas is None or place is None:
         return
@@ -269,26 +267,28 @@ def _even(plan: CapacityPlan) -> Iterator[str]:
     if not isfinite(even):
         return
     share = about(even / place.rate_per_s)
-    verdict = f"it holds {rate(place.rate_per_s)}/s, so it pays if it is {share} used"
+    conclusion = f"it holds {rate(place.rate_per_s)}/s, so it pays above {share} utilisation"
     if even > place.rate_per_s:
-        verdict = f"it holds only {rate(place.rate_per_s)}/s, so functions are cheaper at any rate"
+        conclusion = (
+            f"it holds only {rate(place.rate_per_s)}/s, so functions are cheaper at any rate"
+        )
     name = place.instance_type.name
-    yield f"One {name} costs as much as functions at {rate(even)} requests/s; {verdict}."
+    yield f"One {name} costs as much as functions at {rate(even)} requests/s; {conclusion}."
 
 
-def _cold(plan: CapacityPlan) -> Iterator[str]:
+def _cold_starts(plan: CapacityPlan) -> Iterator[str]:
     functions, mix = plan.faas, plan.mix
     if functions is None:
         return
     if functions.start_ms == 0.0:
-        yield "Cold starts were not measured and count as nothing."
+        yield "Cold starts were not measured and count as zero."
         return
     start = ms(functions.start_ms)
     if functions.is_cold_within:
         yield f"A cold start adds {start}, which is within the objective."
         return
     if mix.cold == 0.0:
-        yield f"A cold start adds {start}, and no request is expected to meet one."
+        yield f"A cold start adds {start}, and no request is expected to see one."
         return
     text = f"A cold start adds {start} and makes {percent(mix.cold)} of all requests late"
     if mix.functions_peak:
@@ -300,36 +300,34 @@ def _cold(plan: CapacityPlan) -> Iterator[str]:
     yield f"{text}."
 
 
-def _now(now: CurrentSetup | None) -> Iterator[str]:
+def _current(now: CurrentSetup | None) -> Iterator[str]:
     if now is None:
         return
     pool, mix = now.pool, now.mix
-    what = f"{pool.nodes} x {pool.name}" + (" with its functions" if mix.faas else "")
-    text = f"As declared, {what} would meet {percent(mix.attainment)}"
+    nodes = f"{pool.nodes} x {pool.name}" + (" with its functions" if mix.faas else "")
+    text = f"As declared, {nodes} would meet {percent(mix.attainment)}"
     if now.nodes_short == 0:
         yield f"{text}: that is enough, at {usd(mix.usd_per_1k)} per 1,000 requests."
     elif now.nodes_short is None:
-        yield f"{text}, and no number of such nodes would do."
+        yield f"{text}, and no number of such nodes is enough."
     else:
         yield f"{text}: it needs more capacity, {now.nodes_short} more such nodes."
 
 
-def _grounds(plan: CapacityPlan, measured: Characterisation, prices: PriceList) -> Iterator[str]:
-    is_told = any(place.is_extrapolated for place in plan.capacities) or any(
-        row.is_extrapolated for row in plan.sizes
-    )
+def _sources(plan: CapacityPlan, measured: Characterisation, prices: PriceList) -> Iterator[str]:
+    is_told = any(place.is_extrapolated for place in plan.capacities) or any(row.is_extrapolated for row in plan.sizes)
     if is_told:
         low, high = measured.cores[0], measured.cores[-1]
         span = f"{low:g} to {high:g}" if low < high else f"{low:g}"
         cores = "core" if span == "1" else "cores"
-        yield f"* Measured on {span} {cores}; beyond that the fitted surface tells."
-    yield f"Prices: {'; '.join(prices.titles)}.{_doubts(prices.facts)}"
+        yield f"* Measured on {span} {cores}; other sizes are extrapolated by the fitted surface."
+    yield f"Prices: {'; '.join(prices.titles)}.{_uncertain_prices(prices.provenance)}"
 
 
-def _doubts(facts: Sequence[Fact]) -> str:
-    low = [f"{' and '.join(f.keys)} of {f.title}" for f in facts if f.confidence == "low"]
-    assumed = sorted({key for fact in facts if fact.confidence == "assumed" for key in fact.keys})
-    text = f" Not sure: {'; '.join(low)}." if low else ""
+def _uncertain_prices(provenance: Sequence[Provenance]) -> str:
+    low = [f"{' and '.join(f.keys)} of {f.title}" for f in provenance if f.confidence == "low"]
+    assumed = sorted({key for f in provenance if f.confidence == "assumed" for key in f.keys})
+    text = f" Uncertain: {'; '.join(low)}." if low else ""
     return text + (f" Assumed: {', '.join(assumed)}." if assumed else "")
 
 

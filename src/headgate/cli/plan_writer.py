@@ -1,4 +1,4 @@
-"""A plan as an application file: the pools it asks for, and what was measured as their profiles."""
+"""Writes a capacity plan as an application file: planned pools, and measured profiles."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from headgate.planning.latency_model import Characterisation, profile_of
 
 Spec = dict[str, object]
 
-# What a variant really is; all else about it was measured.
-_SOURCE: Final = ("model", "code", "options", "batch", "output")
-_FUNCTIONS: Final = "functions"  # the pool, where the application has none
+# Keys that say what a variant runs; all other keys of a planned variant are measured.
+_SOURCE: Final = ("model", "code", "options", "batch_max", "output")
+_FUNCTIONS: Final = "functions"  # name of the serverless pool if the application has none
 
 
 def planned_spec(
-    loaded: AppConfig, function: Function, measured: Characterisation, plan: CapacityPlan
+    config: AppConfig, function: Function, measured: Characterisation, plan: CapacityPlan
 ) -> Spec:
     """Return the application with the pools of the plan in place of its own.
 
-    A pool of its own of the same tier keeps its name and whatever the plan has no opinion on. Pools
+    An existing pool of the same tier keeps its name and all keys that the plan does not set. Pools
     of other functions stay.
     """
-    spec = deepcopy(loaded.spec)
-    own = cast(dict[str, Spec], spec["pools"])
+    spec = deepcopy(config.spec)
+    existing = cast(dict[str, Spec], spec["pools"])
     pools: dict[str, Spec] = {}
     variants: dict[str, Spec] = {}
     source = _source(spec, function)
     mix = plan.mix
     if mix.capacity is not None:
-        name, base = _own_pool(own, "dedicated", mix.capacity.instance_type.name)
+        name, base = _existing_pool(existing, "dedicated", mix.capacity.instance_type.name)
         pools[name] = {**base, **_instances(mix, mix.capacity, base)}
         profile = profile_of(measured, mix.capacity.instance_type.cpus)
         variants[name] = {
@@ -50,97 +50,99 @@ def planned_spec(
             "pools": [name],
         }
     if mix.faas is not None and plan.platform is not None:
-        name, base = _own_pool(own, "serverless", _FUNCTIONS)
-        network = format_duration(plan.platform.network_ns)
-        pools[name] = {**base, **_serverless(mix.faas, base), "network": network}
+        name, base = _existing_pool(existing, "serverless", _FUNCTIONS)
+        delay = format_duration(plan.platform.network_ns)
+        pools[name] = {**base, **_serverless(mix.faas, base), "network_delay": delay}
         profile = profile_of(measured, mix.faas.row.cpus)
         variants[name] = {**source, **_measured(profile, plan), "pools": [name]}
     functions = cast(dict[str, Spec], spec["functions"])
     idempotent = functions[function.name]["idempotent"]
     functions[function.name] = {
         "idempotent": idempotent,
-        "warm": mix.instances,
+        "prewarm_nodes": mix.instances,
         "variants": variants,
     }
-    spec["pools"] = {**own, **pools} if len(functions) > 1 else pools
+    spec["pools"] = {**existing, **pools} if len(functions) > 1 else pools
     return spec
 
 
 def with_workload(spec: Spec, pipeline: Pipeline, options: WorkloadOptions) -> Spec:
-    """Return the application with the requests of the command line as its workload."""
-    specs = list(options.arrivals)
+    """Return the application with the workload of the command line."""
+    processes = list(options.arrivals)
     if options.trace is not None:
-        specs.append(f"trace:{options.trace}")
+        processes.append(f"trace:{options.trace}")
     workload = dict(cast(Spec, spec["workload"]))
-    if specs:
-        workload["arrivals"] = [{"pipeline": pipeline.name, "spec": text} for text in specs]
+    if processes:
+        workload["arrivals"] = [{"pipeline": pipeline.name, "process": p} for p in processes]
     if options.duration_ns is not None:
         workload["duration"] = format_duration(options.duration_ns)
     return {**spec, "workload": workload}
 
 
-def _own_pool(own: Mapping[str, Spec], tier: str, default: str) -> tuple[str, Spec]:
-    found = next((name for name, pool in own.items() if pool["tier"] == tier), None)
-    return (default, {"tier": tier}) if found is None else (found, dict(own[found]))
+def _existing_pool(pools: Mapping[str, Spec], tier: str, default: str) -> tuple[str, Spec]:
+    name = next((name for name, pool in pools.items() if pool["tier"] == tier), None)
+    return (default, {"tier": tier}) if name is None else (name, dict(pools[name]))
 
 
 def _source(spec: Spec, function: Function) -> Spec:
-    written = cast(dict[str, Spec], spec["functions"])[function.name]
-    variants = list(cast(dict[str, Spec], written["variants"]).values())
-    first = variants[0] if variants else written
+    section = cast(dict[str, Spec], spec["functions"])[function.name]
+    variants = list(cast(dict[str, Spec], section["variants"]).values())
+    first = variants[0] if variants else section
     return {key: first[key] for key in _SOURCE}
 
 
 def _measured(profile: Profile, plan: CapacityPlan) -> Spec:
     start_ns = profile.cold_start_ns or round((plan.terms.start_ms or 0.0) * 1e6)
     return {
-        "exec": [format_duration(max(1_000, round(ns, -3))) for ns in profile.exec_ns],
-        "start": format_duration(round(start_ns, -6)),
+        "exec_time": [format_duration(max(1_000, round(ns, -3))) for ns in profile.exec_ns],
+        "cold_start": format_duration(round(start_ns, -6)),
         "memory": format_size(profile.memory_bytes),
     }
 
 
 def _instances(mix: Mix, site: InstanceCapacity, base: Spec) -> Spec:
     offer = site.instance_type
-    # Of a pool that can grow the application says how far; the plan says where it begins.
-    most = max(mix.instances, cast(int, base["nodes"])) if base.get("elastic") else mix.instances
+    # The application sets the maximum of an elastic pool; the plan sets what it starts with.
+    nodes = max(mix.instances, cast(int, base["nodes"])) if base.get("elastic") else mix.instances
     return {
-        "nodes": most,
+        "nodes": nodes,
         "slots": site.threshold,
         "cpus": offer.cpus,
         "memory": "unlimited"
         if offer.memory_bytes == NEVER_NS
         else format_size(offer.memory_bytes),
-        "price": f"${_plain(offer.usd_per_hour)}/h",
-        "boot": format_duration(offer.boot_ns),
-        "network": format_duration(offer.network_ns),
+        "price": f"${_decimal(offer.usd_per_hour)}/h",
+        "boot_time": format_duration(offer.boot_ns),
+        "network_delay": format_duration(offer.network_ns),
     }
 
 
 def _serverless(functions: FaasChoice, base: Spec) -> Spec:
     terms = functions.terms
-    most = min(terms.concurrency_max, cast(int, base.get("concurrency", terms.concurrency_max)))
+    concurrency = min(
+        terms.concurrency_max, cast(int, base.get("concurrency", terms.concurrency_max))
+    )
     return {
         "memory": f"{terms.memory_bytes >> 20}MiB",
-        "price": f"${_plain(terms.usd_per_gb_s)}/GB-s",
-        "request_price": f"${_plain(terms.usd_per_request * 1e6)}/1M",
+        "price": f"${_decimal(terms.usd_per_gb_s)}/GB-s",
+        "request_price": f"${_decimal(terms.usd_per_request * 1e6)}/1M",
         "billing_step": format_duration(terms.billing_step_ns),
-        "bills_start": terms.bills_cold_start,
-        "concurrency": most,
-        "burst": terms.burst_concurrency,
-        "starts_rate": f"{_plain(terms.burst_refill_per_s)}/s",
+        "bill_cold_start": terms.bills_cold_start,
+        "concurrency": concurrency,
+        "burst_concurrency": terms.burst_concurrency,
+        "burst_refill": f"{_decimal(terms.burst_refill_per_s)}/s",
         "keep_alive": format_duration(terms.keep_alive_ns),
-        "max_age": format_duration(terms.age_max_ns),
-        "provision": format_duration(terms.provisioning_ns),
-        "provisioned_price": f"${_plain(terms.provisioned_usd_per_gb_s)}/GB-s",
-        "provisioned_run_price": f"${_plain(terms.provisioned_run_usd_per_gb_s)}/GB-s",
+        "age_max": format_duration(terms.age_max_ns),
+        "provisioning_time": format_duration(terms.provisioning_ns),
+        "provisioned_price": f"${_decimal(terms.provisioned_usd_per_gb_s)}/GB-s",
+        "provisioned_run_price": f"${_decimal(terms.provisioned_run_usd_per_gb_s)}/GB-s",
     }
 
 
-def _plain(number: float) -> str:
+def _decimal(number: float) -> str:
     """Write a number without an exponent.
 
-    >>> _plain(1.66667e-05), _plain(0.2)
+    >>> _decimal(1.66667e-05), _decimal(0.2)
     ('0.0000166667', '0.2')
     """
     return format(Decimal(f"{number:.12g}"), "f")

@@ -1,4 +1,4 @@
-"""One simulated run, as `simulate` and `compare` make it."""
+"""One simulated run, for the commands `simulate` and `compare`, and its event log."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from headgate.sim.run import Setup, simulate
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRun:
-    """What came of it, in numbers, and how long it took to simulate."""
+    """The result of a run, and how long it took to simulate."""
 
     policy: str
     seed: int
@@ -50,8 +50,8 @@ class SimulatedRun:
 
 
 def run(
-    loaded: AppConfig,
-    chosen: SelectedPolicy,
+    config: AppConfig,
+    policy: SelectedPolicy,
     workload: Workload,
     *,
     seed: int,
@@ -60,81 +60,78 @@ def run(
     observer: Observer | None = None,
     title: str = "simulating",
 ) -> tuple[SimulatedRun, RunColumns]:
-    """Simulate, with a bar if it takes long."""
-    choice = loaded.simulation
+    """Simulate, with a progress bar if it takes long."""
+    options = config.simulation
     setup = Setup(
-        app=loaded.app,
-        policy=chosen.kind,
-        config=chosen.config,
+        app=config.app,
+        policy=policy.kind,
+        config=policy.config,
         seed=seed,
-        truth=truth_of(choice),
-        decision_ns=choice.decision_ns,
-        work_unit_ns=choice.per_work_unit_ns,
-        request_ns=choice.request_ns,
-        announces=chosen.is_clairvoyant,
+        truth=ground_truth_config(options),
+        decision_ns=options.decision_ns,
+        work_unit_ns=options.per_work_unit_ns,
+        request_ns=options.client_overhead_ns,
+        announces=policy.is_clairvoyant,
         validate=validate,
         records_spans=records_spans,
     )
     arrivals = workload.arrivals
     total = None if arrivals is None or workload.loops else len(arrivals)
-    with Progress(f"{title} {chosen.name}", total) as progress:
+    with Progress(f"{title} {policy.name}", total) as progress:
         start_s = perf_counter()
         columns = simulate(
             setup,
             arrivals,
-            clients=workload.clients(loaded.app),
+            clients=workload.clients(config.app),
             observer=observer,
             window_ns=workload.window_ns,
             on_chunk=progress.update,
         )
         took_s = perf_counter() - start_s
         summary = summarise(columns)
-    return SimulatedRun(chosen.name, seed, summary, took_s), columns
+    return SimulatedRun(policy.name, seed, summary, took_s), columns
 
 
-def truth_of(choice: SimulationOptions) -> GroundTruthConfig:
-    """Return the truth that the application file describes."""
-    is_uniform = choice.distribution == "uniform"
+def ground_truth_config(options: SimulationOptions) -> GroundTruthConfig:
+    """Return the ground truth that the application file describes."""
+    is_uniform = options.distribution == "uniform"
     return GroundTruthConfig(
-        distribution=choice.distribution,
-        # A uniform truth is told its half width, and the file gives the deviation.
-        cv=choice.cv * sqrt(3) if is_uniform else choice.cv,
-        # No scale at all is the fast path.
-        scale=choice.scale if any(scale != 1.0 for scale in choice.scale) else (),
-        observed=choice.observed,
+        distribution=options.distribution,
+        # The simulator takes the half width of a uniform distribution, the file gives its CV.
+        cv=options.cv * sqrt(3) if is_uniform else options.cv,
+        # An empty scale takes the fast path.
+        scale=options.scale if any(scale != 1.0 for scale in options.scale) else (),
+        observed=options.observed,
     )
 
 
-# Writes the log of a simulated run, event by event.
-
-
 class LogObserver(Observer):
-    """An observer for a run with one Scheduler."""
+    """Writes the event log of a run with one Scheduler."""
 
     def __init__(self, stream: TextIO, header: LogHeader) -> None:
         self.events = 0
         self._writer = LogWriter(json_lines(stream), header)
 
     def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
-        """Write it down."""
+        """Append the event and its actions."""
         self._writer.write(self.events, now_ns, event, actions)
         self.events += 1
 
     def close(self) -> None:
-        """Write the end mark, once the run has come to its end."""
+        """Write the end mark of a complete run."""
         self._writer.close()
 
 
 @contextmanager
 def logging_to(
-    path: Path | None, loaded: AppConfig, chosen: SelectedPolicy, seed: int
+    path: Path | None, config: AppConfig, policy: SelectedPolicy, seed: int
 ) -> Iterator[LogObserver | None]:
-    """Open a log for a run; none without a path. What it needs to be replayed is in its header."""
+    """Open an event log for a run, if there is a path. Its header has all that a replay needs."""
     if path is None:
         yield None
         return
-    header = LogHeader(without_keys(loaded.spec), chosen.name, chosen.settings, seed)
+    header = LogHeader(without_keys(config.spec), policy.name, policy.settings, seed)
     with writing(path, "--log"), open_log(path) as stream:
         observer = LogObserver(stream, header)
         yield observer
-        observer.close()  # not if the run broke: then there is more to it than the log says
+        observer.close()  # not after an exception: then the log is incomplete

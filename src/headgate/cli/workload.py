@@ -1,4 +1,4 @@
-"""The requests of a run: from a trace, from the command line, or from the application file."""
+"""The workload of a run: from a trace, from the command line, or from the application file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TRACE: Final = "trace:"
 
 @dataclass(frozen=True, slots=True)
 class WorkloadOptions:
-    """What the command line says about requests."""
+    """The workload options of the command line."""
 
     trace: str | None = None
     arrivals: tuple[str, ...] = ()
@@ -41,29 +41,31 @@ class WorkloadOptions:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests that come by themselves, and clients that wait for answers."""
+    """Open-loop arrivals, and closed-loop clients that wait for each response."""
 
     arrivals: Arrivals | None
     loops: tuple[ClosedLoop, ...]
     window_ns: int
 
     def clients(self, app: App) -> list[LoopClients]:
-        """Return clients for one run: they remember what they sent, so each run needs its own."""
+        """Return clients for one run. They hold state, so each run needs its own."""
         return [LoopClients(loop, app) for loop in self.loops]
 
 
-def choose_workload(loaded: AppConfig, where: str, options: WorkloadOptions, seed: int) -> Workload:
-    """Return the requests to send. Each stream draws from a random stream of its own."""
+def choose_workload(config: AppConfig, where: str, options: WorkloadOptions, seed: int) -> Workload:
+    """Return the workload. Each arrival stream draws from a random stream of its own."""
     if options.trace is not None and options.arrivals:
         problem = "cannot be given together with --arrivals"
-        raise ConfigError(problem, where="--trace", value=options.trace, allowed="one of the two")
+        raise ConfigError(
+            problem, where="--trace", value=options.trace, allowed="either --trace or --arrivals"
+        )
     if options.trace is not None or options.arrivals:
-        parts = list(_from_command_line(loaded, options, seed))
+        parts = list(_from_command_line(config, options, seed))
     else:
-        parts = list(_from_file(loaded, where, options, seed))
+        parts = list(_from_file(config, where, options, seed))
     for place, part in parts:
         if isinstance(part, Arrivals):
-            _check_sizes(loaded.app, part, place)
+            _check_sizes(config.app, part, place)
     open_parts = [part for _, part in parts if isinstance(part, Arrivals)]
     return Workload(
         arrivals=mix(open_parts) if len(open_parts) > 1 else next(iter(open_parts), None),
@@ -72,43 +74,43 @@ def choose_workload(loaded: AppConfig, where: str, options: WorkloadOptions, see
     )
 
 
-def trace_files(loaded: AppConfig, options: WorkloadOptions) -> list[Path]:
-    """Return the files that the requests come from."""
+def trace_files(config: AppConfig, options: WorkloadOptions) -> list[Path]:
+    """Return the trace files that the workload reads."""
     if options.trace is not None:
         names = [options.trace]
     else:
-        specs = options.arrivals or [asked.spec for asked in loaded.workload.streams]
-        names = [spec.removeprefix(_TRACE) for spec in specs if spec.startswith(_TRACE)]
+        processes = options.arrivals or [s.process for s in config.workload.streams]
+        names = [text.removeprefix(_TRACE) for text in processes if text.startswith(_TRACE)]
     return [find_trace(name, options.traces) for name in names]
 
 
 def _from_command_line(
-    loaded: AppConfig, options: WorkloadOptions, seed: int
+    config: AppConfig, options: WorkloadOptions, seed: int
 ) -> Iterator[tuple[str, Arrivals | ClosedLoop]]:
-    specs = options.arrivals if options.trace is None else (f"{_TRACE}{options.trace}",)
+    processes = options.arrivals if options.trace is None else (f"{_TRACE}{options.trace}",)
     where = "--arrivals" if options.trace is None else "--trace"
-    for index, spec in enumerate(specs):
+    for index, process in enumerate(processes):
         with _located(where, None):
-            part = _read(spec, options, loaded.workload.duration_ns, seed, index)
-        is_trace = spec.startswith(_TRACE)
-        place = spec.removeprefix(_TRACE) if is_trace else f"{where} {spec}"
-        yield place, _with_known_names(loaded.app, part, place, is_trace=is_trace)
+            part = _read(process, options, config.workload.duration_ns, seed, index)
+        is_trace = process.startswith(_TRACE)
+        place = process.removeprefix(_TRACE) if is_trace else f"{where} {process}"
+        yield place, _with_known_names(config.app, part, place, is_trace=is_trace)
 
 
 def _from_file(
-    loaded: AppConfig, where: str, options: WorkloadOptions, seed: int
+    config: AppConfig, where: str, options: WorkloadOptions, seed: int
 ) -> Iterator[tuple[str, Arrivals | ClosedLoop]]:
-    choice = loaded.workload
-    if not choice.streams:
+    default = config.workload
+    if not default.streams:
         problem = "there are no requests to send"
-        allowed = "streams here, or --trace FILE, or --arrivals SPEC"
+        allowed = "arrival streams, or --trace FILE, or --arrivals PROCESS"
         raise ConfigError(problem, where=where, key="workload.arrivals", allowed=allowed)
-    for index, asked in enumerate(choice.streams):
-        key = f"workload.arrivals[{index}].spec"
+    for index, arrivals in enumerate(default.streams):
+        key = f"workload.arrivals[{index}].process"
         with _located(where, key):
-            part = _read(asked.spec, options, choice.duration_ns, seed, index)
-        names = asked.pipeline.name, asked.client.name
-        if not asked.spec.startswith(_TRACE):
+            part = _read(arrivals.process, options, default.duration_ns, seed, index)
+        names = arrivals.pipeline.name, arrivals.client.name
+        if not arrivals.process.startswith(_TRACE):
             _check_agreement(part, names, where, key)
         if isinstance(part, ClosedLoop):
             yield f"{where}: {key}", replace(part, pipeline=names[0], client=names[1])
@@ -117,13 +119,13 @@ def _from_file(
 
 
 def _read(
-    spec: str, options: WorkloadOptions, duration_ns: int, seed: int, index: int
+    process: str, options: WorkloadOptions, duration_ns: int, seed: int, index: int
 ) -> Arrivals | ClosedLoop:
     own_seed = stream(seed, f"arrivals/{index}").getrandbits(63)
-    if not spec.startswith(_TRACE):
+    if not process.startswith(_TRACE):
         duration_ns = options.duration_ns or duration_ns
-        return parse_arrivals(spec, duration_ns=duration_ns, seed=own_seed)
-    path = find_trace(spec.removeprefix(_TRACE), options.traces)
+        return parse_arrivals(process, duration_ns=duration_ns, seed=own_seed)
+    path = find_trace(process.removeprefix(_TRACE), options.traces)
     arrivals = read_trace(path, seed=own_seed, sort=options.sort)
     if options.duration_ns is None or options.duration_ns >= arrivals.duration_ns:
         return arrivals
@@ -133,19 +135,19 @@ def _read(
 def _check_agreement(
     part: Arrivals | ClosedLoop, names: tuple[str, str], where: str, key: str
 ) -> None:
-    """Refuse a specification that names another pipeline or client than its stream does."""
-    for noun, own, (said,) in zip(("pipeline", "client"), names, _names(part), strict=True):
-        if said not in (DEFAULT_NAME, own):
-            problem = f"the {noun} of the stream is another"
-            raise ConfigError(problem, where=where, key=f"{key}: {noun}", value=said, allowed=own)
+    """Refuse an arrival process that names another pipeline or client than its stream does."""
+    for noun, own, (name,) in zip(("pipeline", "client"), names, _names(part), strict=True):
+        if name not in (DEFAULT_NAME, own):
+            problem = f"differs from the {noun} of the stream"
+            raise ConfigError(problem, where=where, key=f"{key}: {noun}", value=name, allowed=own)
 
 
 def _with_known_names(
     app: App, part: Arrivals | ClosedLoop, where: str, *, is_trace: bool
 ) -> Arrivals | ClosedLoop:
-    """Check pipelines and clients; where no client is named, the first one is meant.
+    """Check pipelines and clients; without a client, the first one of the application counts.
 
-    Where the application has only one, that is who is meant, whatever a trace calls it.
+    If the application has only one pipeline or client, any name in a trace stands for it.
     """
     clients = [client.name for client in app.clients]
     is_anonymous = DEFAULT_NAME not in clients
@@ -165,7 +167,7 @@ def _with_known_names(
 
 
 def _names(part: Arrivals | ClosedLoop) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The pipelines and the clients that its requests carry."""
+    """Return the names of pipelines and of clients in the requests."""
     if isinstance(part, ClosedLoop):
         return (part.pipeline,), (part.client,)
     return part.pipelines, part.clients
@@ -174,14 +176,14 @@ def _names(part: Arrivals | ClosedLoop) -> tuple[tuple[str, ...], tuple[str, ...
 def _check_names(names: Iterable[str], known: list[str], noun: str, where: str) -> None:
     for name in names:
         if name not in known:
-            problem = f"does not say which {noun}" if name == DEFAULT_NAME else f"unknown {noun}"
+            problem = f"names no {noun}" if name == DEFAULT_NAME else f"unknown {noun}"
             value = None if name == DEFAULT_NAME else name
             allowed = ", ".join(known)
             raise ConfigError(problem, where=where, key=noun, value=value, allowed=allowed)
 
 
 def _check_sizes(app: App, arrivals: Arrivals, where: str) -> None:
-    """Refuse a request larger than the largest batch: no policy could ever dispatch it."""
+    """Refuse a request that exceeds the largest batch: no policy could ever dispatch it."""
     if arrivals.items is None or not len(arrivals):
         return
     known = {pipeline.name: pipeline for pipeline in app.pipelines}
@@ -189,21 +191,21 @@ def _check_sizes(app: App, arrivals: Arrivals, where: str) -> None:
         pipeline = known.get(name, app.pipelines[0])
         sizes = arrivals.items[arrivals.pipeline == index]
         for stage in pipeline.stages:
-            most = min(variant.profile.items_max for variant in stage.function.variants)
-            if len(sizes) and sizes.max() > most:
-                problem = f"is more than a batch of function {stage.function.name} can hold"
+            items_max = min(variant.profile.items_max for variant in stage.function.variants)
+            if len(sizes) and sizes.max() > items_max:
+                problem = f"exceeds the largest batch of function {stage.function.name}"
                 raise ConfigError(
                     problem,
                     where=where,
                     key="items",
                     value=int(sizes.max()),
-                    allowed=f"1 to {most}",
+                    allowed=f"1 to {items_max}",
                 )
 
 
 @contextmanager
 def _located(where: str, key: str | None) -> Iterator[None]:
-    """Say where a specification stands, in errors that know only what it says."""
+    """Add the location of an arrival process to errors that do not know it."""
     try:
         yield
     except ConfigError as error:

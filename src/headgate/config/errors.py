@@ -1,8 +1,9 @@
-"""Says, for people, what msgspec found wrong.
+"""Error messages for the application file: one line with file, key, value and what is allowed.
 
-msgspec checks fast and reports `$.pools[...].nodes`, which does not tell which pool. So when it
-has refused a file, this walks the file beside the types and stops at the first thing that does
-not fit, with its whole path, its value, and what would be allowed.
+msgspec checks fast but reports `$.pools[...].nodes`, which does not name the pool. So when it
+refuses a file, `check` walks the file beside the types and raises for the first value that is not
+of its type, with its whole path, its value, and what is allowed. `FieldReader` parses the
+quantities of one section and knows the path of each, for the same kind of message.
 """
 
 from __future__ import annotations
@@ -22,7 +23,17 @@ from headgate.core import units
 from headgate.core.clock import NEVER_NS
 from headgate.core.errors import ConfigError
 
-# Saying which name was meant.
+# Larger than any machine, yet small enough for sums of sizes to stay within 64 bits.
+SIZE_BYTES_MAX: Final = 10**18
+
+SectionT_co = TypeVar("SectionT_co", bound=Section, covariant=True)
+
+
+class ParsePrice(Protocol):
+    """A parser of prices in `headgate.core.units`; each is for another unit."""
+
+    def __call__(self, value: object, *, where: str | None, key: str | None) -> float:
+        """Return dollars per unit."""
 
 
 def unknown_name_error(
@@ -35,7 +46,7 @@ def unknown_name_error(
     "app.yaml: functions.f.pools: 'gpus': unknown pool, did you mean gpu? (allowed: gpu, cpu)"
     """
     names = list(known)
-    # Cut, because finding the closest takes time quadratic in the length.
+    # Truncated, because finding the closest name takes time quadratic in the length.
     close = difflib.get_close_matches(name[:64], names, n=1)
     problem = f"unknown {noun}" + (f", did you mean {close[0]}?" if close else "")
     allowed = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
@@ -43,7 +54,7 @@ def unknown_name_error(
 
 
 def check(value: object, kind: inspect.Type, *, where: str, key: str) -> None:
-    """Raise `ConfigError` for the first part of `value` (plain data) that is not of its kind."""
+    """Raise `ConfigError` for the first part of `value` (plain data) that is not of its type."""
     members = _members(kind)
     for member in members:
         match value, member:
@@ -68,7 +79,7 @@ def check(value: object, kind: inspect.Type, *, where: str, key: str) -> None:
 
 
 def describe(kind: inspect.Type) -> str:
-    """Say in words what is allowed.
+    """Describe in words the values of a type.
 
     >>> describe(inspect.type_info(int | None)), describe(inspect.type_info(bool | list[str]))
     ('a whole number', 'true or false or a list')
@@ -98,6 +109,129 @@ def describe(kind: inspect.Type) -> str:
     return "text"
 
 
+@dataclass(frozen=True, slots=True)
+class FieldReader(Generic[SectionT_co]):
+    """Reads the fields of a section `spec`, found at `key` in the file `where`.
+
+    Its methods take the name of a field, so that an error can name the path and the value.
+    """
+
+    spec: SectionT_co
+    where: str
+    key: str
+
+    def error(self, name: str, problem: str, *, allowed: str | None = None) -> ConfigError:
+        """Return a `ConfigError` about the field `name`."""
+        value: object = getattr(self.spec, name)
+        scalar = None if isinstance(value, dict | tuple | Section) else value
+        return ConfigError(
+            problem, where=self.where, key=self.path(name), value=scalar, allowed=allowed
+        )
+
+    def path(self, name: str) -> str:
+        """Return the path of a field in the file."""
+        return join(self.key, name)
+
+    def duration_ns(self, name: str) -> int:
+        """Read a duration, such as `5ms`."""
+        return units.parse_duration(getattr(self.spec, name), where=self.where, key=self.path(name))
+
+    def positive_ns(self, name: str) -> int:
+        """Read a duration that must not be zero."""
+        duration_ns = self.duration_ns(name)
+        if duration_ns == 0:
+            raise self.error(name, "must be longer than zero", allowed="5ms, 10min")
+        return duration_ns
+
+    def duration_or_never_ns(self, name: str) -> int:
+        """Read a positive duration, or `never`."""
+        return NEVER_NS if getattr(self.spec, name) == "never" else self.positive_ns(name)
+
+    def size_bytes(self, name: str) -> int:
+        """Read a size, such as `100MB`."""
+        value: object = getattr(self.spec, name)
+        size_bytes = units.parse_size(value, where=self.where, key=self.path(name))
+        if size_bytes > SIZE_BYTES_MAX:
+            raise self.error(name, "is too large", allowed="up to 1000000TB")
+        return size_bytes
+
+    def size_or_unlimited_bytes(self, name: str) -> int:
+        """Read a size that is not zero, or `unlimited`."""
+        if getattr(self.spec, name) == "unlimited":
+            return NEVER_NS
+        size_bytes = self.size_bytes(name)
+        if size_bytes == 0:
+            raise self.error(name, "must be more than zero", allowed="16GB, unlimited")
+        return size_bytes
+
+    def bytes_per_s(self, name: str) -> float:
+        """Read a bandwidth, such as `10GB/s`; `unlimited` is 0."""
+        value = str(getattr(self.spec, name))
+        if value == "unlimited":
+            return 0.0
+        try:
+            size_bytes = units.parse_size(value.removesuffix("/s"))
+        except ConfigError:
+            size_bytes = 0
+        if size_bytes == 0 or not value.endswith("/s"):
+            raise self.error(name, "is not a bandwidth", allowed="10GB/s, 100MB/s, unlimited")
+        return float(size_bytes)
+
+    def positive_rate_per_s(self, name: str) -> float:
+        """Read a rate that is not zero, such as `100/s`."""
+        rate_per_s = units.parse_rate(
+            getattr(self.spec, name), where=self.where, key=self.path(name)
+        )
+        if rate_per_s == 0:
+            raise self.error(name, "must be more than zero", allowed="100/s, 30/min")
+        return rate_per_s
+
+    def fraction(self, name: str) -> float:
+        """Read a share, such as `99%` or 0.99."""
+        return units.parse_fraction(getattr(self.spec, name), where=self.where, key=self.path(name))
+
+    def gpu_sevenths(self, name: str) -> int:
+        """Read a share of a GPU, such as `3/7`."""
+        match = re.fullmatch(r"([0-9]{1,4})/7", str(getattr(self.spec, name)))
+        if match is None:
+            raise self.error(name, "is not a share of a GPU", allowed="0/7, 1/7, ... 7/7")
+        return int(match[1])
+
+    def cpu_milli(self, name: str) -> int:
+        """Read a number of CPUs, which may have three decimals."""
+        milli = Fraction(str(getattr(self.spec, name))) * 1000
+        if milli.denominator != 1:
+            raise self.error(name, "has more than three decimals", allowed="2, 0.5, 0.125")
+        return int(milli)
+
+    def price(self, name: str, parse: ParsePrice) -> float:
+        """Read a price in the unit of `parse`; a missing one is 0."""
+        value: object = getattr(self.spec, name)
+        if value is None:
+            return 0.0
+        try:
+            return parse(value, where=self.where, key=self.path(name))
+        except ConfigError as error:  # its value lacks the dollar sign
+            raise self.error(name, error.problem, allowed=error.allowed) from None
+
+    def one_of(self, noun: str, name: str, known: Collection[str]) -> str:
+        """Read a name, which must be known."""
+        value: str = getattr(self.spec, name)
+        if value not in known:
+            raise unknown_name_error(noun, value, known, where=self.where, key=self.path(name))
+        return value
+
+    def some_of(self, noun: str, name: str, known: Collection[str]) -> tuple[str, ...]:
+        """Read a list of names, which must be known and different."""
+        values: tuple[str, ...] = getattr(self.spec, name)
+        for value in values:
+            if value not in known:
+                raise unknown_name_error(noun, value, known, where=self.where, key=self.path(name))
+            if values.count(value) > 1:
+                raise self.error(name, f"names {noun} {value} twice", allowed="each name once")
+        return values
+
+
 def _check_struct(value: dict[str, object], kind: inspect.StructType, where: str, key: str) -> None:
     fields = {field.name: field for field in kind.fields}
     for name in value:
@@ -118,7 +252,7 @@ def _check_dict(value: dict[str, object], kind: inspect.DictType, where: str, ke
     for name, item in value.items():
         if not any(_accepts(member, name) for member in _members(kind.key_type)):
             raise ConfigError(
-                "cannot be a key here",
+                "is not a valid key",
                 where=where,
                 key=key,
                 value=name,
@@ -135,7 +269,7 @@ def _check_list(value: list[object], kind: inspect.VarTupleType, where: str, key
 
 
 def _members(kind: inspect.Type) -> list[inspect.Type]:
-    """Return the alternatives of a type, with what was merely said about them taken off."""
+    """Return the alternatives of a type, without their metadata."""
     match kind:
         case inspect.Metadata(type=inner):
             return _members(inner)
@@ -145,8 +279,8 @@ def _members(kind: inspect.Type) -> list[inspect.Type]:
 
 
 def _accepts(member: inspect.Type, value: object) -> bool:
-    """Whether a value that is no map and no list is of a type that has no alternatives."""
-    is_boolean = isinstance(value, bool)  # which Python takes for a number
+    """Whether a scalar value is of a type that has no alternatives."""
+    is_boolean = isinstance(value, bool)  # which is an int in Python
     match member:
         case inspect.AnyType():
             return True
@@ -174,7 +308,7 @@ def _is_in_range(kind: inspect.IntType | inspect.FloatType, value: float) -> boo
 
 
 def _range(kind: inspect.IntType | inspect.FloatType) -> str:
-    """Say which numbers are allowed.
+    """Describe the range of numbers allowed.
 
     >>> _range(inspect.IntType(ge=1, le=9)), _range(inspect.FloatType(gt=0))
     (' from 1 to 9', ' above 0')
@@ -185,7 +319,7 @@ def _range(kind: inspect.IntType | inspect.FloatType) -> str:
 
 
 def _problem(value: object, members: list[inspect.Type]) -> str:
-    """Say what the value is, where that alone is the problem."""
+    """Say what is wrong with a value: out of range, or of the wrong type."""
     has_numbers = any(isinstance(m, inspect.IntType | inspect.FloatType) for m in members)
     has_text = any(isinstance(m, inspect.StrType | inspect.LiteralType) for m in members)
     match value:
@@ -194,148 +328,12 @@ def _problem(value: object, members: list[inspect.Type]) -> str:
         case bool():
             return "is true or false"
         case str():
-            return "does not fit" if has_text else "is text"
+            return "is not valid" if has_text else "is text"
         case int() | float():
-            return "does not fit" if has_numbers else "is a number"
+            return "is not valid" if has_numbers else "is a number"
         case list():
             return "is a list"
     return "is a map"
 
 
-# One entry of the application file, with where it stands: reads its quantities.
-
-
-# Larger than any machine, and small enough for sums of sizes to stay within 64 bits.
-SIZE_BYTES_MAX: Final = 10**18
-
-SectionT_co = TypeVar("SectionT_co", bound=Section, covariant=True)
-
-
-class ParsePrice(Protocol):
-    """One of the parsers of prices in `headgate.core.units`: they differ in the unit."""
-
-    def __call__(self, value: object, *, where: str | None, key: str | None) -> float:
-        """Return dollars per that unit."""
-
-
-@dataclass(frozen=True, slots=True)
-class FieldReader(Generic[SectionT_co]):
-    """A section `spec` found at `key` of the file `where`.
-
-    The readers take the name of a field, so that an error can name its path and its value.
-    """
-
-    spec: SectionT_co
-    where: str
-    key: str
-
-    def error(self, name: str, problem: str, *, allowed: str | None = None) -> ConfigError:
-        """Return the error that `problem` is with the field `name`."""
-        value: object = getattr(self.spec, name)
-        shown = None if isinstance(value, dict | tuple | Section) else value
-        return ConfigError(
-            problem, where=self.where, key=self.path(name), value=shown, allowed=allowed
-        )
-
-    def path(self, name: str) -> str:
-        """Return the path of a field."""
-        return join(self.key, name)
-
-    def duration_ns(self, name: str) -> int:
-        """Read `5ms`."""
-        return units.parse_duration(getattr(self.spec, name), where=self.where, key=self.path(name))
-
-    def positive_ns(self, name: str) -> int:
-        """Read a duration that must not be zero."""
-        duration_ns = self.duration_ns(name)
-        if duration_ns == 0:
-            raise self.error(name, "must be longer than zero", allowed="5ms, 10min")
-        return duration_ns
-
-    def duration_or_never_ns(self, name: str) -> int:
-        """Read a positive duration, or `never`."""
-        return NEVER_NS if getattr(self.spec, name) == "never" else self.positive_ns(name)
-
-    def size_bytes(self, name: str) -> int:
-        """Read `100MB`."""
-        value: object = getattr(self.spec, name)
-        size_bytes = units.parse_size(value, where=self.where, key=self.path(name))
-        if size_bytes > SIZE_BYTES_MAX:
-            raise self.error(name, "is too large", allowed="up to 1000000TB")
-        return size_bytes
-
-    def size_or_unlimited_bytes(self, name: str) -> int:
-        """Read a size that is not zero, or `unlimited`."""
-        if getattr(self.spec, name) == "unlimited":
-            return NEVER_NS
-        size_bytes = self.size_bytes(name)
-        if size_bytes == 0:
-            raise self.error(name, "must be more than zero", allowed="16GB, unlimited")
-        return size_bytes
-
-    def bytes_per_s(self, name: str) -> float:
-        """Read `10GB/s`; `unlimited` is 0."""
-        value = str(getattr(self.spec, name))
-        if value == "unlimited":
-            return 0.0
-        try:
-            size_bytes = units.parse_size(value.removesuffix("/s"))
-        except ConfigError:
-            size_bytes = 0
-        if size_bytes == 0 or not value.endswith("/s"):
-            raise self.error(name, "is not a bandwidth", allowed="10GB/s, 100MB/s, unlimited")
-        return float(size_bytes)
-
-    def positive_rate_per_s(self, name: str) -> float:
-        """Read `100/s`, which must not be zero."""
-        rate_per_s = units.parse_rate(
-            getattr(self.spec, name), where=self.where, key=self.path(name)
-        )
-        if rate_per_s == 0:
-            raise self.error(name, "must be more than zero", allowed="100/s, 30/min")
-        return rate_per_s
-
-    def fraction(self, name: str) -> float:
-        """Read `99%` or 0.99."""
-        return units.parse_fraction(getattr(self.spec, name), where=self.where, key=self.path(name))
-
-    def gpu_sevenths(self, name: str) -> int:
-        """Read `3/7`."""
-        match = re.fullmatch(r"([0-9]{1,4})/7", str(getattr(self.spec, name)))
-        if match is None:
-            raise self.error(name, "is not a share of a GPU", allowed="0/7, 1/7, ... 7/7")
-        return int(match[1])
-
-    def cpu_milli(self, name: str) -> int:
-        """Read a number of CPUs, which may have three decimals."""
-        milli = Fraction(str(getattr(self.spec, name))) * 1000
-        if milli.denominator != 1:
-            raise self.error(name, "is finer than a thousandth of a CPU", allowed="2, 0.5, 0.125")
-        return int(milli)
-
-    def price(self, name: str, parse: ParsePrice) -> float:
-        """Read a price, in the unit that `parse` reads; none at all is 0."""
-        value: object = getattr(self.spec, name)
-        if value is None:
-            return 0.0
-        try:
-            return parse(value, where=self.where, key=self.path(name))
-        except ConfigError as error:  # which shows the value without its dollar
-            raise self.error(name, error.problem, allowed=error.allowed) from None
-
-    def one_of(self, noun: str, name: str, known: Collection[str]) -> str:
-        """Read a name, which must be known."""
-        value: str = getattr(self.spec, name)
-        if value not in known:
-            raise unknown_name_error(noun, value, known, where=self.where, key=self.path(name))
-        return value
-
-    def some_of(self, noun: str, name: str, known: Collection[str]) -> tuple[str, ...]:
-        """Read a list of names, which must be known and different."""
-        values: tuple[str, ...] = getattr(self.spec, name)
-        for value in values:
-            if value not in known:
-                raise unknown_name_error(noun, value, known, where=self.where, key=self.path(name))
-            if values.count(value) > 1:
-                raise self.error(name, f"names {noun} {value} twice", allowed="each once")
-        return values
+# One reader of the application file, with where it stands: reads its quantities.

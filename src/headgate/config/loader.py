@@ -8,12 +8,12 @@ from importlib import import_module
 import msgspec
 from msgspec import inspect
 
-from headgate.config.build import build, find_sources
+from headgate.config.build import build, variant_sources
 from headgate.config.errors import check
 from headgate.config.options import (
     AppConfig,
-    declared_clients,
-    declared_workload,
+    client_options,
+    default_workload,
     policy_options,
     serve_options,
     simulation_options,
@@ -24,29 +24,29 @@ from headgate.core.errors import ConfigError
 
 
 def load(reference: str) -> AppConfig:
-    """Load a YAML file (`app.yaml`), or what `module:attribute` names: a `AppConfig` or a mapping.
+    """Load a YAML file (`app.yaml`), or `module:attribute`, which is an `AppConfig` or a mapping.
 
-    Raises `ConfigError` if there is anything wrong with it. What the module itself raises when it
-    is imported comes through, but for a failing import and for an exit.
+    Raises `ConfigError` if the application is not valid, or if importing the module fails or
+    exits. Any other exception that the module raises on import is passed on.
     """
     if ":" not in reference or reference.endswith((".yaml", ".yml")):
         return _from_data(read_yaml(reference), reference)
-    found = _attribute(reference)
-    return found if isinstance(found, AppConfig) else _from_data(found, reference)
+    value = _attribute(reference)
+    return value if isinstance(value, AppConfig) else _from_data(value, reference)
 
 
 def from_spec(spec: Mapping[str, object], where: str) -> AppConfig:
-    """Load what a YAML file would contain; `where` is named in errors."""
+    """Load an application from plain data, as a YAML file would contain; errors name `where`."""
     return _from_data(spec, where)
 
 
 def declare(
     functions: Mapping[str, object], pools: Mapping[str, object], **sections: object
 ) -> AppConfig:
-    """Declare an application in Python: the same nested mapping as in the YAML file.
+    """Declare an application in Python, with the same nested mappings as in the YAML file.
 
-    >>> loaded = declare(functions={"resnet": {"exec": "5ms"}}, pools={"gpu": {"nodes": 4}})
-    >>> loaded.app.pipelines[0].name, loaded.policy.name
+    >>> config = declare(functions={"resnet": {"exec_time": "5ms"}}, pools={"gpu": {"nodes": 4}})
+    >>> config.app.pipelines[0].name, config.policy.name
     ('resnet', 'headgate')
     """
     return from_spec({"functions": functions, "pools": pools, **sections}, "declare()")
@@ -65,11 +65,11 @@ def _from_data(data: object, where: str) -> AppConfig:
     return AppConfig(
         app=app,
         policy=policy_options(spec.policy, where),
-        workload=declared_workload(spec.workload, app, where),
+        workload=default_workload(spec.workload, app, where),
         simulation=simulation_options(spec.simulation, app, where),
-        sources=find_sources(spec.functions),
+        sources=variant_sources(spec.functions),
         serve=serve_options(spec.serve, where),
-        tenants=declared_clients(spec.clients, where),
+        tenants=client_options(spec.clients, where),
         spec=normalised,
     )
 
@@ -79,43 +79,41 @@ def _attribute(reference: str) -> object:
     module_name, _, path = reference.partition(":")
     allowed = "app.yaml, module:attribute"
     if not all(part.isidentifier() for part in module_name.split(".")):
-        raise ConfigError("names no module", where=reference, allowed=allowed)
+        raise ConfigError("is not a module name", where=reference, allowed=allowed)
     try:
-        found: object = import_module(module_name)
+        value: object = import_module(module_name)
     except (ImportError, SystemExit) as error:
-        kind = "it exits: " if isinstance(error, SystemExit) else ""
+        kind = "the module exits: " if isinstance(error, SystemExit) else ""
         problem = " ".join(f"cannot be imported: {kind}{error}".split())
         raise ConfigError(problem, where=reference) from None
     for name in path.split("."):
-        if not hasattr(found, name):
+        if not hasattr(value, name):
             raise ConfigError(f"has no attribute {name!r}", where=reference, allowed=allowed)
-        found = getattr(found, name)
-    return found
-
-
-# An application as somebody would have written it: without what is assumed anyway.
+        value = getattr(value, name)
+    return value
 
 
 def without_defaults(spec: Mapping[str, object]) -> object:
-    """Return plain data that loads as the same application, without its defaults.
+    """Return plain data that loads as the same application, without its default values.
 
-    >>> without_defaults({"functions": {"f": {"exec": "5ms", "start": 0}}, "policy": "headgate"})
-    {'functions': {'f': {'exec': '5ms'}}}
+    >>> function = {"exec_time": "5ms", "cold_start": 0}
+    >>> without_defaults({"functions": {"f": function}, "policy": "headgate"})
+    {'functions': {'f': {'exec_time': '5ms'}}}
     """
-    return _brief(msgspec.convert(spec, AppSpec))
+    return _without_defaults(msgspec.convert(spec, AppSpec))
 
 
-def _brief(value: object) -> object:
+def _without_defaults(value: object) -> object:
     if isinstance(value, msgspec.Struct):
         return {
-            field.name: _brief(getattr(value, field.name))
+            field.name: _without_defaults(getattr(value, field.name))
             for field in msgspec.structs.fields(value)
             if getattr(value, field.name) != _default(field)
         }
     if isinstance(value, dict):
-        return {key: _brief(inner) for key, inner in value.items()}
+        return {key: _without_defaults(inner) for key, inner in value.items()}
     if isinstance(value, tuple | list):
-        return [_brief(inner) for inner in value]
+        return [_without_defaults(inner) for inner in value]
     return value
 
 

@@ -1,4 +1,4 @@
-"""Objectives that nothing could ever meet: a latency below the fastest way through a pipeline."""
+"""Finds latency objectives that no placement can meet: below the critical path of a pipeline."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from headgate.core.units import format_duration
 
 @dataclass(frozen=True, slots=True)
 class StageTime:
-    """A stage of a pipeline, with the least that it takes."""
+    """A stage of a pipeline, with its shortest possible time."""
 
     function: Function
-    time_ns: int  # 0: nobody knows
+    time_ns: int  # 0: not measured
 
 
-def unreachable_objectives(loaded: AppConfig, where: str) -> list[ConfigError]:
-    """Return what is wrong with each objective that no placement can meet.
+def unreachable_objectives(config: AppConfig, where: str) -> list[ConfigError]:
+    """Return an error for each objective that no placement can meet.
 
-    A request takes no less than its longest chain of stages, each a batch of one on the fastest
-    variant, there and back over the network, with nobody else around and nothing to start. What was
-    never measured counts as nothing, and so does a stage that does not always run.
+    A request takes at least as long as its critical path: each stage a batch of one on the fastest
+    variant, plus the network delay both ways, on an idle and warm system. A stage that was never
+    measured, or that does not always run, counts as zero.
     """
-    times_ns = [_least_ns(loaded, function) for function in loaded.app.functions]
-    found = []
-    for pipeline in loaded.app.pipelines:
-        steps = fastest_path(pipeline, times_ns)
+    times_ns = [_shortest_ns(config, function) for function in config.app.functions]
+    errors = []
+    for pipeline in config.app.pipelines:
+        steps = critical_path(pipeline, times_ns)
         total_ns = sum(step.time_ns for step in steps)
         if pipeline.slo.latency_ns != NEVER_NS and pipeline.slo.latency_ns < total_ns:
-            found.append(_error(loaded, pipeline, steps, where))
-    return found
+            errors.append(_error(config, pipeline, steps, where))
+    return errors
 
 
-def fastest_path(pipeline: Pipeline, times_ns: Sequence[int]) -> list[StageTime]:
-    """Return the chain of stages that takes longest, given the least time of each function.
+def critical_path(pipeline: Pipeline, times_ns: Sequence[int]) -> list[StageTime]:
+    """Return the longest chain of stages, given the shortest time of each function.
 
-    Stages may stand in any order.
+    Stages may be in any order.
     """
     paths: dict[int, list[StageTime]] = {}
 
@@ -59,15 +59,15 @@ def _length_ns(path: list[StageTime]) -> int:
     return sum(step.time_ns for step in path)
 
 
-def _least_ns(loaded: AppConfig, function: Function) -> int:
-    """The shortest time of one item wherever the function may run, if the profiles are right."""
-    app, truth = loaded.app, loaded.simulation
-    factor = truth.scale[function.id]
-    if truth.observed:
-        factor *= min(truth.observed[function.id])
+def _shortest_ns(config: AppConfig, function: Function) -> int:
+    """The shortest time of one item on any variant, network included, if the profiles are right."""
+    app, simulation = config.app, config.simulation
+    factor = simulation.scale[function.id]
+    if simulation.observed:
+        factor *= min(simulation.observed[function.id])
     return min(
         0
-        if variant.name in loaded.unmeasured
+        if variant.name in config.unmeasured
         else int(variant.profile.exec_ns[0] * min(1.0, factor))
         + 2 * _network_ns(app, variant.pool_ids)
         for variant in function.variants
@@ -79,17 +79,17 @@ def _network_ns(app: App, pool_ids: Sequence[int]) -> int:
 
 
 def _error(
-    loaded: AppConfig, pipeline: Pipeline, steps: list[StageTime], where: str
+    config: AppConfig, pipeline: Pipeline, steps: list[StageTime], where: str
 ) -> ConfigError:
     total = format_duration(_length_ns(steps))
-    shown = " -> ".join(
+    path = " -> ".join(
         f"{step.function.name} {format_duration(step.time_ns)}" for step in steps if step.time_ns
     )
-    written = loaded.spec["pipelines"]
-    own = written.get(pipeline.name) if isinstance(written, dict) else None
-    has_own = isinstance(own, dict) and own.get("slo") is not None
+    sections = config.spec["pipelines"]
+    section = sections.get(pipeline.name) if isinstance(sections, dict) else None
+    has_own = isinstance(section, dict) and section.get("slo") is not None
     return ConfigError(
-        f"is below the fastest path of pipeline {pipeline.name}, {total}: {shown}",
+        f"is below the critical path of pipeline {pipeline.name}, {total}: {path}",
         where=where,
         key=f"pipelines.{pipeline.name}.slo.latency" if has_own else "slo.latency",
         value=format_duration(pipeline.slo.latency_ns),

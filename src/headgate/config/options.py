@@ -1,4 +1,9 @@
-"""An application as loaded: the core's records, and the choices made beside them."""
+"""`AppConfig`, an application file as loaded, and the options it has beside the core's records.
+
+The core's records (functions, pools, pipelines, clients, limits) are made in `build`. Here is what
+the core does not know: the policy and its settings, the workload and the ground truth of
+simulations, how the application is served, and what each client may do.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +13,29 @@ from math import sqrt
 from typing import Any, Final, Literal
 
 from headgate.config.errors import FieldReader, unknown_name_error
-from headgate.config.schema import ClientSpec, ServeSpec, SimulationSpec, TruthSpec, WorkloadSpec
+from headgate.config.schema import (
+    ClientSpec,
+    ServeSpec,
+    ServiceTimesSpec,
+    SimulationSpec,
+    WorkloadSpec,
+)
 from headgate.core import units
 from headgate.core.errors import ConfigError
 from headgate.core.model import App, Client, Pipeline
 
+EXECUTION_TIMEOUT_NS_MIN: Final = 100_000_000  # less, and a worker would die before it is up
+BODY_BYTES_MAX: Final = 1 << 30  # no message between processes is longer
+SHARED_BYTES_MIN: Final = 64 << 10
+SHARED_BYTES_MAX: Final = 64 << 30
+LOG_BYTES_MIN: Final = 64 << 10  # each segment has the whole header
+LOG_BYTES_MAX: Final = 1 << 40
+MEMORY_BYTES_MAX: Final = 1 << 40
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyOptions:
-    """Which policy is to decide. Its settings are checked by the policy (`make_config`)."""
+    """The policy and its settings, which the policy checks itself (`make_config`)."""
 
     name: str
     settings: dict[str, object]
@@ -24,27 +43,27 @@ class PolicyOptions:
 
 @dataclass(frozen=True, slots=True)
 class VariantSource:
-    """What a variant really is, where it can be served and not only simulated."""
+    """What a worker loads to serve a variant: an ONNX file or Python code."""
 
     model: str | None  # an ONNX file, or
     code: str | None  # module:name
     options: Mapping[str, object]  # keyword arguments of what `code` names
-    batch: int  # the largest to measure
-    is_measured: bool  # how long it takes was not declared: a worker finds out
+    batch_max: int  # largest batch to measure
+    is_measured: bool  # `exec_time` is not given, so a worker measures it
 
 
 @dataclass(frozen=True, slots=True)
 class ArrivalStream:
-    """Requests of one client for one pipeline; `spec` is for `headgate.workload`."""
+    """Requests of one client for one pipeline; `headgate.workload` reads the arrival `process`."""
 
     pipeline: Pipeline
     client: Client
-    spec: str
+    process: str
 
 
 @dataclass(frozen=True, slots=True)
-class DeclaredWorkload:
-    """What to send when nothing else is asked for."""
+class DefaultWorkload:
+    """The workload of the application file, for when the command line gives none."""
 
     duration_ns: int
     streams: tuple[ArrivalStream, ...]
@@ -52,15 +71,15 @@ class DeclaredWorkload:
 
 @dataclass(frozen=True, slots=True)
 class SimulationOptions:
-    """What only the simulator may know: the truth behind the profiles, and what deciding costs."""
+    """What only the simulator may know: ground truth of service times, and overheads."""
 
     distribution: str  # "exact", "exponential", "lognormal", "uniform" or "observed"
-    cv: float  # standard deviation over mean; 0 unless lognormal or uniform
-    scale: tuple[float, ...]  # by function id: true mean over profile
-    observed: tuple[tuple[float, ...], ...]  # likewise: values that are equally likely, if observed
+    cv: float  # coefficient of variation; 0 unless lognormal or uniform
+    scale: tuple[float, ...]  # by function id: actual mean over profile
+    observed: tuple[tuple[float, ...], ...]  # by function id: equally likely factors, if observed
     decision_ns: int
     per_work_unit_ns: int
-    request_ns: int  # what a request takes outside of the Scheduler's sight
+    client_overhead_ns: int  # time of a request outside of the Scheduler's sight
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +87,17 @@ class ServeOptions:
     """How the application is served. Files are relative to the application's directory."""
 
     host: str
-    port: int  # 0: any that is free
-    grpc_port: int | None  # None: there is no gRPC
+    port: int  # 0: any free port
+    grpc_port: int | None  # None: gRPC is not served
     tls_certificate: str | None  # None: not encrypted
-    tls_key: str | None  # None: it is in the file of the certificate
+    tls_key: str | None  # None: the key is in the file of the certificate
     log: str | None
     lame_duck_ns: int
     drain_ns: int
-    timeout_ns: int
-    hang_ns: int
-    body_bytes: int
-    connections: int
+    deadline_max_ns: int
+    execution_timeout_ns: int
+    body_bytes_max: int
+    connections_max: int
     shared_memory_bytes: int
     overload_status: Literal[429, 503]
     log_size_bytes: int  # of a segment of the event log
@@ -88,16 +107,16 @@ class ServeOptions:
     log_format: Literal["text", "json"]
     access_log: bool
     expose_errors: bool
-    answer_bytes: int
-    memory_bytes: int
+    response_bytes_max: int
+    memory_bytes_max: int
 
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """How a client shows who it is, and how much it may ask for. None is no limit."""
+    """How a client authenticates, and its rate and concurrency limits. None is no limit."""
 
     client_id: int
-    key_sha256: str | None  # in hexadecimal digits; None: it has no key
+    key_sha256: str | None  # in hexadecimal digits; None: the client has no key
     rate_per_s: float | None
     burst: int
     concurrency: int | None
@@ -114,16 +133,16 @@ class AppConfig:
 
     app: App
     policy: PolicyOptions
-    workload: DeclaredWorkload
+    workload: DefaultWorkload
     simulation: SimulationOptions
     sources: tuple[VariantSource | None, ...]  # by variant id
     serve: ServeOptions
-    tenants: tuple[ClientOptions, ...]  # by client id: who may ask; none if none are named
+    tenants: tuple[ClientOptions, ...]  # by client id; empty if the file names no clients
     spec: dict[str, object]
 
     @property
     def unmeasured(self) -> tuple[str, ...]:
-        """The variants whose times nobody has declared: those in `app` are a guess.
+        """The variants without a known execution time: the times in `app` are placeholders.
 
         A worker measures them when it starts. A simulation of them would be made up.
         """
@@ -131,11 +150,8 @@ class AppConfig:
         return tuple(v.name for v, source in pairs if source is not None and source.is_measured)
 
 
-# Policy, workload and simulation: the choices of an application file beside its records.
-
-
 def policy_options(spec: str | dict[str, Any], where: str) -> PolicyOptions:
-    """Return the policy's name and its settings, which are not looked at here."""
+    """Return the policy's name and its settings, which are not checked here."""
     if isinstance(spec, str):
         return PolicyOptions(spec, {})
     name = spec.get("name")
@@ -150,84 +166,62 @@ def policy_options(spec: str | dict[str, Any], where: str) -> PolicyOptions:
     return PolicyOptions(name, {key: value for key, value in spec.items() if key != "name"})
 
 
-def declared_workload(spec: WorkloadSpec, app: App, where: str) -> DeclaredWorkload:
-    """Return the streams of arrivals, bound to their pipelines and clients."""
+def default_workload(spec: WorkloadSpec, app: App, where: str) -> DefaultWorkload:
+    """Return the arrival streams, bound to their pipelines and clients. Raises `ConfigError`."""
     pipelines = {pipeline.name: pipeline for pipeline in app.pipelines}
     clients = {client.name: client for client in app.clients}
     streams: list[ArrivalStream] = []
     for index, body in enumerate(spec.arrivals):
-        entry = FieldReader(body, where, f"workload.arrivals[{index}]")
-        pipeline = pipelines[entry.one_of("pipeline", "pipeline", pipelines)]
+        reader = FieldReader(body, where, f"workload.arrivals[{index}]")
+        pipeline = pipelines[reader.one_of("pipeline", "pipeline", pipelines)]
         if body.client is None:
             client = app.clients[0]
         else:
-            client = clients[entry.one_of("client", "client", clients)]
-        streams.append(ArrivalStream(pipeline, client, body.spec))
+            client = clients[reader.one_of("client", "client", clients)]
+        streams.append(ArrivalStream(pipeline, client, body.process))
     duration_ns = FieldReader(spec, where, "workload").positive_ns("duration")
-    return DeclaredWorkload(duration_ns, tuple(streams))
+    return DefaultWorkload(duration_ns, tuple(streams))
 
 
 def simulation_options(spec: SimulationSpec, app: App, where: str) -> SimulationOptions:
-    """Return the truth and the overheads."""
-    truth = FieldReader(spec.truth, where, "simulation.truth")
+    """Return the ground truth and the overheads. Raises `ConfigError`."""
+    times = FieldReader(spec.service_times, where, "simulation.service_times")
     overheads = FieldReader(spec.overheads, where, "simulation.overheads")
-    _check_cv(truth)
+    _check_cv(times)
     names = [function.name for function in app.functions]
-    scale, observed = spec.truth.scale, spec.truth.observed
-    for key, named in (("scale", scale), ("observed", observed)):
-        for name in named:
+    scale, observed = times.spec.scale, times.spec.observed
+    for key, factors in (("scale", scale), ("observed", observed)):
+        for name in factors:
             if name not in names:
-                raise unknown_name_error("function", name, names, where=where, key=truth.path(key))
-    if (spec.truth.distribution == "observed") != bool(observed):
-        verb = "means nothing to" if observed else "is needed by"
-        raise truth.error("observed", f"{verb} the distribution {spec.truth.distribution}")
+                raise unknown_name_error("function", name, names, where=where, key=times.path(key))
+    if (times.spec.distribution == "observed") != bool(observed):
+        verb = "is not used by" if observed else "is required by"
+        raise times.error("observed", f"{verb} the distribution {times.spec.distribution}")
     return SimulationOptions(
-        distribution=spec.truth.distribution,
-        cv=spec.truth.cv,
+        distribution=times.spec.distribution,
+        cv=times.spec.cv,
         scale=tuple(scale.get(name, 1.0) for name in names),
         observed=tuple(observed.get(name, (1.0,)) for name in names) if observed else (),
         decision_ns=overheads.duration_ns("decision"),
         per_work_unit_ns=overheads.duration_ns("per_work_unit"),
-        request_ns=overheads.duration_ns("request"),
+        client_overhead_ns=overheads.duration_ns("client_overhead"),
     )
 
 
-def _check_cv(entry: FieldReader[TruthSpec]) -> None:
-    distribution, cv = entry.spec.distribution, entry.spec.cv
-    if distribution in ("exact", "exponential", "observed"):
-        if cv != 0:
-            raise entry.error("cv", f"means nothing to {distribution}", allowed="0")
-    elif cv == 0:
-        raise entry.error("cv", f"{distribution} needs it", allowed="above 0")
-    elif distribution == "uniform" and cv > 1 / sqrt(3):
-        # A uniform distribution this wide around its mean would reach below zero.
-        raise entry.error("cv", "is too wide for uniform", allowed="up to 0.577")
-
-
-# What `headgate serve` needs, from the application file: `serve` and `clients`.
-
-
-HANG_NS_MIN: Final = 100_000_000  # less, and a worker would end itself before it is up
-BODY_BYTES_MAX: Final = 1 << 30  # no message between processes is longer
-SHARED_BYTES_MIN: Final = 64 << 10
-SHARED_BYTES_MAX: Final = 64 << 30
-LOG_BYTES_MIN: Final = 64 << 10  # each segment has the whole header
-LOG_BYTES_MAX: Final = 1 << 40
-MEMORY_BYTES_MAX: Final = 1 << 40
-
-
 def serve_options(spec: ServeSpec, where: str) -> ServeOptions:
-    """Return how the application is served."""
-    entry = FieldReader(spec, where, "serve")
+    """Return how the application is served. Raises `ConfigError`."""
+    reader = FieldReader(spec, where, "serve")
     for name in ("host", "tls_certificate", "tls_key", "log"):
         if getattr(spec, name) == "":
-            raise entry.error(name, "is empty")
+            raise reader.error(name, "is empty")
     if spec.tls_key is not None and spec.tls_certificate is None:
-        raise entry.error("tls_key", "has no certificate", allowed="only with tls_certificate")
-    hang_ns = entry.duration_ns("hang")
-    if hang_ns < HANG_NS_MIN:
-        allowed = f"{units.format_duration(HANG_NS_MIN)} or longer"
-        raise entry.error("hang", "is too short", allowed=allowed)
+        raise reader.error(
+            "tls_key", "is given without a certificate", allowed="only with tls_certificate"
+        )
+    execution_timeout_ns = reader.duration_ns("execution_timeout")
+    if execution_timeout_ns < EXECUTION_TIMEOUT_NS_MIN:
+        allowed = f"{units.format_duration(EXECUTION_TIMEOUT_NS_MIN)} or longer"
+        raise reader.error("execution_timeout", "is too short", allowed=allowed)
     return ServeOptions(
         host=spec.host,
         port=spec.port,
@@ -235,32 +229,32 @@ def serve_options(spec: ServeSpec, where: str) -> ServeOptions:
         tls_certificate=spec.tls_certificate,
         tls_key=spec.tls_key,
         log=spec.log,
-        lame_duck_ns=entry.duration_ns("lame_duck"),
-        drain_ns=entry.duration_ns("drain"),
-        timeout_ns=entry.positive_ns("timeout"),
-        hang_ns=hang_ns,
-        body_bytes=_bounded_bytes(entry, "body", 1, BODY_BYTES_MAX),
-        connections=spec.connections,
+        lame_duck_ns=reader.duration_ns("lame_duck"),
+        drain_ns=reader.duration_ns("drain"),
+        deadline_max_ns=reader.positive_ns("deadline_max"),
+        execution_timeout_ns=execution_timeout_ns,
+        body_bytes_max=_bounded_bytes(reader, "body_max", 1, BODY_BYTES_MAX),
+        connections_max=spec.connections_max,
         shared_memory_bytes=_bounded_bytes(
-            entry, "shared_memory", SHARED_BYTES_MIN, SHARED_BYTES_MAX
+            reader, "shared_memory", SHARED_BYTES_MIN, SHARED_BYTES_MAX
         ),
         overload_status=spec.overload_status,
-        log_size_bytes=_bounded_bytes(entry, "log_size", LOG_BYTES_MIN, LOG_BYTES_MAX),
-        log_age_ns=entry.duration_or_never_ns("log_age"),
+        log_size_bytes=_bounded_bytes(reader, "log_size", LOG_BYTES_MIN, LOG_BYTES_MAX),
+        log_age_ns=reader.duration_or_never_ns("log_age"),
         log_keep=spec.log_keep,
         log_level=spec.log_level,
         log_format=spec.log_format,
         access_log=spec.access_log,
         expose_errors=spec.expose_errors,
-        answer_bytes=_bounded_bytes(entry, "answer", 1, BODY_BYTES_MAX),
-        memory_bytes=_bounded_bytes(entry, "memory", 1, MEMORY_BYTES_MAX),
+        response_bytes_max=_bounded_bytes(reader, "response_max", 1, BODY_BYTES_MAX),
+        memory_bytes_max=_bounded_bytes(reader, "memory_max", 1, MEMORY_BYTES_MAX),
     )
 
 
 def without_keys(spec: Mapping[str, object]) -> dict[str, object]:
     """Return an application as plain data without the hashes of its clients' keys.
 
-    For an event log, which is kept, copied and sent around: no decision depends on a key.
+    For an event log, which is kept, copied and sent around. No decision depends on a key.
     """
     clients = spec.get("clients")
     if not isinstance(clients, Mapping):
@@ -269,31 +263,44 @@ def without_keys(spec: Mapping[str, object]) -> dict[str, object]:
     return {**spec, "clients": kept}
 
 
-def declared_clients(specs: Mapping[str, ClientSpec], where: str) -> tuple[ClientOptions, ...]:
-    """Return what each client may do, by its id; none if none are named."""
+def client_options(specs: Mapping[str, ClientSpec], where: str) -> tuple[ClientOptions, ...]:
+    """Return the options of each client, by its id; empty if no clients are named."""
     owners: dict[str, str] = {}
-    choices: list[ClientOptions] = []
+    options: list[ClientOptions] = []
     for id, (name, spec) in enumerate(specs.items()):
-        entry = FieldReader(spec, where, f"clients.{name}")
+        reader = FieldReader(spec, where, f"clients.{name}")
         if spec.key is not None and owners.setdefault(spec.key, name) != name:
-            problem = f"is the key of {owners[spec.key]}, too"
-            raise entry.error("key", problem, allowed="a key of its own")
-        choices.append(
+            problem = f"is also the key of {owners[spec.key]}"
+            raise reader.error("key", problem, allowed="a different key for each client")
+        options.append(
             ClientOptions(
                 client_id=id,
                 key_sha256=None if spec.key is None else spec.key.removeprefix("sha256:"),
-                rate_per_s=None if spec.rate is None else entry.positive_rate_per_s("rate"),
+                rate_per_s=None if spec.rate is None else reader.positive_rate_per_s("rate"),
                 burst=spec.burst,
                 concurrency=spec.concurrency,
             )
         )
-    return tuple(choices)
+    return tuple(options)
 
 
-def _bounded_bytes(entry: FieldReader[ServeSpec], name: str, least: int, most: int) -> int:
-    size_bytes = entry.size_bytes(name)
-    if not least <= size_bytes <= most:
-        problem = "is too small" if size_bytes < least else "is too large"
-        allowed = f"{units.format_size(least)} to {units.format_size(most)}"
-        raise entry.error(name, problem, allowed=allowed)
+def _check_cv(reader: FieldReader[ServiceTimesSpec]) -> None:
+    distribution, cv = reader.spec.distribution, reader.spec.cv
+    if distribution in ("exact", "exponential", "observed"):
+        if cv != 0:
+            raise reader.error("cv", f"is not used by the distribution {distribution}", allowed="0")
+    elif cv == 0:
+        problem = f"must be set for the distribution {distribution}"
+        raise reader.error("cv", problem, allowed="above 0")
+    elif distribution == "uniform" and cv > 1 / sqrt(3):
+        # A uniform distribution this wide around its mean would reach below zero.
+        raise reader.error("cv", "is too large for uniform", allowed="up to 0.577")
+
+
+def _bounded_bytes(reader: FieldReader[ServeSpec], name: str, minimum: int, maximum: int) -> int:
+    size_bytes = reader.size_bytes(name)
+    if not minimum <= size_bytes <= maximum:
+        problem = "is too small" if size_bytes < minimum else "is too large"
+        allowed = f"{units.format_size(minimum)} to {units.format_size(maximum)}"
+        raise reader.error(name, problem, allowed=allowed)
     return size_bytes

@@ -1,7 +1,7 @@
-"""Price lists: what machines and functions cost and allow, as dated files with their sources.
+"""Price lists: prices and limits of machines and function platforms, in dated files.
 
-Headgate brings a few. A file of the user's replaces them section by section: where it has
-`instances`, those are all the kinds of machines there are, and likewise `functions`.
+Headgate bundles a few. A file of the user's replaces them section by section: if it has
+`instances`, those are all the instance types there are; likewise `functions` and platforms.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ BUNDLED: Final = Path(__file__).parents[1] / "prices"
 _SIZES_MAX: Final = 1_000
 
 
-class FactSpec(Section, frozen=True):
-    """Where some of the numbers come from, and how sure they are."""
+class ProvenanceSpec(Section, frozen=True):
+    """The source of the values of some keys, and how reliable they are."""
 
     keys: tuple[str, ...]
     confidence: Literal["read", "high", "low", "measured", "assumed"]
@@ -37,45 +37,45 @@ class FactSpec(Section, frozen=True):
 
 
 class InstanceSpec(Section, frozen=True):
-    """A kind of machine."""
+    """An instance type: a kind of machine rented by the hour."""
 
     cpus: Cpus
     memory: Size
     price: Price
-    boot: Duration = 0
-    network: Duration = 0
+    boot_time: Duration = 0
+    network_delay: Duration = 0
 
 
 class SizesSpec(Section, frozen=True):
-    """The memory sizes to choose from."""
+    """The memory sizes that a function can have."""
 
-    least: Size
-    most: Size
+    min: Size
+    max: Size
     step: Size
 
 
-class FunctionsSpec(Section, frozen=True):
-    """A function platform. What has the name of a key of a serverless pool is the same thing."""
+class FaasSpec(Section, frozen=True):
+    """A function platform. Keys named like those of a serverless pool have the same meaning."""
 
     cpu_memory: Size
     sizes: SizesSpec
     price: Price
     request_price: Price | None = None
     billing_step: Duration = "1ms"
-    bills_start: bool = True
+    bill_cold_start: bool = True
     provisioned_price: Price | None = None
     provisioned_run_price: Price | None = None
-    provision: Duration = "60s"
+    provisioning_time: Duration = "60s"
     concurrency: Count = 1_000
-    burst: Count = 1_000
-    starts_rate: str = "100/s"
+    burst_concurrency: Count = 1_000
+    burst_refill: str = "100/s"
     keep_alive: Duration = "10min"
-    max_age: Duration = "never"
-    timeout: Duration = "never"
-    package: Size = "unlimited"
-    image: Size = "unlimited"
-    payload: Size = "unlimited"
-    network: Duration = 0
+    age_max: Duration = "never"
+    timeout_max: Duration = "never"
+    package_max: Size = "unlimited"
+    image_max: Size = "unlimited"
+    payload_max: Size = "unlimited"
+    network_delay: Duration = 0
 
 
 class PricesSpec(Section, frozen=True):
@@ -84,13 +84,13 @@ class PricesSpec(Section, frozen=True):
     title: str
     as_of: Annotated[str, Meta(title="date", pattern=r"^\d{4}-\d\d-\d\d$", examples=["2025-08-01"])]
     instances: dict[Name, InstanceSpec] = field(default_factory=dict)
-    functions: dict[Name, FunctionsSpec] = field(default_factory=dict)
-    facts: tuple[FactSpec, ...] = ()
+    functions: dict[Name, FaasSpec] = field(default_factory=dict)
+    provenance: tuple[ProvenanceSpec, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
-    """What some of the numbers of a list rest on."""
+class Provenance:
+    """The source of the values of some keys of a price list."""
 
     title: str
     as_of: str
@@ -102,38 +102,38 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class PriceList:
-    """Everything that can be had, and who says so."""
+    """All instance types and function platforms on offer, with the sources of the numbers."""
 
     instances: tuple[InstanceType, ...]
     platforms: tuple[FaasOffering, ...]
-    facts: tuple[Fact, ...]
+    provenance: tuple[Provenance, ...]
     titles: tuple[str, ...]  # with their dates
 
     def instances_named(self, names: Sequence[str], where: str) -> tuple[InstanceType, ...]:
-        """Return those of these names, in which `*` stands for anything; all if there are none."""
-        known = [offer.name for offer in self.instances]
+        """Return the instance types that match any name (`*` is a wildcard); without names, all."""
+        known = [instance.name for instance in self.instances]
         for name in names:
             if not any(fnmatchcase(each, name) for each in known):
                 raise unknown_name_error("instance type", name, known, where=where, key=None)
         return tuple(
-            offer
-            for offer in self.instances
-            if not names or any(fnmatchcase(offer.name, name) for name in names)
+            instance
+            for instance in self.instances
+            if not names or any(fnmatchcase(instance.name, name) for name in names)
         )
 
 
 def read_prices(paths: Sequence[str] = ()) -> PriceList:
-    """Return the prices of these files, and where they have none, those that Headgate brings.
+    """Return the prices of these files; the bundled lists fill in the sections that they lack.
 
-    Raises `ConfigError`. A name that is there twice is of the last file that has it.
+    Raises `ConfigError`. Where several files have a name, the last one counts.
     """
     given = [(path, _read(path)) for path in paths]
-    own = [(str(path), _read(str(path))) for path in sorted(BUNDLED.glob("*.yaml"))]
+    bundled = [(str(path), _read(str(path))) for path in sorted(BUNDLED.glob("*.yaml"))]
     has_instances = any(spec.instances for _, spec in given)
     has_functions = any(spec.functions for _, spec in given)
     used = given + [
         (path, spec)
-        for path, spec in own
+        for path, spec in bundled
         if (spec.instances and not has_instances) or (spec.functions and not has_functions)
     ]
     instances: dict[str, InstanceType] = {}
@@ -146,7 +146,7 @@ def read_prices(paths: Sequence[str] = ()) -> PriceList:
     return PriceList(
         instances=tuple(instances.values()),
         platforms=tuple(platforms.values()),
-        facts=tuple(_fact(spec, fact) for _, spec in used for fact in spec.facts),
+        provenance=tuple(_provenance(spec, row) for _, spec in used for row in spec.provenance),
         titles=tuple(f"{spec.title} ({spec.as_of})" for _, spec in used),
     )
 
@@ -160,76 +160,75 @@ def _read(path: str) -> PricesSpec:
         raise ConfigError(str(error), where=path) from None
 
 
-def _fact(spec: PricesSpec, fact: FactSpec) -> Fact:
-    return Fact(spec.title, spec.as_of, fact.keys, fact.confidence, fact.source, fact.note)
+def _provenance(spec: PricesSpec, row: ProvenanceSpec) -> Provenance:
+    return Provenance(spec.title, spec.as_of, row.keys, row.confidence, row.source, row.note)
 
 
-def _instance(name: str, entry: FieldReader[InstanceSpec]) -> InstanceType:
-    if entry.cpu_milli("cpus") == 0:
-        raise entry.error("cpus", "must be more than zero", allowed="2, 0.5")
+def _instance(name: str, reader: FieldReader[InstanceSpec]) -> InstanceType:
+    if reader.cpu_milli("cpus") == 0:
+        raise reader.error("cpus", "must be more than zero", allowed="2, 0.5")
     return InstanceType(
         name=name,
-        cpus=entry.spec.cpus,
-        memory_bytes=entry.size_or_unlimited_bytes("memory"),
-        usd_per_hour=entry.price("price", units.parse_price_per_hour),
-        boot_ns=entry.duration_ns("boot"),
-        network_ns=entry.duration_ns("network"),
+        cpus=reader.spec.cpus,
+        memory_bytes=reader.size_or_unlimited_bytes("memory"),
+        usd_per_hour=reader.price("price", units.parse_price_per_hour),
+        boot_ns=reader.duration_ns("boot_time"),
+        network_ns=reader.duration_ns("network_delay"),
     )
 
 
-def _platform(name: str, entry: FieldReader[FunctionsSpec]) -> FaasOffering:
-    spec = entry.spec
-    sizes_bytes = _sizes_bytes(FieldReader(spec.sizes, entry.where, entry.path("sizes")))
+def _platform(name: str, reader: FieldReader[FaasSpec]) -> FaasOffering:
+    spec = reader.spec
+    sizes_bytes = _sizes_bytes(FieldReader(spec.sizes, reader.where, reader.path("sizes")))
     terms = FaasPlatform(
         memory_bytes=sizes_bytes[-1],
         concurrency_max=spec.concurrency,
-        burst_concurrency=spec.burst,
-        burst_refill_per_s=entry.positive_rate_per_s("starts_rate"),
-        keep_alive_ns=entry.duration_ns("keep_alive"),
-        age_max_ns=entry.duration_or_never_ns("max_age"),
-        usd_per_gb_s=entry.price("price", units.parse_price_per_gb_second),
-        usd_per_request=entry.price("request_price", units.parse_price_per_request),
-        billing_step_ns=entry.positive_ns("billing_step"),
-        bills_cold_start=spec.bills_start,
-        provisioning_ns=entry.duration_ns("provision"),
-        provisioned_usd_per_gb_s=entry.price("provisioned_price", units.parse_price_per_gb_second),
-        provisioned_run_usd_per_gb_s=entry.price(
+        burst_concurrency=spec.burst_concurrency,
+        burst_refill_per_s=reader.positive_rate_per_s("burst_refill"),
+        keep_alive_ns=reader.duration_ns("keep_alive"),
+        age_max_ns=reader.duration_or_never_ns("age_max"),
+        usd_per_gb_s=reader.price("price", units.parse_price_per_gb_second),
+        usd_per_request=reader.price("request_price", units.parse_price_per_request),
+        billing_step_ns=reader.positive_ns("billing_step"),
+        bills_cold_start=spec.bill_cold_start,
+        provisioning_ns=reader.duration_ns("provisioning_time"),
+        provisioned_usd_per_gb_s=reader.price("provisioned_price", units.parse_price_per_gb_second),
+        provisioned_run_usd_per_gb_s=reader.price(
             "provisioned_run_price", units.parse_price_per_gb_second
         ),
     )
     return FaasOffering(
         name=name,
         terms=terms,
-        cpu_bytes=_cpu_bytes(entry),
+        cpu_bytes=_cpu_bytes(reader),
         sizes_bytes=sizes_bytes,
-        network_ns=entry.duration_ns("network"),
-        timeout_ns=entry.duration_or_never_ns("timeout"),
-        package_bytes=entry.size_or_unlimited_bytes("package"),
-        image_bytes=entry.size_or_unlimited_bytes("image"),
-        payload_bytes=entry.size_or_unlimited_bytes("payload"),
+        network_ns=reader.duration_ns("network_delay"),
+        timeout_ns=reader.duration_or_never_ns("timeout_max"),
+        package_bytes=reader.size_or_unlimited_bytes("package_max"),
+        image_bytes=reader.size_or_unlimited_bytes("image_max"),
+        payload_bytes=reader.size_or_unlimited_bytes("payload_max"),
     )
 
 
-def _cpu_bytes(entry: FieldReader[FunctionsSpec]) -> int:
-    size_bytes = entry.size_bytes("cpu_memory")
+def _cpu_bytes(reader: FieldReader[FaasSpec]) -> int:
+    size_bytes = reader.size_bytes("cpu_memory")
     if size_bytes < 2**20:
-        raise entry.error("cpu_memory", "is too little for a CPU", allowed="1MiB or more")
+        raise reader.error("cpu_memory", "is too small", allowed="1MiB or more")
     return size_bytes
 
 
-def _sizes_bytes(entry: FieldReader[SizesSpec]) -> tuple[int, ...]:
-    least, most, step = (_whole_mib(entry, name) for name in ("least", "most", "step"))
-    if least > most:
-        raise entry.error("least", "is more than `most`", allowed=f"up to {entry.spec.most}")
-    if (most - least) // step >= _SIZES_MAX:
-        raise entry.error("step", "makes too many sizes", allowed=f"up to {_SIZES_MAX:,} of them")
-    sizes = range(least, most, step)
-    return (*sizes, most)
+def _sizes_bytes(reader: FieldReader[SizesSpec]) -> tuple[int, ...]:
+    low, high, step = (_whole_mib(reader, name) for name in ("min", "max", "step"))
+    if low > high:
+        raise reader.error("min", "is larger than `max`", allowed=f"up to {reader.spec.max}")
+    if (high - low) // step >= _SIZES_MAX:
+        raise reader.error("step", "makes too many sizes", allowed=f"at most {_SIZES_MAX:,} sizes")
+    return (*range(low, high, step), high)
 
 
-def _whole_mib(entry: FieldReader[SizesSpec], name: str) -> int:
-    """Sizes are told apart, and written down, in MiB."""
-    size_bytes = entry.size_bytes(name)
+def _whole_mib(reader: FieldReader[SizesSpec], name: str) -> int:
+    """Read a size in whole MiB, the unit in which sizes are listed and compared."""
+    size_bytes = reader.size_bytes(name)
     if size_bytes == 0 or size_bytes % 2**20:
-        raise entry.error(name, "is no whole number of MiB", allowed="512MiB, 10GiB")
+        raise reader.error(name, "is not a whole number of MiB", allowed="512MiB, 10GiB")
     return size_bytes

@@ -1,4 +1,9 @@
-"""YAML, read strictly: a key that is there twice is an error, and every error has a place."""
+"""Reads YAML strictly, and reduces it to plain data.
+
+A duplicate key is an error, and every error has a position in the file. Everything that is loaded
+passes through `normalise` first, so that the code behind it sees only text, finite numbers,
+booleans, None, lists and maps with text keys, and so that an event log can carry it as JSON.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,9 @@ import yaml
 
 from headgate.core.errors import ConfigError
 
+DEPTH_MAX: Final = 20
+VALUES_MAX: Final = 1_000_000
+_INTEGER_MAX: Final = 2**63 - 1
 _MERGE_TAG: Final = "tag:yaml.org,2002:merge"
 
 
@@ -22,7 +30,7 @@ def read_yaml(path: str) -> object:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = path if mark is None else f"{path}:{mark.line + 1}:{mark.column + 1}"
-        # PyYAML tells in two parts: what it was doing, and what went wrong. Some problems are
+        # PyYAML reports in two parts, what it was doing and what went wrong. Some problems are
         # only the second half of a sentence.
         is_half = (error.problem or "").startswith("but ")
         problem = f"{error.context}, {error.problem}" if is_half else error.problem
@@ -30,27 +38,42 @@ def read_yaml(path: str) -> object:
     except RecursionError:
         raise ConfigError("is nested too deeply", where=path) from None
     except (yaml.YAMLError, ValueError) as error:
-        # Not text at all, or a date such as 2024-13-01, which PyYAML leaves to Python to refuse.
+        # Not text at all, or an impossible date such as 2024-13-01, which PyYAML passes to Python.
         raise ConfigError(_one_line(str(error)), where=path) from None
 
 
-class _StrictLoader(yaml.SafeLoader):
-    """Refuses a mapping with the same key twice, where YAML would let the last one win.
+def normalise(value: object, where: str, key: str = "") -> object:
+    """Return a copy of `value` as plain data: tuples become lists, whole-number keys become text.
 
-    It looks at the text, before `<<` merges others in: overriding a merged key is the point of it.
+    >>> normalise({"exec_time": {1: "5ms", 8: "20ms"}, "slowdown": (1.0, 1.5)}, "app.yaml")
+    {'exec_time': {'1': '5ms', '8': '20ms'}, 'slowdown': [1.0, 1.5]}
+    """
+    return _Copier(where).copy(value, key, 0)
+
+
+def join(key: str, name: str) -> str:
+    """Return the path of `name` inside `key` (empty at the top), always on one line."""
+    name = name if name.isprintable() else repr(name)
+    return f"{key}.{name}" if key else name
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Refuses duplicate keys in a mapping, of which YAML would silently keep the last.
+
+    Keys are compared as written, before `<<` merges others in: a merged key may be overridden.
     """
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:  # the stubs are wrong on it
         node = super().compose_mapping_node(anchor)
-        seen: set[tuple[str, str]] = set()
+        keys: set[tuple[str, str]] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE_TAG:
                 continue
-            if (key.tag, key.value) in seen:
+            if (key.tag, key.value) in keys:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"{key.value!r} is there twice", key.start_mark
+                    None, None, f"{key.value!r} is a duplicate key", key.start_mark
                 )
-            seen.add((key.tag, key.value))
+            keys.add((key.tag, key.value))
         return node
 
 
@@ -58,35 +81,9 @@ def _one_line(text: str | None) -> str:
     return " ".join((text or "is not YAML").split())
 
 
-# Plain data: what both YAML and JSON can say.
-#
-# Everything that is declared passes through here first, so that the code behind sees only text,
-# finite numbers, booleans, None, lists and maps with text for keys, and so that a log can carry it.
-
-
-DEPTH_MAX: Final = 20
-VALUES_MAX: Final = 1_000_000
-_INTEGER_MAX: Final = 2**63 - 1
-
-
-def normalise(value: object, where: str, key: str = "") -> object:
-    """Return a copy of `value` as plain data: tuples become lists, whole-number keys become text.
-
-    >>> normalise({"exec": {1: "5ms", 8: "20ms"}, "slowdown": (1.0, 1.5)}, "app.yaml")
-    {'exec': {'1': '5ms', '8': '20ms'}, 'slowdown': [1.0, 1.5]}
-    """
-    return _Copier(where).copy(value, key, 0)
-
-
-def join(key: str, name: str) -> str:
-    """Return the path of `name` inside `key`, which is empty at the top: one line, always."""
-    name = name if name.isprintable() else repr(name)
-    return f"{key}.{name}" if key else name
-
-
 @final
 class _Copier:
-    """Counts what it copies: an alias in YAML can stand for more values than fit in memory."""
+    """Copies plain data and counts values: YAML aliases can expand to more than fits in memory."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -110,7 +107,7 @@ class _Copier:
         if isinstance(value, int | float):
             return self._checked_number(value, key)
         raise ConfigError(
-            f"is a {type(value).__name__}, which has no place here",
+            f"has the unsupported type {type(value).__name__}",
             where=self._where,
             key=key,
             allowed="text (in quotes), a number, true, false, a list, a map",
@@ -121,19 +118,19 @@ class _Copier:
         for name, item in value.items():
             if isinstance(name, bool) or not isinstance(name, str | int):
                 raise ConfigError(
-                    f"a key is {name!r}",
+                    f"has the key {name!r}, which is not text",
                     where=self._where,
                     key=key,
                     allowed="text (in quotes, if YAML reads it otherwise)",
                 )
             text = name if isinstance(name, str) else str(self._checked_number(name, key))
             if text in copied:
-                raise ConfigError("is there twice", where=self._where, key=key, value=text)
+                raise ConfigError("is a duplicate key", where=self._where, key=key, value=text)
             copied[text] = self.copy(item, join(key, text), depth + 1)
         return copied
 
     def _checked_number(self, value: float, key: str) -> float:
-        if abs(value) <= _INTEGER_MAX:  # which also is false of NaN
+        if abs(value) <= _INTEGER_MAX:  # false for NaN as well
             return value
         # The value is not shown: Python refuses to print an integer of many digits.
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Takes an application to where functions run: packs it, tries it, and creates the function."""
+"""Deploys an application as a function: packages it, test-imports it, creates the function."""
 
 from headgate.deploy.lambda_function import LambdaFunction, connect, deploy
 from headgate.deploy.package import Package, pack, try_import

@@ -1,4 +1,4 @@
-"""Creates or updates a function through boto3, on AWS or on an embedded platform."""
+"""Creates or updates a function through boto3, on AWS Lambda or on the Lambda emulator."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from headgate.config.providers import is_address, is_here, is_of_aws
+from headgate.config.providers import is_aws_url, is_local_url, is_valid_url
 from headgate.core.errors import ConfigError
 from headgate.lambda_emulator.auth import REGION, client_options
 
-# What the embedded platform is told where AWS wants to know more: it does not look at it.
+# The API requires a role; the Lambda emulator ignores it.
 _ANY_ROLE: Final = "arn:aws:iam::000000000000:role/embedded"
 
 
 @dataclass(frozen=True, slots=True)
 class LambdaFunction:
-    """What a function should be like. Its code is a zip file's bytes, or a directory."""
+    """The desired state of a function. Its code is the bytes of a zip file, or a directory."""
 
     name: str
     handler: str
@@ -31,18 +31,18 @@ class LambdaFunction:
 
 
 def connect(endpoint_url: str | None) -> Any:  # boto3 has no types
-    """Return a client of Lambda. Raises `ConfigError` if anything it needs is missing.
+    """Return a client of Lambda. Raises `ConfigError` if boto3 or credentials are missing.
 
-    An endpoint on this machine gets the keys of the platform there, and never credentials of AWS.
+    An endpoint on this machine gets the keys of the emulator there, and never credentials of AWS.
     """
     try:
-        import boto3  # noqa: PLC0415  # it is large, and only this needs it
+        import boto3  # noqa: PLC0415  # large, and needed only here
     except ImportError:
         raise ConfigError("boto3 is not installed: pip install boto3", where="deploy") from None
-    with _blame(endpoint_url):
+    with _one_line_errors(endpoint_url):
         session = boto3.session.Session()
-        if endpoint_url is not None and is_embedded(endpoint_url):
-            return _connect_here(session, endpoint_url)
+        if endpoint_url is not None and is_local_lambda(endpoint_url):
+            return _connect_local(session, endpoint_url)
         if session.get_credentials() is None:
             raise ConfigError(
                 "no credentials for AWS were found",
@@ -50,30 +50,30 @@ def connect(endpoint_url: str | None) -> Any:  # boto3 has no types
                 allowed="AWS_ACCESS_KEY_ID with AWS_SECRET_ACCESS_KEY, a profile, a role",
             )
         client = session.client("lambda", endpoint_url=endpoint_url)
-        url = client.meta.endpoint_url  # variables and profiles of AWS may name another
-        if is_of_aws(url) or not is_embedded(url):
+        url = client.meta.endpoint_url  # variables and profiles of AWS may set another
+        if is_aws_url(url) or not is_local_lambda(url):
             return client
         client.close()
-        return _connect_here(session, url)
+        return _connect_local(session, url)
 
 
-def is_embedded(endpoint_url: str | None) -> bool:
-    """Whether an endpoint is a platform on this machine. Raises `ConfigError`.
+def is_local_lambda(endpoint_url: str | None) -> bool:
+    """Whether an endpoint is a Lambda emulator on this machine. Raises `ConfigError`.
 
-    >>> is_embedded("http://127.0.0.1:9001"), is_embedded(None)
+    >>> is_local_lambda("http://127.0.0.1:9001"), is_local_lambda(None)
     (True, False)
     """
     if endpoint_url is None:
         return False
-    if not is_address(endpoint_url):
+    if not is_valid_url(endpoint_url):
         raise ConfigError(
-            "is no address",
+            "is not a valid URL",
             where="deploy",
             key="--endpoint-url",
             value=endpoint_url,
             allowed="http://127.0.0.1:9001; without a user name",
         )
-    return is_here(endpoint_url, where="deploy", key="--endpoint-url")
+    return is_local_url(endpoint_url, where="deploy", key="--endpoint-url")
 
 
 def deploy(
@@ -81,11 +81,11 @@ def deploy(
     function: LambdaFunction,
     endpoint_url: str | None,
 ) -> Literal["created", "updated"]:
-    """Create the function, or make the one of that name like it; it can be called afterwards.
+    """Create the function, or update the one of that name; wait until it can be called.
 
     Raises `ConfigError` if the platform refuses.
     """
-    with _blame(endpoint_url):
+    with _one_line_errors(endpoint_url):
         try:
             old = client.get_function_configuration(FunctionName=function.name)
         except client.exceptions.ResourceNotFoundException:
@@ -95,7 +95,7 @@ def deploy(
         return "updated"
 
 
-def _connect_here(session: Any, endpoint_url: str) -> Any:  # boto3 has no types
+def _connect_local(session: Any, endpoint_url: str) -> Any:  # boto3 has no types
     from botocore.config import Config  # noqa: PLC0415  # as boto3
 
     options = client_options(endpoint_url, session.region_name or REGION)
@@ -103,10 +103,10 @@ def _connect_here(session: Any, endpoint_url: str) -> Any:  # boto3 has no types
 
 
 def _create(client: Any, function: LambdaFunction, endpoint_url: str | None) -> None:
-    role = function.role or (_ANY_ROLE if is_embedded(endpoint_url) else None)
+    role = function.role or (_ANY_ROLE if is_local_lambda(endpoint_url) else None)
     if role is None:
         raise ConfigError(
-            "AWS needs a role to create a function",
+            "AWS requires a role to create a function",
             where="deploy",
             key="--role",
             allowed="arn:aws:iam::ACCOUNT:role/NAME",
@@ -129,7 +129,7 @@ def _update(client: Any, function: LambdaFunction, old: Mapping[str, Any]) -> No
     updated = client.get_waiter("function_updated_v2")
     client.update_function_code(FunctionName=function.name, **_code(function))
     updated.wait(FunctionName=function.name)
-    # What somebody has set there by hand stays: the call below would take it away.
+    # Keep variables that were set by hand, because the call below replaces all of them.
     kept = old.get("Environment", {}).get("Variables", {})
     changes = {"Role": function.role} if function.role else {}
     client.update_function_configuration(
@@ -155,17 +155,17 @@ def _runtime() -> str:
 
 
 @contextmanager
-def _blame(endpoint_url: str | None) -> Iterator[None]:
-    """Say in one line what boto3 raises: nothing of it is a defect of ours."""
+def _one_line_errors(endpoint_url: str | None) -> Iterator[None]:
+    """Turn exceptions of boto3 into `ConfigError`: they are not defects of Headgate."""
     from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415
 
     try:
         yield
     except ClientError as error:
-        told = error.response.get("Error", {})
-        # Of one line: the next ones may quote the request, with the session token of whoever asks.
-        said = str(told.get("Message", "")).partition("\n")[0]
-        problem = f"{told.get('Code', 'error')}: {said}"
+        details = error.response.get("Error", {})
+        # The first line only: the next ones may quote the request with its session token.
+        message = str(details.get("Message", "")).partition("\n")[0]
+        problem = f"{details.get('Code', 'error')}: {message}"
         raise ConfigError(problem, where=endpoint_url or "AWS Lambda") from None
-    except (BotoCoreError, ValueError) as error:  # a ValueError is an address that is none
+    except (BotoCoreError, ValueError) as error:  # ValueError: an invalid URL
         raise ConfigError(str(error), where=endpoint_url or "AWS Lambda") from None

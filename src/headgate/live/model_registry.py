@@ -86,7 +86,7 @@ def with_measured_profiles(
             if source.is_measured:
                 # If the measurement failed, the assumed profile is written: the spec is complete.
                 times_ns = function.exec_ns or variant.profile.exec_ns
-                section["exec"] = [f"{time_ns}ns" for time_ns in times_ns]
+                section["exec_time"] = [f"{time_ns}ns" for time_ns in times_ns]
             _fill_measured(section, function)
     complete = from_spec(spec, where)
     for problem in unreachable_objectives(complete, where):
@@ -215,8 +215,8 @@ def _stage(pipeline: Pipeline, index: int) -> str:
 
 
 def _fill_measured(section: dict[str, Any], function: MeasuredFunction) -> None:
-    if section["start"] == 0:
-        section["start"] = f"{function.start_ns}ns"
+    if section["cold_start"] == 0:
+        section["cold_start"] = f"{function.start_ns}ns"
     if section["memory"] == "0B":
         section["memory"] = f"{function.memory_bytes}B"
 

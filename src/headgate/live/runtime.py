@@ -438,7 +438,7 @@ class Runtime:
             loop,
             record=record,
             count_fault=self._count_fault,
-            recheck_s=(serve.timeout_ns + serve.hang_ns) / 1e9,
+            recheck_s=(serve.deadline_max_ns + serve.execution_timeout_ns) / 1e9,
         )
         for link in self._links.values():
             self._join(link)

@@ -205,7 +205,7 @@ class ProcessGroup:
         self._run_dir = _make_run_dir()
         self._markers = CrashMarkers(self._run_dir)
         write_deployment(self._run_dir, deployment)
-        self._hang_s = self.config.serve.hang_ns / 1e9
+        self._hang_s = self.config.serve.execution_timeout_ns / 1e9
         # A function may hold the GIL for as long as a batch may take.
         self._heartbeat_timeout_s = max(HEARTBEAT_TIMEOUT_S_MIN, self._hang_s)
         self._workers: dict[int, ChildProcess] = {}  # by node id

@@ -75,11 +75,11 @@ def calibrated(
     """
     calibrated_spec = deepcopy(dict(spec))
     calibrated_spec["simulation"] = {
-        "truth": {
+        "service_times": {
             "distribution": "observed",
             "observed": {result.function: list(result.factors) for result in results},
         },
-        "overheads": {"request": f"{request_ns}ns"},
+        "overheads": {"client_overhead": f"{request_ns}ns"},
     }
     return calibrated_spec
 

@@ -1,4 +1,4 @@
-"""Runs the command line in this process, as the tests of it need it."""
+"""Runs the command line in the process of the tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 KAAS = str(EXAMPLES / "kaas.yaml")
 
 APP = """
-functions: {resnet: {exec: 5ms, start: 20ms}, bert: {exec: 20ms, memory: 1GB}}
+functions: {resnet: {exec_time: 5ms, cold_start: 20ms}, bert: {exec_time: 20ms, memory: 1GB}}
 slo: {latency: 100ms}
 pools: {gpu: {nodes: 2, memory: 16GB, price: $1.20/h}}
 policy: balance
@@ -24,7 +24,7 @@ policy: balance
 
 @dataclass(frozen=True)
 class Ended:
-    """What a command printed, and how it ended."""
+    """The output of a command, and its exit status."""
 
     code: int
     out: str
@@ -32,12 +32,12 @@ class Ended:
 
     @property
     def json(self) -> Any:
-        """What it printed, if that is JSON. NaN is not."""
+        """The output as JSON, without NaN."""
         return json.loads(self.out, parse_constant=_refuse)
 
 
 def headgate(*arguments: object) -> Ended:
-    """Run a command. An exception that is not bad input comes through, as our bugs should."""
+    """Run a command. An exception that is not bad input is passed on."""
     result = CliRunner().invoke(cli, [str(each) for each in arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception

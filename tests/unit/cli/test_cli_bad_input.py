@@ -1,4 +1,4 @@
-"""Bad input is one line on stderr that says where, what and what is allowed; and exit code 2."""
+"""Bad input is one line on stderr that says where, what and what is allowed; and exit status 2."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 from cli_rig import APP, EXAMPLES, KAAS, headgate, write
 
 ONE = """
-functions: {resnet: {exec: 5ms}}
+functions: {resnet: {exec_time: 5ms}}
 slo: {latency: 1s}
 pools: {gpu: {nodes: 1}}
 policy: balance
 """
 
 
-def complaint(*arguments: object) -> str:
-    """Run a command that must be refused, and return the one line it says."""
+def error_line(*arguments: object) -> str:
+    """Run a command that must be refused, and return its error line."""
     ended = headgate(*arguments)
     lines = ended.err.splitlines()
     assert (ended.code, ended.out, len(lines)) == (2, "", 1), ended
@@ -27,22 +27,26 @@ def complaint(*arguments: object) -> str:
 
 
 @pytest.mark.parametrize(
-    ("written", "instead", "said"),
+    ("written", "instead", "message"),
     [
         ("nodes: 2", "nodez: 2", "pools.gpu: 'nodez': unknown key, did you mean nodes?"),
-        ("exec: 5ms", "exec: -5ms", "functions.resnet.exec: '-5ms': must not be negative"),
-        ("exec: 5ms", "exec: 5", "functions.resnet.exec: 5"),
-        ("memory: 1GB", "memory: 99GB", "functions.bert.memory: '99GB': fits no pool"),
+        (
+            "exec_time: 5ms",
+            "exec_time: -5ms",
+            "functions.resnet.exec_time: '-5ms': must not be negative",
+        ),
+        ("exec_time: 5ms", "exec_time: 5", "functions.resnet.exec_time: 5"),
+        ("memory: 1GB", "memory: 99GB", "functions.bert.memory: '99GB': exceeds every pool"),
         (": balance", ": balanec", "policy: 'balanec': unknown policy, did you mean balance?"),
         (": balance", ": {name: balance, batch: 2}", "policy: 'batch': unknown setting"),
     ],
 )
-def test_the_application_file(tmp_path: Path, written: str, instead: str, said: str) -> None:
+def test_the_application_file(tmp_path: Path, written: str, instead: str, message: str) -> None:
     app = write(tmp_path / "app.yaml", APP.replace(written, instead))
     for command in ("simulate", "compare", "check"):
-        if command != "compare" or "policy" not in said:  # which brings its own
-            line = complaint(command, app, *_some_arrivals(command))
-            assert line.startswith(f"{app}: {said}"), line
+        if command != "compare" or "policy" not in message:  # which brings its own
+            line = error_line(command, app, *_some_arrivals(command))
+            assert line.startswith(f"{app}: {message}"), line
             assert "(allowed: " in line
 
 
@@ -50,15 +54,15 @@ def _some_arrivals(command: str) -> list[str]:
     return [] if command == "check" else ["--arrivals", "poisson:rate=5/s,pipeline=resnet"]
 
 
-def test_a_pipeline_that_waits_for_itself(tmp_path: Path) -> None:
+def test_a_pipeline_with_a_cycle(tmp_path: Path) -> None:
     stages = "stages: {x: {function: bert, after: [y]}, y: {function: bert, after: [x]}}"
     app = write(tmp_path / "app.yaml", f"{APP}pipelines: {{p: {{{stages}}}}}\n")
-    said = "pipelines.p.stages: wait for each other: x -> y -> x (allowed: no cycles)"
-    assert complaint("simulate", app) == f"{app}: {said}"
+    message = "pipelines.p.stages: form a cycle: x -> y -> x (allowed: no cycles)"
+    assert error_line("simulate", app) == f"{app}: {message}"
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "message"),
     [
         ("1.0,resnet\n0.5,resnet\n", ":3: time: '0.5': is earlier than the previous row"),
         ("1.0,resnet\n1.5", ":3: the row has 1 cells, the header 2"),
@@ -67,55 +71,57 @@ def test_a_pipeline_that_waits_for_itself(tmp_path: Path) -> None:
         ("", ": has a header but no rows"),
     ],
 )
-def test_a_trace(tmp_path: Path, rows: str, said: str) -> None:
+def test_a_trace(tmp_path: Path, rows: str, message: str) -> None:
     app = write(tmp_path / "app.yaml", APP)
     trace = write(tmp_path / "trace.csv", f"time,pipeline\n{rows}")
-    assert complaint("simulate", app, "--trace", trace).startswith(f"{trace}{said}")
+    assert error_line("simulate", app, "--trace", trace).startswith(f"{trace}{message}")
 
 
 def test_a_compressed_trace_that_was_cut_off(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv.gz"
     rows = "".join(f"{second * 1.37},resnet\n" for second in range(5_000))
     trace.write_bytes(gzip.compress(f"time,pipeline\n{rows}".encode())[:-2_000])
-    assert "truncated or damaged" in complaint("simulate", KAAS, "--trace", trace)
+    assert "truncated or damaged" in error_line("simulate", KAAS, "--trace", trace)
 
 
 def test_a_trace_that_names_no_pipeline_where_there_are_several(tmp_path: Path) -> None:
     trace = write(tmp_path / "trace.csv", "time\n1.0\n")
-    said = f"{trace}: pipeline: does not say which pipeline (allowed: resnet, bert)"
-    assert complaint("simulate", KAAS, "--trace", trace) == said
+    message = f"{trace}: pipeline: names no pipeline (allowed: resnet, bert)"
+    assert error_line("simulate", KAAS, "--trace", trace) == message
 
 
 def test_a_request_larger_than_any_batch(tmp_path: Path) -> None:
-    """It could never be dispatched: say so now, rather than blame a policy later."""
+    """Such a request could never be dispatched, so it is refused at the start."""
     trace = write(tmp_path / "trace.csv", "time,pipeline,items\n1.0,resnet,3\n")
-    line = complaint("simulate", KAAS, "--trace", trace)
-    assert line.startswith(f"{trace}: items: 3: is more than a batch of function resnet can hold")
+    line = error_line("simulate", KAAS, "--trace", trace)
+    assert line.startswith(f"{trace}: items: 3: exceeds the largest batch of function resnet")
 
 
 def test_no_requests_at_all(tmp_path: Path) -> None:
     app = write(tmp_path / "app.yaml", APP)
-    line = complaint("simulate", app)
+    line = error_line("simulate", app)
     assert line.startswith(f"{app}: workload.arrivals: there are no requests to send")
     assert "--trace FILE" in line
 
 
 def test_arrivals_of_the_file(tmp_path: Path) -> None:
-    stream = "workload: {arrivals: [{pipeline: bert, spec: 'poison:rate=5/s'}]}"
+    stream = "workload: {arrivals: [{pipeline: bert, process: 'poison:rate=5/s'}]}"
     app = write(tmp_path / "app.yaml", f"{APP}{stream}\n")
     for command in ("simulate", "check"):
-        said = f"{app}: workload.arrivals[0].spec: 'poison': unknown kind of arrivals"
-        assert complaint(command, app).startswith(said)
+        message = f"{app}: workload.arrivals[0].process: 'poison': unknown kind of arrivals"
+        assert error_line(command, app).startswith(message)
 
 
 def test_names_that_are_written_must_exist_even_where_there_is_only_one(tmp_path: Path) -> None:
-    """A trace may call an only pipeline what it likes; whoever types a name means it."""
+    """Any name in a trace stands for the only pipeline, but not a name on the command line."""
     app = write(tmp_path / "app.yaml", ONE)
     for kind in ("poisson:rate=5/s", "closed:clients=1"):
         for noun, known in (("pipeline", "resnet"), ("client", "client")):
             spec = f"{kind},{noun}=zz"
-            said = f"{noun}: 'zz': unknown {noun} (allowed: {known})"
-            assert complaint("simulate", app, "--arrivals", spec) == f"--arrivals {spec}: {said}"
+            message = f"{noun}: 'zz': unknown {noun} (allowed: {known})"
+            assert (
+                error_line("simulate", app, "--arrivals", spec) == f"--arrivals {spec}: {message}"
+            )
         assert headgate("simulate", app, "--duration", "1", "--arrivals", kind).code == 0
     trace = write(tmp_path / "trace.csv", "time,pipeline\n1.0,zz\n")
     assert headgate("simulate", app, "--trace", trace).code == 0
@@ -123,31 +129,31 @@ def test_names_that_are_written_must_exist_even_where_there_is_only_one(tmp_path
 
 @pytest.mark.parametrize("name", ["pipeline=resnet", "client=zz"])
 def test_a_stream_that_contradicts_itself(tmp_path: Path, name: str) -> None:
-    stream = f"workload: {{arrivals: [{{pipeline: bert, spec: 'poisson:rate=5/s,{name}'}}]}}"
+    stream = f"workload: {{arrivals: [{{pipeline: bert, process: 'poisson:rate=5/s,{name}'}}]}}"
     app = write(tmp_path / "app.yaml", f"{APP}{stream}\n")
-    noun, _, said = name.partition("=")
-    where = f"{app}: workload.arrivals[0].spec: {noun}: '{said}'"
-    assert complaint("simulate", app).startswith(f"{where}: the {noun} of the stream is another")
+    noun, _, message = name.partition("=")
+    where = f"{app}: workload.arrivals[0].process: {noun}: '{message}'"
+    assert error_line("simulate", app).startswith(f"{where}: differs from the {noun} of the stream")
 
 
-def test_a_log_does_not_go_over_what_is_read(tmp_path: Path) -> None:
-    """Nor by another name for it."""
+def test_a_log_does_not_overwrite_an_input(tmp_path: Path) -> None:
+    """Nor by another name of the same file."""
     app = write(tmp_path / "app.yaml", APP)
     trace = write(tmp_path / "trace.csv", "time,pipeline\n1.0,resnet\n")
     (tmp_path / "link").symlink_to(trace)
     for log in (app, trace, tmp_path / "link"):
-        line = complaint("simulate", app, "--trace", trace, "--log", log)
-        assert line.startswith(f"--log: '{log}': would be written over")
+        line = error_line("simulate", app, "--trace", trace, "--log", log)
+        assert line.startswith(f"--log: '{log}': is an input of the command")
     assert Path(trace).read_text(encoding="utf-8").startswith("time")
     assert Path(app).read_text(encoding="utf-8") == APP
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--policy", "srft"], "--policy: 'srft': unknown policy, did you mean srtf?"),
         (["--arrivals", "poisson:rate=5"], "--arrivals: poisson.rate: '5': needs a unit"),
-        (["--arrivals", "poisson:rate=5/s"], "--arrivals poisson:rate=5/s: pipeline: does not say"),
+        (["--arrivals", "poisson:rate=5/s"], "--arrivals poisson:rate=5/s: pipeline: names no"),
         (["--trace", "a", "--arrivals", "b"], "--trace: 'a': cannot be given together"),
         (["--trace", "nosuch"], "--trace: trace: 'nosuch': no such file"),
         (["--traces", "/nosuch", "--trace", "t"], "/nosuch: no such directory of traces"),
@@ -168,12 +174,12 @@ def test_a_log_does_not_go_over_what_is_read(tmp_path: Path) -> None:
         (["more"], "simulate: Got unexpected extra argument"),
     ],
 )
-def test_options(options: list[str], said: str) -> None:
-    assert complaint("simulate", KAAS, *options).startswith(said)
+def test_options(options: list[str], message: str) -> None:
+    assert error_line("simulate", KAAS, *options).startswith(message)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["simulat"], "'simulat': unknown command, did you mean simulate? (allowed: bench, "),
         (["--nosuch"], "No such option"),
@@ -181,8 +187,8 @@ def test_options(options: list[str], said: str) -> None:
         (["simulate", "nosuch.yaml"], "nosuch.yaml: cannot be read: No such file or directory"),
         (["simulate", "no_such:app"], "no_such:app: cannot be imported: No module named"),
         (["compare", KAAS, "--policies", "a,b"], "--policies: 'a': unknown policy"),
-        (["compare", KAAS, "--policies", "srtf,srtf"], "--policies: 'srtf': is there twice"),
-        (["compare", KAAS, "--set", "batch_max=2"], "--set: 'batch_max': does not say of which"),
+        (["compare", KAAS, "--policies", "srtf,srtf"], "--policies: 'srtf': is named twice"),
+        (["compare", KAAS, "--set", "batch_max=2"], "--set: 'batch_max': does not name its policy"),
         (["compare", KAAS, "--set", "lifo.x=2"], "--set: 'lifo': unknown policy"),
         (["replay", "nosuch.log"], "nosuch.log: cannot be read: No such file or directory"),
         (["replay", KAAS], f"{KAAS}:1: is not JSON"),
@@ -193,12 +199,12 @@ def test_options(options: list[str], said: str) -> None:
         (["fuzz", "--policy", "nosuch"], "--policy: 'nosuch': unknown policy (allowed: "),
     ],
 )
-def test_commands(arguments: list[str], said: str) -> None:
-    assert complaint(*arguments).startswith(said)
+def test_commands(arguments: list[str], message: str) -> None:
+    assert error_line(*arguments).startswith(message)
 
 
 @pytest.mark.parametrize(
-    ("name", "source", "said"),
+    ("name", "source", "message"),
     [
         ("raises", "raise ValueError('boom\\nand more')", "ValueError: boom and more"),
         ("unclosed", "app = (", "SyntaxError: '(' was never closed"),
@@ -207,23 +213,23 @@ def test_commands(arguments: list[str], said: str) -> None:
     ],
 )
 def test_a_module_that_does_not_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, source: str, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, source: str, message: str
 ) -> None:
-    """The user's own code failed, so its line is told; it is not our traceback."""
+    """The user's own code failed, so the error names its line and there is no traceback."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     write(tmp_path / f"app_that_{name}.py", source)
-    assert said in complaint("simulate", f"app_that_{name}:app")
+    assert message in error_line("simulate", f"app_that_{name}:app")
 
 
-def test_a_policy_that_cannot_take_the_application() -> None:
+def test_a_policy_that_does_not_support_the_application() -> None:
     app = str(EXAMPLES / "burst.yaml")
-    line = complaint("simulate", app, "--policy", "balance")
-    assert line.startswith(f"{app}: pools.lambda: policy balance does not take serverless pools")
+    line = error_line("simulate", app, "--policy", "balance")
+    assert line.startswith(f"{app}: pools.lambda: policy balance does not support serverless pools")
 
 
-def test_check_says_what_simulate_would(tmp_path: Path) -> None:
-    """Of a policy that the file names; where no policy can take it, the file is still in order."""
+def test_check_reports_what_simulate_would(tmp_path: Path) -> None:
+    """If the file names a policy; without one, a file that no policy supports is still valid."""
     text = (EXAMPLES / "burst.yaml").read_text(encoding="utf-8")
     app = write(tmp_path / "app.yaml", f"{text}policy: balance\n")
-    assert complaint("check", app) == complaint("simulate", app)
+    assert error_line("check", app) == error_line("simulate", app)

@@ -1,4 +1,4 @@
-"""`headgate calibrate`: the log of a day, as an application that simulates it."""
+"""`headgate calibrate`: from an event log to an application that simulates it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import pytest
 import yaml
 from cli_rig import headgate, write
 
-from headgate.cli.simulation import truth_of
+from headgate.cli.simulation import ground_truth_config
 from headgate.config import declare
 from headgate.core.event_log import read_log
 from headgate.live.event_log import EventLog, Rotation
 from headgate.sim.ground_truth import GroundTruth
 
 APP = """
-functions: {resnet: {exec: 5ms, start: 20ms}, bert: {exec: {1: 20ms, 4: 50ms}, warm: 1}}
+functions:
+  resnet: {exec_time: 5ms, cold_start: 20ms}
+  bert: {exec_time: {1: 20ms, 4: 50ms}, prewarm_nodes: 1}
 slo: {latency: 100ms}
 pools: {gpu: {nodes: 2}}
 clients: {alice: {}, bob: {}}
@@ -24,22 +26,22 @@ policy: {name: headgate, default_deadline_factor: 8.0}
 workload:
   duration: 5s
   arrivals:
-  - {pipeline: resnet, client: bob, spec: "poisson:rate=80/s"}
-  - {pipeline: bert, spec: "poisson:rate=40/s"}
+  - {pipeline: resnet, client: bob, process: "poisson:rate=80/s"}
+  - {pipeline: bert, process: "poisson:rate=40/s"}
 simulation:
-  truth: {distribution: uniform, cv: 0.2, scale: {bert: 1.25}}
+  service_times: {distribution: uniform, cv: 0.2, scale: {bert: 1.25}}
 """
 
 
 @pytest.fixture(name="log")
 def make_log(tmp_path: Path) -> Path:
-    """A day that nobody knows the truth of: it differs from the profiles."""
+    """A log whose actual service times differ from the profiles."""
     log = tmp_path / "day.log"
     headgate("simulate", write(tmp_path / "app.yaml", APP), "--log", log)
     return log
 
 
-def test_the_truth_is_found_in_the_log(log: Path) -> None:
+def test_service_times_are_calibrated_from_the_log(log: Path) -> None:
     found = headgate("calibrate", log, "--json").json
     assert found["requests"] > 500
     resnet, bert = found["functions"]
@@ -50,10 +52,10 @@ def test_the_truth_is_found_in_the_log(log: Path) -> None:
     assert len(bert["factors"]) <= 100
 
 
-def test_the_day_is_simulated_again(log: Path, tmp_path: Path) -> None:
-    """What was drawn differs, so the numbers do a little."""
+def test_the_calibrated_application_simulates_the_log(log: Path, tmp_path: Path) -> None:
+    """Other factors are drawn, so the numbers differ a little."""
     app, trace = tmp_path / "day.yaml", tmp_path / "day.csv"
-    ended = headgate("calibrate", log, "--out", app, "--trace", trace, "--request", "0.5ms")
+    ended = headgate("calibrate", log, "--out", app, "--trace", trace, "--client-overhead", "0.5ms")
     assert f"headgate simulate {app} --trace {trace}" in ended.out
     before = headgate("simulate", tmp_path / "app.yaml", "--json").json
     after = headgate("simulate", app, "--trace", trace, "--json").json
@@ -65,19 +67,23 @@ def test_the_day_is_simulated_again(log: Path, tmp_path: Path) -> None:
     assert by_client == {row["name"]: row["requests"] for row in before["clients"]}
 
 
-def test_the_file_says_no_more_than_it_must(log: Path, tmp_path: Path) -> None:
+def test_the_calibrated_file_has_no_defaults(log: Path, tmp_path: Path) -> None:
     headgate("calibrate", log, "--out", tmp_path / "day.yaml")
     written = yaml.safe_load((tmp_path / "day.yaml").read_text())
-    assert written["functions"]["resnet"] == {"exec": "5ms", "start": "20ms"}
-    assert set(written["simulation"]) == {"truth", "overheads"}
+    assert written["functions"]["resnet"] == {"exec_time": "5ms", "cold_start": "20ms"}
+    assert set(written["simulation"]) == {"service_times", "overheads"}
     assert "serve" not in written
 
 
-def test_what_is_drawn_is_what_was_observed() -> None:
+def test_observed_factors_are_drawn_equally_often() -> None:
     truth = {"distribution": "observed", "observed": {"f": [0.5, 1.0, 3.0, 3.5]}}
-    loaded = declare({"f": {"exec": "1s"}, "g": {"exec": "1s"}}, {}, simulation={"truth": truth})
-    drawn, again = (GroundTruth(truth_of(loaded.simulation), seed=5) for _ in range(2))
-    f, g = loaded.app.variants
+    config = declare(
+        {"f": {"exec_time": "1s"}, "g": {"exec_time": "1s"}},
+        {},
+        simulation={"service_times": truth},
+    )
+    drawn, again = (GroundTruth(ground_truth_config(config.simulation), seed=5) for _ in range(2))
+    f, g = config.app.variants
     times = [drawn.exec_ns(f, 1) for _ in range(10_000)]
     assert times == [again.exec_ns(f, 1) for _ in range(10_000)]
     counts = [times.count(round(factor * 1e9)) for factor in (0.5, 1.0, 3.0, 3.5)]
@@ -87,14 +93,14 @@ def test_what_is_drawn_is_what_was_observed() -> None:
 
 
 def test_bad_input(log: Path, tmp_path: Path) -> None:
-    assert "would be written over" in headgate("calibrate", log, "--trace", log).err
-    assert "--request" in headgate("calibrate", log, "--request", "fast").err
+    assert "would be overwritten" in headgate("calibrate", log, "--trace", log).err
+    assert "--client-overhead" in headgate("calibrate", log, "--client-overhead", "fast").err
     ended = headgate("calibrate", log, "--out", tmp_path / "nowhere" / "app.yaml")
     assert (ended.code, "--out" in ended.err) == (2, True)
     lines = log.read_text().splitlines()
     write(tmp_path / "short.log", "\n".join(lines[:2]) + "\n")
     ended = headgate("calibrate", tmp_path / "short.log")
-    assert (ended.code, "nothing to go by" in ended.err) == (2, True)
+    assert (ended.code, "nothing to calibrate with" in ended.err) == (2, True)
     arrived = next(json.loads(line) for line in lines[1:] if '"RequestArrived"' in line)
     arrived[0], arrived[2][2] = 0, 77
     write(tmp_path / "lies.log", f"{lines[0]}\n{json.dumps(arrived)}\n")
@@ -106,7 +112,7 @@ def test_bad_input(log: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", [1_000, 3])
-def test_a_rotated_log_is_read_as_far_as_it_is_there(log: Path, keep: int) -> None:
+def test_the_remaining_segments_of_a_rotated_log_are_read(log: Path, keep: int) -> None:
     header, entries = read_log(log)
     path = log.with_name("live.log")
     written = EventLog(path, header, Rotation(size_bytes=15_000, keep=keep))

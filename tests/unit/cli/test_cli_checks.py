@@ -1,4 +1,4 @@
-"""`reproduce`, `bench` and `fuzz`: exit code 1 says that something does not hold."""
+"""`reproduce`, `bench` and `fuzz`: exit status 1 if a check does not hold."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BAD = Check("three and three", "a misprint", 7, 6, holds=False)
 
 
 class Toy:
-    """An experiment, or a benchmark, that finds what it is told to."""
+    """An experiment, or a benchmark, with the given results."""
 
     TITLE = "sums"
 
@@ -62,7 +62,7 @@ def test_a_check_that_does_not_hold_is_exit_code_1(command: str) -> None:
 
 
 @pytest.mark.usefixtures("toys")
-def test_checks_as_people_read_them(tmp_path: Path) -> None:
+def test_checks_as_text(tmp_path: Path) -> None:
     ended = headgate("reproduce", "bad", "--out", tmp_path / "figures")
     assert "✓ two and two: 4, as expected  (arithmetic)" in ended.out
     assert "✗ three and three  (a misprint)\n  expected 7, measured 6" in ended.out
@@ -89,7 +89,7 @@ def test_the_lists() -> None:
 
 
 def test_a_real_experiment() -> None:
-    """Its claims are tested elsewhere; here, that the code says whether all of them hold."""
+    """The claims are tested elsewhere; here, that the exit status says whether all hold."""
     ended = headgate("reproduce", "kaas-traces", "--quick", "--json")
     assert ended.json["name"] == "kaas-traces"
     assert ended.code == (0 if all(check["holds"] for check in ended.json["checks"]) else 1)
@@ -104,11 +104,11 @@ def test_fuzzing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuzz_command, "fuzz", fake_fuzz)
     fine = headgate("fuzz", "--policy", "balance", "--seed", 7)
     assert fine.code == 0
-    assert "✓ balance is right in 1 world" in fine.out
+    assert "✓ balance passes 1 case" in fine.out
     broken = headgate("fuzz", "--policy", "balance", "--seed", 7, "--count", 3)
     assert broken.code == 1
     assert "headgate fuzz --policy balance --seed 8\n✗ Conservation: request 5 " in broken.out
-    assert "balance fails in 1 of 3 worlds" in broken.out
+    assert "balance fails in 1 of 3 cases" in broken.out
 
 
 def test_fuzzing_as_json(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""`headgate key`: a key that nobody can guess, and its hash, which is all that is kept."""
+"""`headgate key`: a random key, and its hash, which is all that is stored."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def test_a_key_has_256_random_bits_and_the_file_takes_its_hash_alone(
     numbers = [int.from_bytes(secret, "big") for secret in secrets]
     fixed = [bit for bit in range(256) if len({number >> bit & 1 for number in numbers}) == 1]
     assert len(fixed) < 40
-    functions = {"f": {"exec": "1ms"}}
+    functions = {"f": {"exec_time": "1ms"}}
     for each in made:
         assert each["hash"] == f"sha256:{hashlib.sha256(each['key'].encode()).hexdigest()}"
-        loaded = from_spec({"functions": functions, "clients": {"a": {"key": each["hash"]}}}, "a")
-        assert loaded.tenants[0].key_sha256 == each["hash"].removeprefix("sha256:")
+        config = from_spec({"functions": functions, "clients": {"a": {"key": each["hash"]}}}, "a")
+        assert config.tenants[0].key_sha256 == each["hash"].removeprefix("sha256:")
         with pytest.raises(ConfigError, match=r"clients\.a\.key"):
             from_spec({"functions": functions, "clients": {"a": {"key": each["key"]}}}, "a")
     assert list(tmp_path.iterdir()) == [], "a key is kept nowhere"
 
 
-def test_people_are_told_which_is_which() -> None:
-    said = headgate("key").out.splitlines()
-    assert [line.split()[0] for line in said] == ["key", "hash"]
-    key, hashed = (line.split()[1] for line in said)
+def test_key_and_hash_are_labelled() -> None:
+    message = headgate("key").out.splitlines()
+    assert [line.split()[0] for line in message] == ["key", "hash"]
+    key, hashed = (line.split()[1] for line in message)
     assert hashed == f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"

@@ -1,4 +1,4 @@
-"""`policies`, `schema`, `check`, the help: what there is, and what an application declares."""
+"""`policies`, `schema`, `check` and the help."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import pytest
 from cli_rig import APP, EXAMPLES, KAAS, headgate, write
 
 import headgate as package
-from headgate.cli.app_loading import check_fit, policies_for
+from headgate.cli.app_loading import check_support, policies_for
 from headgate.config import from_spec
 from headgate.config.schema import json_schema
 from headgate.core.errors import ConfigError
 from headgate.policies import find_policy, policy_names
 
 TWO_POOLS = """
-functions: {small: {exec: 5ms, memory: 1GB}, large: {exec: 20ms, memory: 30GB}}
+functions: {small: {exec_time: 5ms, memory: 1GB}, large: {exec_time: 20ms, memory: 30GB}}
 pools: {cheap: {memory: 16GB}, dear: {memory: 80GB}}
-workload: {duration: 1s, arrivals: [{pipeline: large, spec: "deterministic:rate=5/s"}]}
+workload: {duration: 1s, arrivals: [{pipeline: large, process: "deterministic:rate=5/s"}]}
 """
 
 
@@ -28,7 +28,7 @@ def test_policies() -> None:
     assert [policy["name"] for policy in found] == policy_names()
     mlfq = next(policy for policy in found if policy["name"] == "mlfq")
     assert mlfq["settings"] == {"bucket_ratio": 2.0, "clairvoyant": False}
-    assert mlfq["takes"]["clairvoyance"] is True
+    assert mlfq["capabilities"]["clairvoyance"] is True
     assert mlfq["about"].startswith("Buckets of similar length")
     shown = headgate("policies").out
     assert all(policy["about"] in shown for policy in found)
@@ -40,37 +40,39 @@ def test_schema() -> None:
 
 
 @pytest.mark.parametrize("name", ["kaas", "ensemble", "burst"])
-def test_the_examples_are_in_order(name: str) -> None:
+def test_the_examples_are_valid(name: str) -> None:
     app = EXAMPLES / f"{name}.yaml"
     ended = headgate("check", app)
     assert (ended.code, ended.err) == (0, "")
-    assert ended.out.endswith(f"{app} is in order\n")
+    assert ended.out.endswith(f"{app} is valid\n")
     found = headgate("check", app, "--json").json
     assert from_spec(found["spec"], "spec").app.functions
 
 
 def test_a_function_that_not_all_nodes_can_run(tmp_path: Path) -> None:
-    """Only policies that say they take mixed pools may be given one."""
+    """Only policies with the capability `mixed_pools` accept such an application."""
     app = write(tmp_path / "app.yaml", TWO_POOLS)
     ended = headgate("simulate", app, "--policy", "balance")
-    said = "functions.large: policy balance does not take a function that the nodes of pool cheap"
-    assert (ended.code, ended.err.startswith(f"headgate: error: {app}: {said}")) == (2, True)
+    message = (
+        "functions.large: policy balance does not support a function that the nodes of pool cheap"
+    )
+    assert (ended.code, ended.err.startswith(f"headgate: error: {app}: {message}")) == (2, True)
     assert "(allowed: affinity" in ended.err
     assert headgate("simulate", app, "--policy", "affinity", "--json").json["met"] == 5
     assert "affinity" in headgate("compare", app, "--json").json["policies"]
     assert "balance" not in headgate("check", app, "--json").json["policies"]
 
 
-def test_every_policy_either_fits_or_says_why_not(tmp_path: Path) -> None:
+def test_every_policy_supports_an_application_or_says_why_not(tmp_path: Path) -> None:
     for example in ("kaas", "ensemble", "burst"):
         spec = headgate("check", EXAMPLES / f"{example}.yaml", "--json").json["spec"]
         app = from_spec(spec, example).app
         for name in policy_names():
             if name in policies_for(app):
-                check_fit(app, name, find_policy(name), example)
+                check_support(app, name, find_policy(name), example)
             else:
-                with pytest.raises(ConfigError, match=f"policy {name} does not take"):
-                    check_fit(app, name, find_policy(name), example)
+                with pytest.raises(ConfigError, match=f"policy {name} does not support"):
+                    check_support(app, name, find_policy(name), example)
 
 
 def test_help_lists_every_command() -> None:
@@ -90,7 +92,7 @@ def test_the_version_is_that_of_the_package() -> None:
     assert headgate("--version").out == f"headgate {package.__version__}\n"
 
 
-def test_check_says_which_policies_can_run_it() -> None:
+def test_check_lists_the_policies_that_support_the_application() -> None:
     ended = headgate("check", EXAMPLES / "burst.yaml")
     assert ended.code == 0
     line = next(line for line in ended.out.splitlines() if "threshold" in line)
@@ -98,13 +100,13 @@ def test_check_says_which_policies_can_run_it() -> None:
     assert "srtf" not in line  # it knows of no function platforms
 
 
-def test_the_schema_is_json_whether_or_not_that_is_asked() -> None:
+def test_the_schema_is_json_with_and_without_the_option() -> None:
     assert headgate("schema", "--json").json == headgate("schema").json
 
 
-def test_check_finds_a_trace_where_it_is_told(tmp_path: Path) -> None:
+def test_check_finds_a_trace_in_the_given_directory(tmp_path: Path) -> None:
     write(tmp_path / "t.csv", "time\n0.5\n")
-    stream = "workload: {arrivals: [{pipeline: bert, spec: 'trace:t'}]}\n"
+    stream = "workload: {arrivals: [{pipeline: bert, process: 'trace:t'}]}\n"
     app = write(tmp_path / "app.yaml", APP + stream)
     assert headgate("check", app).code == 2
     assert headgate("check", app, "--traces", tmp_path).code == 0

@@ -7,10 +7,10 @@ from math import nan
 
 import pytest
 
-from headgate.cli.commands.compare import spread_json
+from headgate.cli.commands.compare import seeds_json
 from headgate.cli.options import duration_ns, setting
 from headgate.cli.output import rows_table
-from headgate.cli.simulation import truth_of
+from headgate.cli.simulation import ground_truth_config
 from headgate.config import declare
 from headgate.metrics.summary import Summary, summarise
 from headgate.metrics.table import render
@@ -28,11 +28,11 @@ from headgate.workload import poisson
         {"distribution": "exponential"},
     ],
 )
-def test_the_truth_scatters_as_the_file_says(truth: dict[str, object]) -> None:
-    """`cv` is the deviation over the mean, whatever the distribution is told."""
-    loaded = declare({"f": {"exec": "1s"}}, {"gpu": {}}, simulation={"truth": truth})
-    drawn = GroundTruth(truth_of(loaded.simulation), seed=1)
-    times_s = [drawn.exec_ns(loaded.app.variants[0], 1) / 1e9 for _ in range(20_000)]
+def test_service_times_have_the_declared_distribution(truth: dict[str, object]) -> None:
+    """`cv` is the coefficient of variation, whatever parameter the distribution takes."""
+    config = declare({"f": {"exec_time": "1s"}}, {"gpu": {}}, simulation={"service_times": truth})
+    drawn = GroundTruth(ground_truth_config(config.simulation), seed=1)
+    times_s = [drawn.exec_ns(config.app.variants[0], 1) / 1e9 for _ in range(20_000)]
     assert statistics.fmean(times_s) == pytest.approx(1.0, rel=0.03)
     assert statistics.stdev(times_s) == pytest.approx(float(str(truth.get("cv", 1.0))), rel=0.03)
 
@@ -44,16 +44,16 @@ def test_rows_with_different_keys_are_one_table() -> None:
     assert lines[2:] == [["a", "1.5", "-"], ["b", "-", "yes"]]
 
 
-def test_a_mean_over_seeds_leaves_out_what_is_not_a_number() -> None:
-    """A seed without a single answer has no latency; the others still do."""
-    loaded = declare({"f": {"exec": "5ms"}}, {"gpu": {}})
-    setup = Setup(loaded.app, find_policy("balance"))
+def test_a_mean_over_seeds_leaves_out_nan() -> None:
+    """A seed without any response has no latency; the others still do."""
+    config = declare({"f": {"exec_time": "5ms"}}, {"gpu": {}})
+    setup = Setup(config.app, find_policy("balance"))
 
     def run(rate_per_s: float) -> Summary:
         return summarise(simulate(setup, poisson(rate_per_s, 10**9, seed=1)))
 
     busy, idle = run(50.0), run(1e-6)
-    found = spread_json([busy, idle])
+    found = seeds_json([busy, idle])
     assert found["p99_ms"] == {
         "mean": busy.p99_ms,
         "half_interval": pytest.approx(nan, nan_ok=True),

@@ -1,4 +1,4 @@
-"""The command line as a process: exit codes, pipes, terminals and tracebacks."""
+"""The command line as a process: exit status, pipes, terminals and tracebacks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def process(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def on_a_terminal(*arguments: str, **extra: str) -> str:
-    """Run with stdout on a terminal, and return what it shows."""
+    """Run with stdout on a terminal, and return what is printed."""
     reader, writer = pty.openpty()
     with subprocess.Popen([*COMMAND, *arguments], stdout=writer, env=environment(**extra)):
         os.close(writer)
@@ -62,7 +62,7 @@ def test_our_own_defects_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -
         headgate("check", KAAS)
 
 
-def test_whoever_reads_may_leave() -> None:
+def test_the_reader_may_close_the_pipe() -> None:
     """As in `headgate schema | head -0`."""
     command = [*COMMAND, "schema"]
     with subprocess.Popen(
@@ -77,7 +77,7 @@ def test_whoever_reads_may_leave() -> None:
 
 @pytest.mark.parametrize("arguments", ["schema", "--help", f"check {KAAS}"])
 def test_output_that_cannot_be_written_is_one_line(arguments: str) -> None:
-    for target, reason in ((">/dev/full", "No space left on device"), (">&-", "it is closed")):
+    for target, reason in ((">/dev/full", "No space left on device"), (">&-", "stdout is closed")):
         ended = subprocess.run(
             f"{' '.join(COMMAND)} {arguments} {target}",
             shell=True,
@@ -86,18 +86,18 @@ def test_output_that_cannot_be_written_is_one_line(arguments: str) -> None:
             env=environment(),
             check=False,
         )
-        said = f"headgate: error: the output cannot be written: {reason}\n"
-        assert (ended.returncode, ended.stderr) == (2, said)
+        message = f"headgate: error: the output cannot be written: {reason}\n"
+        assert (ended.returncode, ended.stderr) == (2, message)
 
 
-def test_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def want_too_much(reference: str) -> None:
         raise MemoryError(reference)
 
     monkeypatch.setattr("headgate.cli.commands.check.load_app", want_too_much)
     ended = headgate("check", KAAS)
     assert ended.code == 2
-    assert ended.err == "headgate: error: this needs more memory than there is\n"
+    assert ended.err == "headgate: error: out of memory\n"
 
 
 def test_colour_is_for_terminals_that_want_it() -> None:
@@ -109,7 +109,7 @@ def test_colour_is_for_terminals_that_want_it() -> None:
 
 def test_a_terminal_that_knows_only_ascii() -> None:
     shown = on_a_terminal("check", KAAS, PYTHONIOENCODING="ascii")
-    assert "is in order" in shown
+    assert "is valid" in shown
 
 
 class FakeTerminal(StringIO):
@@ -117,7 +117,7 @@ class FakeTerminal(StringIO):
         return True
 
 
-def test_a_bar_comes_up_only_for_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_progress_bar_appears_only_after_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = FakeTerminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
@@ -129,12 +129,12 @@ def test_a_bar_comes_up_only_for_what_takes_long(monkeypatch: pytest.MonkeyPatch
     with Progress("slow", 10) as progress:
         progress._timer.join()
         progress.update(5)
-        progress.say("slower")
+        progress.describe("slower")
     assert "slow" in terminal.getvalue()
 
 
-def test_there_is_no_bar_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_there_is_no_progress_bar_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with Progress("anything") as progress:
-        progress.say("something")
+        progress.describe("something")
         progress.update(1)
     assert capsys.readouterr().err == ""

@@ -1,4 +1,4 @@
-"""`headgate replay`: a log decides itself again, and tells stories."""
+"""`headgate replay`: replaying event logs, and tracing one request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cli_rig import EXAMPLES, KAAS, headgate
 
-from headgate.cli.app_loading import choose, load_app
+from headgate.cli.app_loading import load_app, select_policy
 from headgate.cli.simulation import logging_to
 from headgate.core.event_log import read_log
 from headgate.live.event_log import EventLog, Rotation
@@ -39,7 +39,7 @@ def change(log: Path, kind: str, edit: list[object]) -> int:
 
 
 @pytest.mark.parametrize("policy", policy_names())
-def test_every_policy_decides_the_same_again(tmp_path: Path, policy: str) -> None:
+def test_every_policy_replays_identically(tmp_path: Path, policy: str) -> None:
     log = tmp_path / "run.log.gz"
     options = ("--duration", "300ms", "--seed", 3, "--policy", policy, "--log", log)
     headgate("simulate", EXAMPLES / "ensemble.yaml", *options)
@@ -49,7 +49,7 @@ def test_every_policy_decides_the_same_again(tmp_path: Path, policy: str) -> Non
 
 
 def test_a_log_that_was_changed(log: Path) -> None:
-    """A request from another function: the dispatch that was logged does not follow."""
+    """A request from another function: the dispatch in the log does not follow from it."""
     seq = change(log, "RequestArrived", [0, 1])
     ended = headgate("replay", log, "--json")
     assert (ended.code, ended.json["is_identical"]) == (1, False)
@@ -60,15 +60,15 @@ def test_a_log_that_was_changed(log: Path) -> None:
     assert f"event {seq} is decided differently" in shown.out
 
 
-def test_an_event_that_cannot_have_happened(log: Path) -> None:
+def test_an_impossible_event(log: Path) -> None:
     seq = change(log, "BatchFinished", [999_999])
     ended = headgate("replay", log)
     assert (ended.code, ended.out) == (2, "")
-    said = f"{log}:{seq + 2}: the Scheduler refuses it: batch 999999 was never sent"
-    assert ended.err == f"headgate: error: {said}\n"
+    message = f"{log}:{seq + 2}: the Scheduler refuses the event: batch 999999 was never sent"
+    assert ended.err == f"headgate: error: {message}\n"
 
 
-@pytest.mark.parametrize("options", [(), ("--story", 0)])
+@pytest.mark.parametrize("options", [(), ("--request", 0)])
 def test_a_field_of_a_wrong_type(log: Path, options: tuple[object, ...]) -> None:
     seq = change(log, "BatchFinished", ["ten"])
     ended = headgate("replay", log, *options)
@@ -79,7 +79,7 @@ def test_a_field_of_a_wrong_type(log: Path, options: tuple[object, ...]) -> None
 
 @pytest.mark.parametrize("cut", ["a line", "a part of a line"])
 def test_a_log_that_was_cut_short(log: Path, cut: str) -> None:
-    """As a crash leaves it: what is there is replayed, and it is said that more is missing."""
+    """As after a crash: what is there is replayed, and a note says that the end is missing."""
     assert headgate("replay", log, "--json").json["complete"] is True
     assert "end mark" not in headgate("replay", log).out
     lines = log.read_text().splitlines(keepends=True)
@@ -90,12 +90,12 @@ def test_a_log_that_was_cut_short(log: Path, cut: str) -> None:
     ended = headgate("replay", log)
     assert ended.code == 0
     assert note in ended.out
-    assert note in headgate("replay", log, "--story", 0).out
+    assert note in headgate("replay", log, "--request", 0).out
     found = headgate("replay", log, "--json").json
     assert (found["complete"], found["is_identical"], found["events"]) == (False, True, events)
 
 
-def test_an_entry_was_taken_out(log: Path) -> None:
+def test_a_missing_entry(log: Path) -> None:
     lines = log.read_text().splitlines(keepends=True)
     log.write_text("".join(lines[:5] + lines[6:]))
     ended = headgate("replay", log)
@@ -103,46 +103,48 @@ def test_an_entry_was_taken_out(log: Path) -> None:
     assert ended.err == f"headgate: error: {log}:6: 5: entry 4 is missing before it\n"
 
 
-def test_a_run_that_breaks_leaves_a_log_without_its_end_mark(tmp_path: Path) -> None:
-    log, loaded = tmp_path / "run.log", load_app(KAAS)
+def test_a_failed_run_leaves_a_log_without_end_mark(tmp_path: Path) -> None:
+    log, config = tmp_path / "run.log", load_app(KAAS)
     with (
         pytest.raises(KeyboardInterrupt),
-        logging_to(log, loaded, choose(loaded, KAAS, None, {}), 0),
+        logging_to(log, config, select_policy(config, KAAS, None, {}), 0),
     ):
         raise KeyboardInterrupt
     assert headgate("replay", log, "--json").json["complete"] is False
 
 
 def test_the_help_says_what_is_not_detected() -> None:
-    told = " ".join(headgate("replay", "--help").out.split())
-    assert "compared are decisions: this is no seal against edits of a log that change none" in told
+    output = " ".join(headgate("replay", "--help").out.split())
+    assert (
+        "decisions are compared: edits of a log that change no decision are not detected" in output
+    )
 
 
-def test_a_story_with_numbers_that_nothing_has(log: Path) -> None:
-    """A story decides nothing, so it is told of a log that no Scheduler would take."""
+def test_a_trace_with_unknown_ids(log: Path) -> None:
+    """A trace decides nothing, so it works on a log that no Scheduler would accept."""
     change(log, "RequestArrived", [0, 55, -1])
     text = log.read_text()
     assert '["Dispatch",0,' in text
     log.write_text(re.sub(r'\["Dispatch",0,\d+', '["Dispatch",0,77', text))
-    told = headgate("replay", log, "--story", 0).out
-    assert "request 0 arrived: 55, from -1" in told
-    assert "dispatch batch 0 of 77 to " in told
+    output = headgate("replay", log, "--request", 0).out
+    assert "request 0 arrived: 55, from -1" in output
+    assert "dispatch batch 0 of 77 to " in output
 
 
-def test_the_story_of_a_request(log: Path) -> None:
-    told = headgate("replay", log, "--story", 0).out.splitlines()
-    assert "request 0 arrived: " in told[0]
-    assert any("-> start instance 0 of " in line and "on gpu1" in line for line in told)
-    assert "-> settle request 0, met" in told[-1]
-    entries = headgate("replay", log, "--story", 0, "--json").json
+def test_the_trace_of_a_request(log: Path) -> None:
+    output = headgate("replay", log, "--request", 0).out.splitlines()
+    assert "request 0 arrived: " in output[0]
+    assert any("-> start instance 0 of " in line and "on gpu1" in line for line in output)
+    assert "-> settle request 0, met" in output[-1]
+    entries = headgate("replay", log, "--request", 0, "--json").json
     assert entries[0]["event"][:2] == ["RequestArrived", 0]
     assert entries[-1]["actions"][-1][:2] == ["Settle", 0]
 
 
 def test_a_request_that_is_not_in_the_log(log: Path) -> None:
-    ended = headgate("replay", log, "--story", 123_456)
+    ended = headgate("replay", log, "--request", 123_456)
     assert (ended.code, ended.out) == (2, "")
-    assert ended.err == f"headgate: error: {log}: --story: 123456: no such request\n"
+    assert ended.err == f"headgate: error: {log}: --request: 123456: no such request\n"
 
 
 # --- logs that were rotated ----------------------------------------------------------------------
@@ -159,34 +161,34 @@ def rotated(log: Path, *, keep: int = 1_000) -> Path:
     return path
 
 
-def test_a_rotated_log_is_decided_again_as_a_whole(log: Path) -> None:
+def test_a_rotated_log_is_replayed_as_a_whole(log: Path) -> None:
     path = rotated(log)
     assert len(list(path.parent.glob("live.log.*"))) > 3
     whole = headgate("replay", log, "--json").json
     for each in (path, path.with_name("live.log.2")):
         found = headgate("replay", each, "--json").json
         assert {**found, "log": ""} == {**whole, "log": ""}
-    assert headgate("replay", path, "--story", 0, "--json").json == (
-        headgate("replay", log, "--story", 0, "--json").json
+    assert headgate("replay", path, "--request", 0, "--json").json == (
+        headgate("replay", log, "--request", 0, "--json").json
     )
 
 
-def test_a_log_without_its_beginning_is_told_and_not_decided_again(log: Path) -> None:
+def test_a_log_without_its_beginning_is_traced_and_not_replayed(log: Path) -> None:
     path = rotated(log, keep=2)
     ended = headgate("replay", path)
     assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)
     assert re.fullmatch(
         rf"headgate: error: {path}: segments 0-\d+ are gone, and with that the first \d+ events: "
-        r"what is left can be told \(--story\) and calibrated, but not decided again\n",
+        r"what is left can be traced \(--request\) and calibrated, but not replayed\n",
         ended.err,
     )
     last = json.loads(path.read_text().splitlines()[-2])
     assert last[2][0] == "BatchFinished"
     settled = next(action[1] for action in last[3] if action[0] == "Settle")
-    told = headgate("replay", path, "--story", settled)
-    assert told.code == 0
-    assert "are gone, and with that the first" in told.out
-    assert f"settle request {settled}, " in told.out
+    output = headgate("replay", path, "--request", settled)
+    assert output.code == 0
+    assert "are gone, and with that the first" in output.out
+    assert f"settle request {settled}, " in output.out
 
 
 def test_a_log_that_was_stopped_says_why(log: Path) -> None:

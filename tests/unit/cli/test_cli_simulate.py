@@ -1,4 +1,4 @@
-"""`headgate simulate`: what it prints, what it reads, what it writes."""
+"""`headgate simulate`: its output, its inputs and the files it writes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEYS = {
 BERT = ("--arrivals", "deterministic:rate=10/s,pipeline=bert")
 
 
-def test_json_has_the_numbers_people_ask_for() -> None:
+def test_json_has_the_summary() -> None:
     ended = headgate("simulate", KAAS, "--duration", "2", "--json")
     assert (ended.code, ended.err) == (0, "")
     found = ended.json
@@ -29,13 +29,13 @@ def test_json_has_the_numbers_people_ask_for() -> None:
     assert found["sim_requests_per_s"] > 0
 
 
-def test_what_is_not_a_number_is_null() -> None:
+def test_nan_is_null() -> None:
     nobody = ("--arrivals", "poisson:rate=0.001/h,pipeline=bert", "--duration", "1ms")
     found = headgate("simulate", KAAS, *nobody, "--json").json
     assert (found["requests"], found["p99_ms"], found["slo_attainment"]) == (0, None, 1.0)
 
 
-def test_the_seed_decides() -> None:
+def test_the_seed_determines_the_result() -> None:
     def simulate(seed: int) -> dict[str, Any]:
         found = headgate("simulate", KAAS, "--duration", "1", "--seed", seed, "--json").json
         del found["sim_requests_per_s"]
@@ -47,7 +47,7 @@ def test_the_seed_decides() -> None:
 
 def test_streams_of_the_same_kind_are_independent(tmp_path: Path) -> None:
     """Two Poisson streams of one seed must not bring their requests at the same instants."""
-    stream = "{pipeline: bert, spec: 'poisson:rate=20/s'}"
+    stream = "{pipeline: bert, process: 'poisson:rate=20/s'}"
     workload = f"workload: {{duration: 2s, arrivals: [{stream}, {stream}]}}\n"
     app = write(tmp_path / "app.yaml", APP + workload)
     log = tmp_path / "run.log"
@@ -68,7 +68,7 @@ def test_settings_of_the_file_and_of_the_command_line(tmp_path: Path) -> None:
     assert (other["policy"], other["settings"]) == ("srtf", {})
 
 
-def test_a_clairvoyant_policy_is_told_of_the_future(tmp_path: Path) -> None:
+def test_requests_are_announced_to_a_clairvoyant_policy(tmp_path: Path) -> None:
     log = tmp_path / "run.log"
     common = ("simulate", KAAS, "--duration", "100ms", "--policy", "srtf", "--log", log)
     headgate(*common, "--set", "clairvoyant=true")
@@ -88,9 +88,9 @@ def test_a_trace_by_name_cut_to_a_duration(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_trace_in_the_file(tmp_path: Path) -> None:
-    """The stream says whose requests these are, whatever the trace calls them."""
+    """The pipeline and client of the stream replace those of the trace."""
     trace = write(tmp_path / "t.csv", "time,pipeline\n0.5,other\n0.7,another\n")
-    stream = f"workload: {{arrivals: [{{pipeline: bert, spec: 'trace:{trace}'}}]}}\n"
+    stream = f"workload: {{arrivals: [{{pipeline: bert, process: 'trace:{trace}'}}]}}\n"
     found = headgate("simulate", write(tmp_path / "app.yaml", APP + stream), "--json").json
     assert [(p["name"], p["requests"]) for p in found["pipelines"]] == [("resnet", 0), ("bert", 2)]
 
@@ -100,8 +100,8 @@ def test_an_unsorted_trace_can_be_sorted(tmp_path: Path) -> None:
     assert headgate("simulate", KAAS, "--trace", trace, "--sort", "--json").json["met"] == 2
 
 
-def test_any_pipeline_of_a_trace_is_the_only_one_there_is(tmp_path: Path) -> None:
-    app = "functions: {f: {exec: 5ms}}\npools: {gpu: {}}\n"
+def test_any_pipeline_in_a_trace_stands_for_the_only_one(tmp_path: Path) -> None:
+    app = "functions: {f: {exec_time: 5ms}}\npools: {gpu: {}}\n"
     trace = write(tmp_path / "t.csv", "time,pipeline,client\n0.5,a,x\n0.7,b,y\n")
     found = headgate("simulate", write(tmp_path / "app.yaml", app), "--trace", trace, "--json").json
     assert [(p["name"], p["requests"]) for p in found["pipelines"]] == [("f", 2)]
@@ -116,7 +116,7 @@ def test_several_arrivals_and_closed_loops_together() -> None:
     assert found["window_ms"] == 2_000
 
 
-def test_a_whole_pipeline_with_overheads_and_an_uncertain_truth() -> None:
+def test_a_pipeline_with_overheads_and_random_service_times() -> None:
     app = EXAMPLES / "ensemble.yaml"
     found = headgate("simulate", app, "--duration", "1", "--validate", "--json").json
     assert found["requests"] > 20
@@ -125,7 +125,7 @@ def test_a_whole_pipeline_with_overheads_and_an_uncertain_truth() -> None:
 
 def test_an_application_in_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`module:app` is found in the working directory."""
-    functions, pools = {"f": {"exec": "5ms"}}, {"gpu": {"nodes": 2}}
+    functions, pools = {"f": {"exec_time": "5ms"}}, {"gpu": {"nodes": 2}}
     source = f"from headgate.config import declare\napp = declare({functions}, {pools})\n"
     write(tmp_path / "declared_here.py", source)
     monkeypatch.chdir(tmp_path)
@@ -144,7 +144,7 @@ def test_the_report(tmp_path: Path) -> None:
     assert (meta["policy"], meta["seed"]) == ("balance", 0)
 
 
-def test_people_get_tables_without_colour() -> None:
+def test_tables_without_colour() -> None:
     ended = headgate("simulate", KAAS, "--duration", "1")
     assert ended.err == ""
     assert "\x1b" not in ended.out

@@ -1,4 +1,4 @@
-"""`headgate deploy lambda` and `headgate platform`: from an application file to a call of it."""
+"""`headgate deploy lambda` and `headgate lambda-local`: from an application file to a call."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def double(x):
 
 @pytest.fixture(scope="module", autouse=True)
 def _state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keys of the platforms of tests are not left in anybody's home."""
+    """Key files of emulators in tests are not left in the home directory."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
@@ -45,7 +45,7 @@ def _state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _no_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Whoever runs the tests has no account of AWS, as far as they know."""
+    """Tests never see the AWS credentials of the user who runs them."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -72,8 +72,8 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPlatf
         yield platform
 
 
-def complaint(*arguments: object) -> str:
-    """The one line that a refused command says."""
+def error_line(*arguments: object) -> str:
+    """Return the error line of a command that must be refused."""
     ended = headgate(*arguments)
     lines = ended.err.splitlines()
     assert (ended.code, ended.out, len(lines)) == (2, "", 1), ended
@@ -81,7 +81,7 @@ def complaint(*arguments: object) -> str:
 
 
 def call(platform: EmbeddedPlatform, name: str) -> list[float]:
-    """Have two numbers doubled by a deployed function."""
+    """Double two numbers with a deployed function."""
     data = base64.b64encode(struct.pack("<2f", 1.5, 2.0)).decode()
     tensor = {"name": "x", "datatype": "FP32", "shape": [2], "data": data}
     request = {"id": 1, "items": 2, "inputs": [tensor]}
@@ -96,7 +96,7 @@ def call(platform: EmbeddedPlatform, name: str) -> list[float]:
 
 
 def test_deploying_and_calling(platform: EmbeddedPlatform, app: str, tmp_path: Path) -> None:
-    """It is created, answers, and is updated by the same command; nothing else is packed."""
+    """The function is created, called, and updated by the same command; nothing else is packed."""
     kept = tmp_path / "package.zip"
     to = ("--function", "double", "--endpoint-url", platform.url)
     ended = headgate("deploy", "lambda", app, *to, "--zip", kept, "--timeout", 20)
@@ -114,7 +114,7 @@ def test_deploying_and_calling(platform: EmbeddedPlatform, app: str, tmp_path: P
 
 
 def test_a_directory_for_an_image(platform: EmbeddedPlatform, app: str, tmp_path: Path) -> None:
-    """It has a Dockerfile; the embedded platform runs it as it is."""
+    """The directory has a Dockerfile; the emulator runs it as it is."""
     target = tmp_path / "image"
     to = ("--function", "from-image", "--directory", target)
     ended = headgate("deploy", "lambda", app, *to, "--endpoint-url", platform.url)
@@ -123,8 +123,8 @@ def test_a_directory_for_an_image(platform: EmbeddedPlatform, app: str, tmp_path
     assert 'ENTRYPOINT ["python", "-m", "awslambdaric"]' in dockerfile
     assert "ENV HEADGATE_APP=app.yaml" in dockerfile
     assert call(platform, "from-image") == [3.0, 4.0]
-    line = complaint("deploy", "lambda", app, *to)
-    assert line == f"{target}: --directory: is there already"
+    line = error_line("deploy", "lambda", app, *to)
+    assert line == f"{target}: --directory: exists already"
 
 
 def test_packing_is_the_same_every_time(app: str, tmp_path: Path) -> None:
@@ -139,20 +139,20 @@ def test_packing_is_the_same_every_time(app: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mine", "said"),
+    ("mine", "message"),
     [
         ("import nothing_of_this_name\n", "ModuleNotFoundError: No module named 'nothing_of_thi"),
         ("def (:\n", "SyntaxError: invalid syntax"),
         ("raise SystemExit\n", "it exits"),
-        ("import os; os._exit(0)\n", "it exits with 0"),
+        ("import os; os._exit(0)\n", "the process exits with 0"),
     ],
 )
-def test_code_that_does_not_import(app: str, mine: str, said: str) -> None:
-    """Whatever keeps the handler from starting is said now, and nothing is created."""
+def test_code_that_does_not_import(app: str, mine: str, message: str) -> None:
+    """Whatever keeps the handler from starting is reported, and nothing is created."""
     write(Path(app).with_name("mine.py"), mine)
-    line = complaint("deploy", "lambda", app, "--function", "f", "--package-only")
-    assert "does not import" in line or "cannot be imported" in line
-    assert said in line or mine.startswith("raise")
+    line = error_line("deploy", "lambda", app, "--function", "f", "--package-only")
+    assert "cannot be imported" in line or "cannot be imported" in line
+    assert message in line or mine.startswith("raise")
 
 
 def test_what_does_not_import_is_not_created(platform: EmbeddedPlatform, app: str) -> None:
@@ -160,7 +160,7 @@ def test_what_does_not_import_is_not_created(platform: EmbeddedPlatform, app: st
     mark = Path(app).with_name("imported")
     write(Path(app).with_name("mine.py"), f"open({str(mark)!r}, 'w')\nimport no_such_module\n")
     to = ("--function", "never", "--endpoint-url", platform.url)
-    assert "no_such_module" in complaint("deploy", "lambda", app, *to)
+    assert "no_such_module" in error_line("deploy", "lambda", app, *to)
     assert mark.exists()
     boto = boto3.client("lambda", **platform.client_options)
     listed = [each["FunctionName"] for each in boto.list_functions()["Functions"]]
@@ -170,81 +170,89 @@ def test_what_does_not_import_is_not_created(platform: EmbeddedPlatform, app: st
 
 def test_a_handler_that_is_not_there(app: str) -> None:
     to = ("--function", "f", "--package-only", "--handler", "mine.handle")
-    line = complaint("deploy", "lambda", app, *to)
-    said = "does not import: ImportError: module 'mine' has no function 'handle'"
-    assert line == f"deploy: handler: 'mine.handle': {said}"
+    line = error_line("deploy", "lambda", app, *to)
+    message = "cannot be imported: ImportError: module 'mine' has no function 'handle'"
+    assert line == f"deploy: handler: 'mine.handle': {message}"
 
 
 @pytest.mark.parametrize(
-    ("written", "said"),
+    ("written", "message"),
     [
-        ("{exec: 5ms}", "has no function with `model` or `code`"),
+        ("{exec_time: 5ms}", "has no function with `model` or `code`"),
         ("{model: none.onnx}", "functions.double.model: 'none.onnx': is not a file"),
-        ("{model: ../up.onnx}", "functions.double.model: '../up.onnx': lies outside"),
+        ("{model: ../up.onnx}", "functions.double.model: '../up.onnx': is outside"),
     ],
 )
-def test_applications_that_cannot_be_packed(app: str, written: str, said: str) -> None:
+def test_applications_that_cannot_be_packed(app: str, written: str, message: str) -> None:
     write(Path(app), f"functions: {{double: {written}}}\npools: {{cpu: {{nodes: 1}}}}\n")
-    line = complaint("deploy", "lambda", app, "--function", "f", "--package-only")
-    assert line.startswith(f"{app}: {said}"), line
+    line = error_line("deploy", "lambda", app, "--function", "f", "--package-only")
+    assert line.startswith(f"{app}: {message}"), line
 
 
-def test_what_is_missing(
+def test_missing_boto3_credentials_and_roles(
     app: str, platform: EmbeddedPlatform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Credentials, a platform that answers, a function of APP, boto3 itself."""
     to = ("deploy", "lambda", app, "--function", "f")
-    assert complaint(*to).startswith("deploy: no credentials for AWS were found (allowed: ")
-    assert complaint(*to, "--only", "dubble").startswith(
+    assert error_line(*to).startswith("deploy: no credentials for AWS were found (allowed: ")
+    assert error_line(*to, "--only", "dubble").startswith(
         f"{app}: --only: 'dubble': unknown function, did you mean double?"
     )
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
         monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-        assert "Could not connect to the endpoint URL" in complaint(*to, "--endpoint-url", url)
-    line = complaint(*to, "--endpoint-url", "nonsense")
-    assert line.startswith("deploy: --endpoint-url: 'nonsense': is no address (allowed: http://")
+        assert "Could not connect to the endpoint URL" in error_line(*to, "--endpoint-url", url)
+    line = error_line(*to, "--endpoint-url", "nonsense")
+    assert line.startswith(
+        "deploy: --endpoint-url: 'nonsense': is not a valid URL (allowed: http://"
+    )
     to_platform = (*to, "--endpoint-url", platform.url, "--include")
-    assert complaint(*to_platform, "*.none").endswith("--include: '*.none': matches no file")
+    assert error_line(*to_platform, "*.none").endswith("--include: '*.none': matches no file")
     monkeypatch.setitem(sys.modules, "boto3", None)
-    assert complaint(*to) == "deploy: boto3 is not installed: pip install boto3"
+    assert error_line(*to) == "deploy: boto3 is not installed: pip install boto3"
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
-        (("--include", "../secret"), "deploy: --include: '../secret': is no pattern"),
-        (("--include", "/etc/hosts"), "deploy: --include: '/etc/hosts': is no pattern"),
-        (("--include", ""), "deploy: --include: '': is no pattern"),
-        (("--zip", "app.yaml"), "app.yaml: --zip: is no zip file"),
-        (("--endpoint-url", "http://[::1"), "deploy: --endpoint-url: 'http://[::1': is no addr"),
-        (("--endpoint-url", "http://a:b"), "deploy: --endpoint-url: 'http://a:b': is no address"),
-        (("--endpoint-url", ""), "deploy: --endpoint-url: '': is no address"),
-        (("--function", "a\nRUN b"), "deploy: --function: 'a\\nRUN b': is no name"),
+        (("--include", "../secret"), "deploy: --include: '../secret': is not a pattern"),
+        (("--include", "/etc/hosts"), "deploy: --include: '/etc/hosts': is not a pattern"),
+        (("--include", ""), "deploy: --include: '': is not a pattern"),
+        (("--zip", "app.yaml"), "app.yaml: --zip: is not a zip file"),
+        (
+            ("--endpoint-url", "http://[::1"),
+            "deploy: --endpoint-url: 'http://[::1': is not a valid",
+        ),
+        (
+            ("--endpoint-url", "http://a:b"),
+            "deploy: --endpoint-url: 'http://a:b': is not a valid URL",
+        ),
+        (("--endpoint-url", ""), "deploy: --endpoint-url: '': is not a valid URL"),
+        (("--function", "a\nRUN b"), "deploy: --function: 'a\\nRUN b': is not a function name"),
     ],
 )
-def test_options_that_do_harm(
-    app: str, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], said: str
+def test_harmful_options_are_refused(
+    app: str, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], message: str
 ) -> None:
     """Nothing outside of the package is read or written, least of all the application."""
     monkeypatch.chdir(Path(app).parent)
     before = Path(app).read_text()
     packs = () if options[0] == "--endpoint-url" else ("--package-only",)
-    line = complaint("deploy", "lambda", "app.yaml", "--function", "f", *packs, *options)
-    assert line.startswith(said)
+    line = error_line("deploy", "lambda", "app.yaml", "--function", "f", *packs, *options)
+    assert line.startswith(message)
     assert Path(app).read_text() == before
 
 
 def test_a_directory_beside_the_working_one(app: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cannot be imported leaves nothing that would be in the way of the next try."""
+    """A failed import leaves no directory that would block the next try."""
     home = Path(app).parent
     monkeypatch.chdir(home)
     (home / "loop").symlink_to(home)
     to = ("deploy", "lambda", app, "--function", "f", "--package-only", "--directory", "image")
     mine = (home / "mine.py").read_text()
     write(home / "mine.py", "import nothing_of_this_name\n")
-    assert "does not import" in complaint(*to)
+    assert "cannot be imported" in error_line(*to)
     write(home / "mine.py", mine)
     ended = headgate(*to)
     assert (ended.code, ended.err) == (0, "")
@@ -252,24 +260,24 @@ def test_a_directory_beside_the_working_one(app: str, monkeypatch: pytest.Monkey
 
 
 def test_a_package_that_is_too_large(app: str) -> None:
-    """The file is all holes: it takes no room on the disk, and no time."""
+    """The file is sparse: it takes no space on the disk, and no time."""
     with Path(app).with_name("weights.bin").open("wb") as file:
         file.truncate(300_000_000)
     to = ("--function", "f", "--package-only", "--include", "*.bin")
-    line = complaint("deploy", "lambda", app, *to)
+    line = error_line("deploy", "lambda", app, *to)
     assert line.startswith("deploy: the package is 300MB unpacked (allowed: up to 250MiB; ")
 
 
 def test_a_bundle_that_cannot_be_made(app: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without an index there is nothing to install from, and pip's own words say so."""
+    """Without an index there is nothing to install from, and the error is that of pip."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    line = complaint("deploy", "lambda", app, "--function", "f", "--package-only", "--bundle")
+    line = error_line("deploy", "lambda", app, "--function", "f", "--package-only", "--bundle")
     assert line.startswith("deploy: --bundle: No matching distribution found for ")
 
 
-def test_the_platform_as_a_command(tmp_path: Path) -> None:
-    """It says where it is, answers boto3, ends on SIGTERM, and says what has run."""
-    command = (sys.executable, "-m", "headgate", "platform", "--port", "0")
+def test_lambda_local_as_a_process(tmp_path: Path) -> None:
+    """It prints its URL, serves boto3, ends on SIGTERM, and prints what ran."""
+    command = (sys.executable, "-m", "headgate", "lambda-local", "--port", "0")
     process = subprocess.Popen(
         (*command, "--directory", tmp_path / "data", "--concurrency", "3", "--keep-alive", "1min"),
         stdout=subprocess.PIPE,
@@ -289,20 +297,22 @@ def test_the_platform_as_a_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (("--keep-alive", "10"), "--keep-alive: '10': needs a unit"),
         (("--keep-alive", "0s"), "--keep-alive: '0s': must be longer than zero"),
-        (("--cpus", "all"), "--cpus: 'all': is no list of CPUs"),
+        (("--cpus", "all"), "--cpus: 'all': is not a list of CPUs"),
         (("--cpus", "9999"), "platform: cpus: (9999,): not available to this process"),
         (("--host", "256.0.0.1"), "256.0.0.1:0: cannot listen"),
         (("--host", "0.0.0.0", "--no-auth"), "--host 0.0.0.0: --no-auth would let anyone"),
         (("--keys-file", "/dev/null/keys"), "/dev/null/keys: the keys cannot be written: F"),
     ],
 )
-def test_platforms_that_cannot_be(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
-    line = complaint("platform", "--port", 0, "--directory", tmp_path / "data", *options)
-    assert line.startswith(said)
+def test_invalid_options_of_lambda_local(
+    tmp_path: Path, options: tuple[str, ...], message: str
+) -> None:
+    line = error_line("lambda-local", "--port", 0, "--directory", tmp_path / "data", *options)
+    assert line.startswith(message)
 
 
 def _size(app: str) -> int:

@@ -1,4 +1,4 @@
-"""`headgate plan`: what it says, what it writes, and how it says no."""
+"""`headgate plan`: its explanation, the file it writes, and its errors."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from cli_rig import headgate, write
 from headgate.planning.latency_model import Characterisation, ColdStart
 
 APP = """
-functions: {recommend: {exec: 30ms}}
+functions: {recommend: {exec_time: 30ms}}
 slo: {latency: 150ms}
 workload:
   duration: 120s
-  arrivals: [{pipeline: recommend, spec: "stepped:rates=20/s+80/s,every=20s"}]
+  arrivals: [{pipeline: recommend, process: "stepped:rates=20/s+80/s,every=20s"}]
 """
 POOLS = """
 pools:
   machine: {tier: dedicated, nodes: 1, cpus: 8, memory: 16GB, price: $0.41/h}
   lambda:
-    {tier: serverless, memory: 6656MiB, price: $0.0000166667/GB-s, guard: {failures: 7}}
+    tier: serverless
+    memory: 6656MiB
+    price: $0.0000166667/GB-s
+    circuit_breaker: {failure_threshold: 7}
 """
 
 
@@ -46,7 +49,7 @@ def planned(app: str, *arguments: object) -> Any:
     return ended.json
 
 
-def test_it_says_what_to_take_and_why(app: str) -> None:
+def test_the_plan_is_explained(app: str) -> None:
     ended = headgate("plan", app)
     assert (ended.code, ended.err) == (0, "")
     for text in (
@@ -54,18 +57,18 @@ def test_it_says_what_to_take_and_why(app: str) -> None:
         "per 1,000 requests",
         "requests/s on average",
         "at once take",
-        "More than 6656 MiB no longer pay for a function",
+        "More than 6656 MiB does not pay for a function",
         "and is 35 % cheaper per second",
         "1024 MiB is the cheapest size",
         "costs as much as functions at",
         "A cold start adds 2.5 s",
         "ml.c5.9xlarge*",
-        "Assumed: boot, network, provision.",
+        "Assumed: boot_time, network_delay, provisioning_time.",
     ):
         assert text in ended.out, text
 
 
-def test_the_numbers_are_there_for_programs(app: str) -> None:
+def test_the_plan_as_json(app: str) -> None:
     found = planned(app, "--instance", "ml.c5.large", "--instance", "ml.c5.2xlarge")
     assert [(row["name"], row["threshold"]) for row in found["instances"]] == [
         ("ml.c5.large", 4),
@@ -96,10 +99,10 @@ def test_the_size_of_functions(app: str) -> None:
     assert planned(app, "--no-functions")["mix"]["function_memory_mib"] is None
     ended = headgate("plan", app, "--size", "100MiB")
     assert ended.code == 2
-    assert "--size: '100MiB': is no size to choose" in ended.err
+    assert "--size: '100MiB': is not an available size" in ended.err
 
 
-def test_own_prices(app: str, tmp_path: Path) -> None:
+def test_prices_of_the_user(app: str, tmp_path: Path) -> None:
     rack = "instances: {rack: {cpus: 8, memory: 64GB, price: $0.01/h}}"
     prices = write(tmp_path / "own.yaml", f"title: ours\nas_of: '2026-01-02'\n{rack}\n")
     found = planned(app, "--prices", prices)
@@ -108,13 +111,13 @@ def test_own_prices(app: str, tmp_path: Path) -> None:
 
 
 def test_needs_more_capacity(app: str) -> None:
-    """Not enough is no mistake: it says how many more, and exits with 1."""
+    """Too little capacity is no error: the plan says how many more, and exits with 1."""
     short = ("--no-functions", "--instance", "ml.c5.large", "--instances-max")
     ended = headgate("plan", app, *short, 2)
     assert ended.code == 1
     assert "Needs more capacity: 2 x ml.c5.large" in ended.out
     more = planned(app, *short, 2)["instances_short"]
-    assert f"It takes {more} more ml.c5.large than the 2 that may be had." in ended.out
+    assert f"It takes {more} more ml.c5.large than the limit of 2." in ended.out
     assert headgate("plan", app, *short, 2 + more).code == 0
     assert headgate("plan", app, *short, 1 + more).code == 1
 
@@ -125,7 +128,7 @@ def test_not_feasible_at_any_scale(app: str) -> None:
     assert (ended.code, ended.out) == (2, "")
     assert ended.err.count("\n") == 1
     assert "not feasible at any scale: the objective is 20 ms at 99 %" in ended.err
-    assert "a lone request takes 28 ms where it is fastest" in ended.err
+    assert "an isolated request takes at least 28 ms" in ended.err
 
 
 @pytest.mark.parametrize(
@@ -144,13 +147,13 @@ def test_bad_input_is_one_line(app: str, arguments: tuple[str, ...], problem: st
     assert problem in ended.err
 
 
-def test_an_unknown_type_is_told_those_there_are(app: str) -> None:
+def test_an_unknown_instance_type_is_refused(app: str) -> None:
     ended = headgate("plan", app, "--instance", "ml.c5.huge")
     assert "(allowed: c5.large, c5.xlarge, " in ended.err
     assert "ml.c5.2xlarge" in ended.err
 
 
-def test_a_profile_of_something_else(app: str, tmp_path: Path) -> None:
+def test_a_profile_of_another_function(app: str, tmp_path: Path) -> None:
     other = write(tmp_path / "other.json", json.dumps(Characterisation.surrogate().to_json()))
     ended = headgate("plan", app, "--profile", other)
     assert ended.code == 2
@@ -166,7 +169,7 @@ def test_no_objective(app: str) -> None:
     assert "pipelines.recommend.slo: has no latency" in headgate("plan", app).err
 
 
-def test_what_is_declared_is_judged(app: str) -> None:
+def test_the_declared_pools_are_evaluated(app: str) -> None:
     write(Path(app), APP + POOLS)
     ended = headgate("plan", app)
     assert "As declared, 1 x machine with its functions would meet " in ended.out
@@ -176,8 +179,8 @@ def test_what_is_declared_is_judged(app: str) -> None:
     assert "it needs more capacity, " in ended.out
 
 
-def test_what_it_writes_can_be_checked_and_simulated(app: str, tmp_path: Path) -> None:
-    """The pools keep their names and what the plan has no opinion on; the rest is as planned."""
+def test_the_planned_application_can_be_checked_and_simulated(app: str, tmp_path: Path) -> None:
+    """The pools keep their names and the keys that the plan does not set."""
     write(Path(app), APP + POOLS)
     out = tmp_path / "planned.yaml"
     found = planned(app, "--instance", "ml.*", "--write", out)
@@ -187,24 +190,24 @@ def test_what_it_writes_can_be_checked_and_simulated(app: str, tmp_path: Path) -
     assert machine["nodes"] == found["mix"]["instances"]
     assert machine["slots"] == found["mix"]["threshold"]
     assert functions["memory"] == "6656MiB"
-    assert functions["guard"]["failures"] == 7
+    assert functions["circuit_breaker"]["failure_threshold"] == 7
     variants = spec["functions"]["recommend"]["variants"]
     assert variants["machine"]["slowdown"][:3] == [1.0, 2.0, 3.0]
-    assert variants["lambda"]["start"] == "2.499s"
+    assert variants["lambda"]["cold_start"] == "2.499s"
     ended = headgate("simulate", out, "--policy", "threshold", "--duration", "1s", "--json")
     assert ended.json["requests"] > 0
 
 
-def test_the_load_is_written_too(app: str, tmp_path: Path) -> None:
+def test_the_workload_is_written_too(app: str, tmp_path: Path) -> None:
     out = tmp_path / "planned.yaml"
     load = ("--arrivals", "poisson:rate=2/s", "--duration", "1h")
     headgate("plan", app, *load, "--write", out)
     workload = headgate("check", out, "--json").json["spec"]["workload"]
     assert workload["duration"] == "1h"
-    assert [stream["spec"] for stream in workload["arrivals"]] == ["poisson:rate=2/s"]
+    assert [stream["process"] for stream in workload["arrivals"]] == ["poisson:rate=2/s"]
 
 
-def test_it_does_not_write_over_what_it_reads(app: str) -> None:
+def test_inputs_are_not_overwritten(app: str) -> None:
     before = Path(app).read_text()
     assert headgate("plan", app, "--write", app).code == 2
     assert Path(app).read_text() == before
@@ -221,10 +224,10 @@ def test_it_does_not_write_over_what_it_reads(app: str) -> None:
         (("points", 3, "batch"), "x", "Expected `int`, got `str` - at `$.points[3].batch`"),
     ],
 )
-def test_a_profile_that_nobody_has_measured(
+def test_a_missing_profile(
     app: str, tmp_path: Path, path: tuple[str | int, ...], value: object, problem: str
 ) -> None:
-    """It must be refused before anything goes through every concurrency up to a billion."""
+    """The profile is refused before anything iterates over every concurrency up to a billion."""
     document = json.loads(Path(app).with_suffix(".profile.json").read_text())
     place = document
     for name in path[:-1]:
@@ -236,22 +239,22 @@ def test_a_profile_that_nobody_has_measured(
     assert problem in ended.err
 
 
-def test_a_profile_without_end(app: str, tmp_path: Path) -> None:
+def test_a_profile_with_an_endless_number(app: str, tmp_path: Path) -> None:
     deep = write(tmp_path / "deep.json", "[" * 100_000)
     assert "deep.json: is no JSON: " in headgate("plan", app, "--profile", deep).err
 
 
-def test_nobody_comes(app: str) -> None:
+def test_a_workload_without_requests(app: str) -> None:
     ended = headgate("plan", app, "--arrivals", "closed:clients=0")
     assert ended.code == 2
-    assert "there are no requests for recommend to plan for" in ended.err
+    assert "has no requests for recommend" in ended.err
 
 
-def test_own_prices_are_not_written_over(app: str, tmp_path: Path) -> None:
+def test_a_price_list_is_not_overwritten(app: str, tmp_path: Path) -> None:
     own = 'title: t\nas_of: "2026-01-02"\ninstances: {n: {cpus: 8, memory: unlimited, price: $1/h}}'
     prices, out = write(tmp_path / "own.yaml", own), tmp_path / "planned.yaml"
     ended = headgate("plan", app, "--prices", prices, "--write", prices)
-    assert "would be written over" in ended.err
+    assert "would be overwritten" in ended.err
     found = planned(app, "--prices", prices, "--no-functions", "--write", out)
     assert found["mix"]["instances"] > 0
     assert headgate("check", out, "--json").json["spec"]["pools"]["n"]["memory"] == "unlimited"

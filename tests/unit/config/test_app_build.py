@@ -1,4 +1,4 @@
-"""What a declaration becomes."""
+"""From an application file to the core's records."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def function_of(body: object, pools: Mapping[str, object] = GPU) -> Function:
 
 
 def test_the_defaults_of_the_file_are_those_of_the_core() -> None:
-    """They are written in both places; this keeps them the same."""
-    app = declare(functions={"f": {"exec": "5ms"}}, pools=GPU).app
+    """Defaults are in the schema and in the core; this keeps them the same."""
+    app = declare(functions={"f": {"exec_time": "5ms"}}, pools=GPU).app
     assert app.pools == (Pool(0, "gpu"),)
     assert app.limits == Limits()
     assert app.clients == (Client(0, "client"),)
@@ -40,7 +40,7 @@ def test_the_defaults_of_the_file_are_those_of_the_core() -> None:
     expected = Variant(0, "f", 0, (0,), Profile((5 * MS,)))
     assert app.functions == (Function(0, "f", (expected,)),)
     lambda_pool = {"lambda": {"tier": "serverless", "memory": "2GB"}}
-    app = declare(functions={"f": {"exec": "5ms"}}, pools=lambda_pool).app
+    app = declare(functions={"f": {"exec_time": "5ms"}}, pools=lambda_pool).app
     assert app.pools[0].faas == FaasPlatform(2 * 10**9)
 
 
@@ -54,16 +54,16 @@ def test_the_defaults_of_the_file_are_those_of_the_core() -> None:
     ],
 )
 def test_execution_times(written: object, times_ms: tuple[int, ...]) -> None:
-    profile = function_of({"exec": written}).variants[0].profile
+    profile = function_of({"exec_time": written}).variants[0].profile
     assert profile.exec_ns == tuple(time * MS for time in times_ms)
 
 
 def test_all_fields_of_a_function_arrive() -> None:
     function = function_of(
         {
-            "exec": "5ms",
-            "start": "2s",
-            "load": "1ms",
+            "exec_time": "5ms",
+            "cold_start": "2s",
+            "swap_in": "1ms",
             "memory": "100MB",
             "output": "10kB",
             "slowdown": [1, 1.6],
@@ -82,11 +82,11 @@ def test_all_fields_of_a_function_arrive() -> None:
 def test_variants_keep_their_order_and_are_numbered_through() -> None:
     app = declare(
         functions={
-            "first": {"exec": "1ms"},
+            "first": {"exec_time": "1ms"},
             "bert": {
                 "variants": {
-                    "gpu": {"pools": ["gpu"], "exec": "20ms"},
-                    "cpu": {"pools": ["cpu"], "exec": "400ms"},
+                    "gpu": {"pools": ["gpu"], "exec_time": "20ms"},
+                    "cpu": {"pools": ["cpu"], "exec_time": "400ms"},
                 }
             },
         },
@@ -100,16 +100,23 @@ def test_variants_keep_their_order_and_are_numbered_through() -> None:
     assert app.functions[1].reference_exec_ns == 20 * MS
 
 
-def test_a_function_runs_on_every_pool_that_can_hold_it() -> None:
-    """The memory of a serverless instance counts, and GPU shares are not found on plain CPUs."""
+def test_a_function_runs_on_every_pool_with_enough_resources() -> None:
+    """The memory of a serverless instance counts, and dedicated nodes have no GPU."""
     pools = {
         "big": {"memory": "16GB"},
         "small": {"memory": "1GB"},
         "lambda": {"tier": "serverless", "memory": "2GB"},
         "cpu": {"tier": "dedicated"},
     }
-    assert function_of({"exec": "5ms", "memory": "2GB"}, pools).variants[0].pool_ids == (0, 2, 3)
-    assert function_of({"exec": "5ms", "gpu_share": "1/7"}, pools).variants[0].pool_ids == (0, 1)
+    assert function_of({"exec_time": "5ms", "memory": "2GB"}, pools).variants[0].pool_ids == (
+        0,
+        2,
+        3,
+    )
+    assert function_of({"exec_time": "5ms", "gpu_share": "1/7"}, pools).variants[0].pool_ids == (
+        0,
+        1,
+    )
 
 
 def test_a_pool_of_nodes() -> None:
@@ -118,18 +125,18 @@ def test_a_pool_of_nodes() -> None:
             "tier": "gpu",
             "nodes": 4,
             "slots": 2,
-            "queue": 3,
+            "queue_max": 3,
             "cpus": 16,
             "gpu_share": "7/7",
             "memory": "16GB",
             "host_memory": "64GB",
             "idle_timeout": "10min",
             "price": "$1.20/h",
-            "network": "0.2ms",
+            "network_delay": "0.2ms",
             "bandwidth": "10GB/s",
         }
     }
-    assert declare(functions={"f": {"exec": "5ms"}}, pools=pools).app.pools[0] == Pool(
+    assert declare(functions={"f": {"exec_time": "5ms"}}, pools=pools).app.pools[0] == Pool(
         0,
         "gpu",
         tier=Tier.GPU,
@@ -153,15 +160,15 @@ def test_a_serverless_pool_has_no_nodes() -> None:
             "tier": "serverless",
             "memory": "2GB",
             "concurrency": 50,
-            "burst": 20,
-            "starts_rate": "60/min",
+            "burst_concurrency": 20,
+            "burst_refill": "60/min",
             "keep_alive": "5min",
             "price": "$0.0000166667/GB-s",
             "request_price": "$0.20/1M",
             "billing_step": "100ms",
         }
     }
-    assert declare(functions={"f": {"exec": "5ms"}}, pools=pools).app.pools[0] == Pool(
+    assert declare(functions={"f": {"exec_time": "5ms"}}, pools=pools).app.pools[0] == Pool(
         0,
         "lambda",
         tier=Tier.SERVERLESS,
@@ -183,7 +190,7 @@ def test_a_serverless_pool_has_no_nodes() -> None:
 
 def load_pipelines() -> AppConfig:
     return declare(
-        functions={"m1": {"exec": "5ms"}, "m2": {"exec": "9ms"}},
+        functions={"m1": {"exec_time": "5ms"}, "m2": {"exec_time": "9ms"}},
         pools=GPU,
         pipelines={
             "plain": {"function": "m2"},
@@ -200,8 +207,8 @@ def load_pipelines() -> AppConfig:
                 "slo": {
                     "latency": "50ms",
                     "quantile": "95%",
-                    "burst": 2,
-                    "gives_up": True,
+                    "rate_tolerance": 2,
+                    "hard_deadline": True,
                 },
             },
         },
@@ -211,12 +218,12 @@ def load_pipelines() -> AppConfig:
         workload={
             "duration": "2min",
             "arrivals": [
-                {"pipeline": "cascade", "client": "bob", "spec": "poisson:rate=50/s"},
-                {"pipeline": "plain", "spec": "x"},
+                {"pipeline": "cascade", "client": "bob", "process": "poisson:rate=50/s"},
+                {"pipeline": "plain", "process": "x"},
             ],
         },
         simulation={
-            "truth": {"distribution": "lognormal", "cv": 0.1, "scale": {"m2": 1.2}},
+            "service_times": {"distribution": "lognormal", "cv": 0.1, "scale": {"m2": 1.2}},
             "overheads": {"decision": "5us", "per_work_unit": "100ns"},
         },
     )
@@ -234,18 +241,18 @@ def test_pipelines_and_their_objectives() -> None:
     assert cascade.slo == Slo(50 * MS, 0.95, 2.0, True)
 
 
-def test_the_choices_beside_the_records() -> None:
-    loaded = load_pipelines()
-    alice, bob = loaded.app.clients
-    plain, cascade = loaded.app.pipelines
+def test_policy_workload_and_simulation_options() -> None:
+    config = load_pipelines()
+    alice, bob = config.app.clients
+    plain, cascade = config.app.pipelines
     assert (alice.weight, bob.weight) == (2.0, 1.0)
-    assert (loaded.policy.name, loaded.policy.settings) == ("edf", {"batch_max": 8})
-    assert loaded.workload.duration_ns == 120 * SECOND_NS
-    assert loaded.workload.streams == (
+    assert (config.policy.name, config.policy.settings) == ("edf", {"batch_max": 8})
+    assert config.workload.duration_ns == 120 * SECOND_NS
+    assert config.workload.streams == (
         ArrivalStream(cascade, bob, "poisson:rate=50/s"),
         ArrivalStream(plain, alice, "x"),
     )
-    simulation = loaded.simulation
+    simulation = config.simulation
     assert (simulation.distribution, simulation.cv) == ("lognormal", 0.1)
     assert simulation.scale == (1.0, 1.2)
     assert (simulation.decision_ns, simulation.per_work_unit_ns) == (5_000, 100)
@@ -253,6 +260,6 @@ def test_the_choices_beside_the_records() -> None:
 
 def test_never_and_unlimited_may_be_written_out() -> None:
     pools = {"gpu": {"memory": "unlimited", "bandwidth": "unlimited", "idle_timeout": "never"}}
-    app = declare(functions={"f": {"exec": "1ms"}}, pools=pools, slo={"latency": "never"}).app
+    app = declare(functions={"f": {"exec_time": "1ms"}}, pools=pools, slo={"latency": "never"}).app
     assert app.pools == (Pool(0, "gpu"),)
     assert app.pipelines[0].slo.latency_ns == NEVER_NS

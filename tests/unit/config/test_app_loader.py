@@ -1,4 +1,4 @@
-"""Files, modules, and the way back to plain data."""
+"""Loading from files, modules and plain data, and the normalised spec."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headgate.core.errors import ConfigError
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
 
 SMALL = """\
-functions: {f: {exec: {1: 5ms, 8: 20ms}}}
+functions: {f: {exec_time: {1: 5ms, 8: 20ms}}}
 pools: {gpu: {}}
 """
 
@@ -29,7 +29,7 @@ def write(tmp_path: Path, text: str | bytes) -> str:
 
 
 def line_of(tmp_path: Path, text: str | bytes) -> str:
-    """Return what is said about a file, without the folder it is in."""
+    """Return the error line about a file, without its directory."""
     with pytest.raises(ConfigError) as caught:
         load(write(tmp_path, text))
     line = str(caught.value)
@@ -39,9 +39,9 @@ def line_of(tmp_path: Path, text: str | bytes) -> str:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_every_example_loads_and_survives_a_log(path: Path) -> None:
-    loaded = load(str(path))
-    assert loaded.workload.streams
-    assert from_spec(json.loads(json.dumps(loaded.spec)), "log") == loaded
+    config = load(str(path))
+    assert config.workload.streams
+    assert from_spec(json.loads(json.dumps(config.spec)), "log") == config
 
 
 def test_there_are_examples() -> None:
@@ -57,7 +57,7 @@ def test_the_schema_accepts_what_loads(path: Path) -> None:
 
 def test_the_schema_refuses_a_bare_number_for_a_duration() -> None:
     jsonschema = pytest.importorskip("jsonschema")
-    spec = {"functions": {"f": {"exec": 5}}, "pools": {"gpu": {}}}
+    spec = {"functions": {"f": {"exec_time": 5}}, "pools": {"gpu": {}}}
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(spec, json_schema())
 
@@ -79,15 +79,15 @@ def test_the_spec_has_every_default_filled_in(tmp_path: Path) -> None:
 
 
 def test_python_and_yaml_declare_the_same(tmp_path: Path) -> None:
-    declared = declare(functions={"f": {"exec": {1: "5ms", 8: "20ms"}}}, pools={"gpu": {}})
+    declared = declare(functions={"f": {"exec_time": {1: "5ms", 8: "20ms"}}}, pools={"gpu": {}})
     assert declared == load(write(tmp_path, SMALL))
 
 
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("functions: {a: {exec: 5ms}\npools: 3", "app.yaml:2:1: expected ',' or '}', but got"),
-        ("pools:\n  gpu: {}\n  gpu: {}\n", "app.yaml:3:3: 'gpu' is there twice"),
+        ("functions: {a: {exec_time: 5ms}\npools: 3", "app.yaml:2:1: expected ',' or '}', but got"),
+        ("pools:\n  gpu: {}\n  gpu: {}\n", "app.yaml:3:3: 'gpu' is a duplicate key"),
         ("pools:\n\tgpu: {}\n", "app.yaml:2:1: found character '\\t' that cannot start any token"),
         (
             "a: 1\n---\nb: 2\n",
@@ -101,7 +101,7 @@ def test_python_and_yaml_declare_the_same(tmp_path: Path) -> None:
         ("- 1\n", "app.yaml: is a list (allowed: a map with the keys functions,"),
     ],
 )
-def test_files_that_are_no_good(tmp_path: Path, text: str | bytes, line: str) -> None:
+def test_invalid_files(tmp_path: Path, text: str | bytes, line: str) -> None:
     assert line_of(tmp_path, text).startswith(line)
 
 
@@ -109,9 +109,9 @@ def test_merging_may_override_a_key(tmp_path: Path) -> None:
     """`<<` brings keys in; giving one of them again is what it is for, not a duplicate."""
     text = """\
 functions:
-  a: &a {exec: 5ms, start: 1s}
-  b: &b {<<: *a, exec: 6ms}
-  c: {<<: *b, exec: 7ms}
+  a: &a {exec_time: 5ms, cold_start: 1s}
+  b: &b {<<: *a, exec_time: 6ms}
+  c: {<<: *b, exec_time: 7ms}
 pools: {gpu: {}}
 """
     functions = load(write(tmp_path, text)).app.functions
@@ -128,7 +128,7 @@ def test_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A module may hold a mapping or a finished application; anything else is refused."""
     (tmp_path / "shop_app.py").write_text(
         "from headgate.config import declare\n"
-        "spec = {'functions': {'f': {'exec': '5ms'}}, 'pools': {'gpu': {}}}\n"
+        "spec = {'functions': {'f': {'exec_time': '5ms'}}, 'pools': {'gpu': {}}}\n"
         "app = declare(**spec)\n"
         "number = 3\n"
     )
@@ -140,7 +140,7 @@ def test_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             ("shop_app:number", "3: is a number (allowed: a map"),
             ("shop_app:ap", "has no attribute 'ap'"),
             ("shop_app:", "has no attribute ''"),
-            (".shop:app", "names no module"),
+            (".shop:app", "is not a module name"),
             ("no_such_app:app", "cannot be imported: No module named 'no_such_app'"),
             ("broken_app:app", "cannot be imported: No module named 'no_such_module_anywhere'"),
         ]:

@@ -1,4 +1,4 @@
-"""A latency below the fastest way through a pipeline is found, and no other."""
+"""A latency objective below the critical path of its pipeline is found, and no other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ import pytest
 from headgate.config import from_spec
 from headgate.config.objectives import unreachable_objectives
 
-FUNCTIONS = {"a": {"exec": "5ms", "start": "10s"}, "b": {"exec": "7ms"}, "c": {"exec": "1ms"}}
+FUNCTIONS = {
+    "a": {"exec_time": "5ms", "cold_start": "10s"},
+    "b": {"exec_time": "7ms"},
+    "c": {"exec_time": "1ms"},
+}
 STAGES: dict[str, dict[str, object]] = {
     "first": {"function": "a"},
     "beside": {"function": "c"},
@@ -28,16 +32,16 @@ def problems(latency: str, **sections: object) -> list[str]:
     return [str(problem) for problem in unreachable_objectives(from_spec(spec, "app.yaml"), "it")]
 
 
-def test_the_longest_chain_counts_and_starting_does_not() -> None:
+def test_the_critical_path_counts_and_cold_starts_do_not() -> None:
     assert problems("11.9ms") == [
-        "it: slo.latency: '11.9ms': is below the fastest path of pipeline p, 12ms: "
+        "it: slo.latency: '11.9ms': is below the critical path of pipeline p, 12ms: "
         "a 5ms -> b 7ms (allowed: 12ms or longer)"
     ]
     assert problems("12ms") == problems("never") == []
 
 
 @pytest.mark.parametrize("order", list(permutations(STAGES)))
-def test_stages_may_stand_in_any_order(order: tuple[str, ...]) -> None:
+def test_stages_may_be_in_any_order(order: tuple[str, ...]) -> None:
     stages = {name: STAGES[name] for name in order}
     (problem,) = problems("5ms", pipelines={"p": {"stages": stages}})
     assert "12ms: a 5ms -> b 7ms" in problem
@@ -49,26 +53,26 @@ def test_the_objective_of_a_pipeline_is_named_by_its_own_key() -> None:
         "loose": {"function": "b"},
     }
     (problem,) = problems("1s", pipelines=pipelines)
-    assert problem.startswith("it: pipelines.tight.slo.latency: '1ms': is below the fastest path")
+    assert problem.startswith("it: pipelines.tight.slo.latency: '1ms': is below the critical path")
 
 
-def test_the_network_counts_both_ways_and_the_fastest_variant_of_all() -> None:
+def test_the_fastest_variant_counts_with_network_delay_both_ways() -> None:
     functions = {
         "f": {
             "variants": {
-                "near": {"exec": "9ms", "pools": ["near"]},
-                "far": {"exec": "2ms", "pools": ["far"]},
+                "near": {"exec_time": "9ms", "pools": ["near"]},
+                "far": {"exec_time": "2ms", "pools": ["far"]},
             }
         }
     }
-    pools = {"near": {"tier": "dedicated"}, "far": {"tier": "dedicated", "network": "3ms"}}
+    pools = {"near": {"tier": "dedicated"}, "far": {"tier": "dedicated", "network_delay": "3ms"}}
     sections = {"functions": functions, "pools": pools, "pipelines": {"p": {"function": "f"}}}
     (problem,) = problems("7.9ms", **sections)
     assert "8ms: f 8ms" in problem
     assert problems("8ms", **sections) == []
 
 
-def test_a_stage_that_does_not_always_run_and_a_time_that_nobody_knows_count_as_nothing() -> None:
+def test_optional_and_unmeasured_stages_count_as_zero() -> None:
     stages = {
         "a": {"function": "a"},
         "b": {"function": "b", "after": ["a"], "only_if_unsure": True},
@@ -87,6 +91,8 @@ def test_a_stage_that_does_not_always_run_and_a_time_that_nobody_knows_count_as_
         {"distribution": "observed", "observed": {"a": [0.5, 2.0], "b": [0.5]}},
     ],
 )
-def test_a_truth_that_is_faster_than_its_profile_is_no_mistake(truth: dict[str, object]) -> None:
-    assert problems("6ms", simulation={"truth": truth}) == []
-    assert len(problems("5.9ms", simulation={"truth": truth})) == 1
+def test_service_times_faster_than_the_profile_are_taken_into_account(
+    truth: dict[str, object],
+) -> None:
+    assert problems("6ms", simulation={"service_times": truth}) == []
+    assert len(problems("5.9ms", simulation={"service_times": truth})) == 1

@@ -1,4 +1,4 @@
-"""What `serve:` and `clients:` say is checked when it is loaded, not when it is needed."""
+"""`serve:` and `clients:` are checked when the application is loaded."""
 
 from __future__ import annotations
 
@@ -16,47 +16,57 @@ UNITS = "ns, us, ms, s, min, h, d"
 SIZES = "B, kB, KiB, MB, MiB, GB, GiB, TB, TiB"
 
 
-def loaded(**sections: object) -> AppConfig:
-    return from_spec({"functions": {"f": {"exec": "5ms"}}, **sections}, "app.yaml")
+def app_config(**sections: object) -> AppConfig:
+    return from_spec({"functions": {"f": {"exec_time": "5ms"}}, **sections}, "app.yaml")
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "message"),
     [
         ("drain", "soon", f"'soon': is not a number with a unit (allowed: {UNITS})"),
         ("drain", "never", f"'never': is not a number with a unit (allowed: {UNITS})"),
         ("lame_duck", "soon", f"'soon': is not a number with a unit (allowed: {UNITS})"),
-        ("timeout", 0, "0: must be longer than zero (allowed: 5ms, 10min)"),
-        ("timeout", "never", f"'never': is not a number with a unit (allowed: {UNITS})"),
-        ("hang", 0, "0: is too short (allowed: 100ms or longer)"),
-        ("hang", "99ms", "'99ms': is too short (allowed: 100ms or longer)"),
-        ("body", "0B", "'0B': is too small (allowed: 1B to 1GiB)"),
-        ("body", "2GB", "'2GB': is too large (allowed: 1B to 1GiB)"),
-        ("answer", "2GB", "'2GB': is too large (allowed: 1B to 1GiB)"),
-        ("memory", "0B", "'0B': is too small (allowed: 1B to 1TiB)"),
+        ("deadline_max", 0, "0: must be longer than zero (allowed: 5ms, 10min)"),
+        ("deadline_max", "never", f"'never': is not a number with a unit (allowed: {UNITS})"),
+        ("execution_timeout", 0, "0: is too short (allowed: 100ms or longer)"),
+        ("execution_timeout", "99ms", "'99ms': is too short (allowed: 100ms or longer)"),
+        ("body_max", "0B", "'0B': is too small (allowed: 1B to 1GiB)"),
+        ("body_max", "2GB", "'2GB': is too large (allowed: 1B to 1GiB)"),
+        ("response_max", "2GB", "'2GB': is too large (allowed: 1B to 1GiB)"),
+        ("memory_max", "0B", "'0B': is too small (allowed: 1B to 1TiB)"),
         ("shared_memory", "0B", "'0B': is too small (allowed: 64KiB to 64GiB)"),
         ("shared_memory", "65GiB", "'65GiB': is too large (allowed: 64KiB to 64GiB)"),
         ("shared_memory", "9000000000GB", "'9000000000GB': is too large (allowed: up to 1000000TB"),
         ("shared_memory", "lots", f"'lots': is not a number with a unit (allowed: {SIZES})"),
         ("shared_memory", "-1B", f"'-1B': must not be negative (allowed: {SIZES})"),
-        ("tls_key", "key.pem", "'key.pem': has no certificate (allowed: only with tls_cert"),
+        (
+            "tls_key",
+            "key.pem",
+            "'key.pem': is given without a certificate (allowed: only with",
+        ),
         ("log_size", "1kB", "'1kB': is too small (allowed: 64KiB to 1TiB)"),
         ("log_age", "0s", "'0s': must be longer than zero (allowed: 5ms, 10min)"),
-        ("log_keep", -1, "-1: does not fit (allowed: a whole number from 0"),
-        ("log_level", "loud", "'loud': does not fit (allowed: debug, error, info, w"),
-        ("log_format", "xml", "'xml': does not fit (allowed: json, text)"),
+        ("log_keep", -1, "-1: is not valid (allowed: a whole number from 0"),
+        ("log_level", "loud", "'loud': is not valid (allowed: debug, error, info, w"),
+        ("log_format", "xml", "'xml': is not valid (allowed: json, text)"),
         ("host", "", "'': is empty"),  # which would be every address of the machine
     ],
 )
-def test_what_cannot_be_served_is_refused(name: str, value: object, said: str) -> None:
+def test_invalid_serve_settings_are_refused(name: str, value: object, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        loaded(serve={name: value})
-    assert str(caught.value).startswith(f"app.yaml: serve.{name}: {said}")
+        app_config(serve={name: value})
+    assert str(caught.value).startswith(f"app.yaml: serve.{name}: {message}")
 
 
-def test_what_is_served_is_parsed() -> None:
-    serve = {"lame_duck": 0, "drain": "1min", "hang": "1s", "body": "1kB", "tls_certificate": "c"}
-    assert loaded(serve=serve).serve == ServeOptions(
+def test_serve_settings_are_parsed() -> None:
+    serve = {
+        "lame_duck": 0,
+        "drain": "1min",
+        "execution_timeout": "1s",
+        "body_max": "1kB",
+        "tls_certificate": "c",
+    }
+    assert app_config(serve=serve).serve == ServeOptions(
         host="127.0.0.1",
         port=8080,
         grpc_port=None,
@@ -65,10 +75,10 @@ def test_what_is_served_is_parsed() -> None:
         log=None,
         lame_duck_ns=0,
         drain_ns=60 * SECOND_NS,
-        timeout_ns=60 * SECOND_NS,
-        hang_ns=SECOND_NS,
-        body_bytes=1_000,
-        connections=4_096,
+        deadline_max_ns=60 * SECOND_NS,
+        execution_timeout_ns=SECOND_NS,
+        body_bytes_max=1_000,
+        connections_max=4_096,
         shared_memory_bytes=64 << 20,
         overload_status=429,
         log_size_bytes=256 << 20,
@@ -78,8 +88,8 @@ def test_what_is_served_is_parsed() -> None:
         log_format="text",
         access_log=False,
         expose_errors=False,
-        answer_bytes=64 << 20,
-        memory_bytes=512 << 20,
+        response_bytes_max=64 << 20,
+        memory_bytes_max=512 << 20,
     )
 
 
@@ -88,45 +98,45 @@ def test_what_is_served_is_parsed() -> None:
     [
         ({"a": {"rate": "0/s"}}, "a.rate: '0/s': must be more than zero (allowed: 100/s, 30/min)"),
         ({"a": {"rate": "much"}}, "a.rate: 'much': is not a number with a unit (allowed: /s, "),
-        ({"a": {"key": KEY}, "b": {"key": KEY}}, f"b.key: '{KEY}': is the key of a, too (allowed"),
+        ({"a": {"key": KEY}, "b": {"key": KEY}}, f"b.key: '{KEY}': is also the key of a (allowed"),
     ],
 )
-def test_what_no_client_can_have_is_refused(clients: object, line: str) -> None:
+def test_invalid_clients_are_refused(clients: object, line: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        loaded(clients=clients)
+        app_config(clients=clients)
     assert str(caught.value).startswith(f"app.yaml: clients.{line}")
 
 
 def test_clients_are_parsed() -> None:
-    assert loaded().tenants == ()
+    assert app_config().tenants == ()
     clients = {"a": {}, "b": {"key": KEY, "rate": "30/min", "burst": 2, "concurrency": 3}}
-    assert loaded(clients=clients).tenants == (
+    assert app_config(clients=clients).tenants == (
         ClientOptions(0, None, None, 100, None),
         ClientOptions(1, 64 * "a", 0.5, 2, 3),
     )
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "message"),
     [
-        ("import sys; sys.exit('no\\nway')", "it exits: no way"),
+        ("import sys; sys.exit('no\\nway')", "the module exits: no way"),
         ("raise ImportError('no\\nway')", "no way"),
     ],
 )
-def test_a_module_that_cannot_be_imported_is_told_in_one_line(
-    code: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_module_that_cannot_be_imported_is_reported_in_one_line(
+    code: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "exits_at_import.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError) as caught:
         load("exits_at_import:app")
-    assert str(caught.value) == f"exits_at_import:app: cannot be imported: {said}"
+    assert str(caught.value) == f"exits_at_import:app: cannot be imported: {message}"
     assert "exits_at_import" not in sys.modules
 
 
-def test_an_application_without_keys_is_the_same_but_for_them() -> None:
+def test_without_keys_removes_the_keys_only() -> None:
     clients = {"a": {}, "b": {"key": KEY, "rate": "30/min"}}
-    app = loaded(clients=clients, serve={"port": 1})
+    app = app_config(clients=clients, serve={"port": 1})
     bare = from_spec(without_keys(app.spec), "a log")
     assert "aaaa" not in str(bare.spec)
     assert KEY in str(app.spec)

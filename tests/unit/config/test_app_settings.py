@@ -67,24 +67,24 @@ def test_no_settings_are_the_defaults() -> None:
         ),
         ({"window_ns": 4}, "policy: 'window_ns': unknown setting, did you mean window? (allowed: "),
         ({"batch_max": "4"}, "policy.batch_max: '4': is text (allowed: a whole number)"),
-        ({"batch_max": 1.5}, "policy.batch_max: 1.5: does not fit (allowed: a whole number)"),
+        ({"batch_max": 1.5}, "policy.batch_max: 1.5: is not valid (allowed: a whole number)"),
         ({"batch_max": None}, "policy.batch_max: is empty (allowed: a whole number)"),
         ({"batch_max": True}, "policy.batch_max: True: is true or false (allowed: a whole number)"),
         ({"slack": "2"}, "policy.slack: '2': is text (allowed: a number)"),
         ({"is_strict": 1}, "policy.is_strict: 1: is a number (allowed: true or false)"),
         ({"label": 1}, "policy.label: 1: is a number (allowed: text)"),
         ({"label": {}}, "policy.label: is a map (allowed: text)"),
-        ({"order": "lifo"}, "policy.order: 'lifo': does not fit (allowed: edf, fifo)"),
+        ({"order": "lifo"}, "policy.order: 'lifo': is not valid (allowed: edf, fifo)"),
         ({"window": 5}, "policy.window: 5: needs a unit (allowed: ns, us, ms, s, min, h, d)"),
         ({"batch_max": 0}, "policy: batch_max must be positive"),
         ({"slack": -1}, "policy.slack: -1.0: must not be negative"),
-        ({"label": object}, "policy.label: is a type, which has no place here"),
+        ({"label": object}, "policy.label: has the unsupported type type"),
     ],
 )
 def test_wrong_settings(settings: dict[str, object], line: str) -> None:
     assert line_of(settings).startswith(f"app.yaml: {line}")
 
 
-def test_a_policy_without_settings_says_so() -> None:
+def test_a_setting_of_a_policy_without_settings_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"'x': unknown setting \(allowed: none\)"):
         make_config(PolicyConfig, {"x": 1}, "app.yaml")

@@ -1,4 +1,4 @@
-"""Where an endpoint leads, and whose keys go there."""
+"""Which machine an endpoint is on, and which keys are sent to it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from headgate.config.providers import (
     NO_KEYS,
     SECRET_VARIABLE,
     PlatformKeys,
-    is_address,
-    is_here,
-    is_of_aws,
+    is_aws_url,
+    is_local_url,
+    is_valid_url,
     keys_for,
 )
 from headgate.core.errors import ConfigError
@@ -31,7 +31,7 @@ WRITTEN = {
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
-    """What names resolve to; those that are not in it resolve to nothing."""
+    """Addresses by host name; any other name does not resolve."""
     known: dict[str, list[str]] = {}
 
     def resolve(host: str, *_: object, **__: object) -> list[tuple[object, ...]]:
@@ -44,7 +44,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
 
 
 def here(url: str) -> bool:
-    return is_here(url, where="app.yaml", key="pools.cloud.endpoint_url")
+    return is_local_url(url, where="app.yaml", key="pools.cloud.endpoint_url")
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,8 @@ def here(url: str) -> bool:
         "http://functions.localhost",
     ],
 )
-def test_this_machine(names: dict[str, list[str]], url: str) -> None:
-    assert is_address(url) and here(url)
+def test_urls_of_this_machine(names: dict[str, list[str]], url: str) -> None:
+    assert is_valid_url(url) and here(url)
 
 
 @pytest.mark.parametrize(
@@ -79,9 +79,9 @@ def test_this_machine(names: dict[str, list[str]], url: str) -> None:
         "http://[2001:db8::1]:9001",
     ],
 )
-def test_elsewhere(names: dict[str, list[str]], url: str) -> None:
+def test_urls_of_other_machines(names: dict[str, list[str]], url: str) -> None:
     names["evil.example"] = names["127.0.0.1.evil.example"] = ["203.0.113.5"]
-    assert is_address(url) and not here(url)
+    assert is_valid_url(url) and not here(url)
 
 
 @pytest.mark.parametrize(
@@ -101,12 +101,12 @@ def test_elsewhere(names: dict[str, list[str]], url: str) -> None:
         "",
     ],
 )
-def test_what_two_libraries_could_read_in_two_ways_is_no_address(url: str) -> None:
-    assert not is_address(url)
+def test_an_ambiguous_url_is_not_valid(url: str) -> None:
+    assert not is_valid_url(url)
 
 
-def test_names_go_by_what_they_resolve_to(names: dict[str, list[str]]) -> None:
-    """A name that leads here is here, also one that looks like AWS's own."""
+def test_host_names_count_by_their_addresses(names: dict[str, list[str]]) -> None:
+    """A name that resolves to this machine is local, even one that looks like AWS's own."""
     names["box"] = ["127.0.1.1"]
     names["lambda.us-east-1.amazonaws.com"] = ["127.0.0.1", "::1"]
     assert here("http://box:9001")
@@ -114,29 +114,29 @@ def test_names_go_by_what_they_resolve_to(names: dict[str, list[str]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "addresses", "said"),
+    ("name", "addresses", "message"),
     [
-        ("localhost", ["203.0.113.5"], "is called localhost and leads elsewhere"),
-        ("a.localhost", ["203.0.113.5"], "is called localhost and leads elsewhere"),
-        ("box", ["127.0.0.1", "203.0.113.5"], "leads to this machine and elsewhere"),
-        ("localhost", ["::1", "203.0.113.5"], "leads to this machine and elsewhere"),
+        ("localhost", ["203.0.113.5"], "is named localhost but resolves to another machine"),
+        ("a.localhost", ["203.0.113.5"], "is named localhost but resolves to another machine"),
+        ("box", ["127.0.0.1", "203.0.113.5"], "resolves to this machine and to others"),
+        ("localhost", ["::1", "203.0.113.5"], "resolves to this machine and to others"),
     ],
 )
-def test_what_cannot_be_told_is_refused(
-    names: dict[str, list[str]], name: str, addresses: list[str], said: str
+def test_a_host_that_resolves_ambiguously_is_refused(
+    names: dict[str, list[str]], name: str, addresses: list[str], message: str
 ) -> None:
     names[name] = addresses
     with pytest.raises(ConfigError) as caught:
         here(f"http://{name}:9001")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert str(caught.value).startswith("app.yaml: pools.cloud.endpoint_url: ")
 
 
-def test_addresses_of_aws() -> None:
-    assert is_of_aws("https://vpce-1.lambda.us-east-1.vpce.amazonaws.com")
-    assert is_of_aws("https://lambda.cn-north-1.amazonaws.com.cn")
-    assert not is_of_aws("http://lambda.us-east-1.amazonaws.com"), "anybody may answer there"
-    assert not is_of_aws("https://evilamazonaws.com")
+def test_urls_of_aws() -> None:
+    assert is_aws_url("https://vpce-1.lambda.us-east-1.vpce.amazonaws.com")
+    assert is_aws_url("https://lambda.cn-north-1.amazonaws.com.cn")
+    assert not is_aws_url("http://lambda.us-east-1.amazonaws.com"), "anybody may answer there"
+    assert not is_aws_url("https://evilamazonaws.com")
 
 
 def test_keys_by_port_and_by_variables(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_keys_by_port_and_by_variables(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "\0", '{"access_key_id": 1}'])
-def test_files_that_hold_no_keys(tmp_path: Path, text: str) -> None:
+def test_invalid_key_files_are_ignored(tmp_path: Path, text: str) -> None:
     path = tmp_path / "headgate" / "platform-9001.json"
     path.parent.mkdir()
     path.touch(0o600)

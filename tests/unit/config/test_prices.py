@@ -1,4 +1,4 @@
-"""Price lists: what Headgate brings, and what the user puts in its place."""
+"""Price lists: the bundled ones, and those of the user that replace them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.config.prices import BUNDLED, FunctionsSpec, InstanceSpec, read_prices
+from headgate.config.prices import BUNDLED, FaasSpec, InstanceSpec, read_prices
 from headgate.core.catalog import MIB
 from headgate.core.errors import ConfigError
 
@@ -23,7 +23,7 @@ def write(path: Path, text: str) -> str:
     return str(path)
 
 
-def test_what_headgate_brings() -> None:
+def test_the_bundled_price_lists() -> None:
     """Numbers that the plan of the hybrid-serving paper rests on."""
     prices = read_prices()
     (functions,) = prices.platforms
@@ -43,7 +43,7 @@ def test_what_headgate_brings() -> None:
     assert by_name["ml.c5.2xlarge"].usd_per_hour == pytest.approx(0.41, abs=0.01)
 
 
-def test_a_managed_machine_costs_more_than_the_same_one_alone() -> None:
+def test_a_managed_instance_costs_more_than_the_bare_one() -> None:
     by_name = {offer.name: offer for offer in read_prices().instances}
     pairs = [(name, f"ml.{name}") for name in by_name if f"ml.{name}" in by_name]
     assert pairs
@@ -53,25 +53,26 @@ def test_a_managed_machine_costs_more_than_the_same_one_alone() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(BUNDLED.glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_number_says_where_it_is_from(path: Path) -> None:
-    """Each key of a list is covered by a fact, and what is not assumed has a source."""
+def test_every_number_has_a_provenance(path: Path) -> None:
+    """Each key of a list is covered by its provenance, and what is not assumed has a source."""
     prices = read_prices([str(path)])
-    facts = [fact for fact in prices.facts if f"{fact.title} ({fact.as_of})" == prices.titles[0]]
-    covered = {key for fact in facts for key in fact.keys}
-    kinds = (FunctionsSpec, InstanceSpec)
+    first = prices.titles[0]
+    rows = [row for row in prices.provenance if f"{row.title} ({row.as_of})" == first]
+    covered = {key for row in rows for key in row.keys}
+    kinds = (FaasSpec, InstanceSpec)
     assert any(covered == set(kind.__struct_fields__) for kind in kinds), covered
-    assert all(fact.source for fact in facts if fact.confidence != "assumed")
-    assert path.stem.endswith(facts[0].as_of[:7])
+    assert all(row.source for row in rows if row.confidence != "assumed")
+    assert path.stem.endswith(rows[0].as_of[:7])
 
 
-def test_own_instances_take_the_place_of_ours(tmp_path: Path) -> None:
+def test_instances_of_the_user_replace_the_bundled_ones(tmp_path: Path) -> None:
     prices = read_prices([write(tmp_path / "own.yaml", OWN)])
     assert [offer.name for offer in prices.instances] == ["node"]
     assert [platform.name for platform in prices.platforms] == ["aws-lambda"]
     assert prices.titles[0] == "our rack (2026-01-02)"
 
 
-def test_types_by_name() -> None:
+def test_instance_types_by_name() -> None:
     prices = read_prices()
     assert len(prices.instances_named([], "--instance")) == len(prices.instances)
     managed = prices.instances_named(["ml.*", "c5.large"], "--instance")
@@ -85,14 +86,14 @@ def test_types_by_name() -> None:
     [
         ("price: $0.30/h", "price: $0.30", "instances.node.price: '$0.30': needs a unit"),
         ("cpus: 12", "cpus: 0", "instances.node.cpus: 0.0: must be more than zero"),
-        ("cpus: 12", "cpus: 2.1234", "instances.node.cpus: 2.1234: is finer than a thousandth"),
+        ("cpus: 12", "cpus: 2.1234", "instances.node.cpus: 2.1234: has more than three decimals"),
         ("memory: 64GB", "memory: 64", "instances.node.memory: 64: "),
         ("memory", "memori", "'memori': unknown key, did you mean memory?"),
         ('"2026-01-02"', '"January"', "as_of: 'January'"),
         ("title: our rack", "", "title: is missing"),
     ],
 )
-def test_bad_lists(tmp_path: Path, old: str, new: str, problem: str) -> None:
+def test_invalid_price_lists(tmp_path: Path, old: str, new: str, problem: str) -> None:
     path = write(tmp_path / "own.yaml", OWN.replace(old, new))
     with pytest.raises(ConfigError) as caught:
         read_prices([path])
@@ -100,14 +101,14 @@ def test_bad_lists(tmp_path: Path, old: str, new: str, problem: str) -> None:
     assert problem in str(caught.value)
 
 
-def test_sizes_that_make_no_sense(tmp_path: Path) -> None:
+def test_invalid_function_sizes(tmp_path: Path) -> None:
     text = OWN + "functions: {f: {cpu_memory: 1GiB, price: $1/GB-s, sizes: {SIZES}}}\n"
     for sizes, problem in (
-        ("least: 2GiB, most: 1GiB, step: 1GiB", "is more than `most`"),
-        ("least: 1MiB, most: 9GiB, step: 1MiB", "too many sizes"),
-        ("least: 1GB, most: 9GB, step: 1GB", "is no whole number of MiB"),
-        ("least: 0B, most: 9GiB, step: 1GiB", "is no whole number of MiB"),
-        ("least: 1GiB, most: unlimited, step: 1GiB", "is not a number with a unit"),
+        ("min: 2GiB, max: 1GiB, step: 1GiB", "is larger than `max`"),
+        ("min: 1MiB, max: 9GiB, step: 1MiB", "too many sizes"),
+        ("min: 1GB, max: 9GB, step: 1GB", "is not a whole number of MiB"),
+        ("min: 0B, max: 9GiB, step: 1GiB", "is not a whole number of MiB"),
+        ("min: 1GiB, max: unlimited, step: 1GiB", "is not a number with a unit"),
     ):
         with pytest.raises(ConfigError, match=problem):
             read_prices([write(tmp_path / "own.yaml", text.replace("SIZES", sizes))])

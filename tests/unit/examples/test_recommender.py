@@ -1,4 +1,4 @@
-"""The recommender that lies in `examples`: what it is given, what it answers, and how well."""
+"""The recommender in `examples`: inputs, outputs and accuracy."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_scores_are_cosines_times_sixteen() -> None:
     assert (np.abs(scores) <= 16).all()
 
 
-def test_a_session_is_answered_alike_alone_and_in_company() -> None:
+def test_a_session_is_answered_alike_alone_and_in_a_batch() -> None:
     alone, alone_scores = run([[5, 17, 5]])
     beside, beside_scores = run([[900], [5, 17, 5], [1] * 20])
     assert alone[0].tolist() == beside[1].tolist()
@@ -115,7 +115,7 @@ def test_a_session_is_answered_alike_alone_and_in_company() -> None:
 
 
 def test_what_was_clicked_before_the_last_click_matters() -> None:
-    """Else it would be a Markov chain with much ado."""
+    """Otherwise the model would be a mere Markov chain."""
     first, second = run([[5, 17], [3_000, 17]])[0]
     assert first.tolist() != second.tolist()
 
@@ -144,18 +144,18 @@ def test_the_shop_is_the_same_for_every_seed_and_its_visitors_are_not(example: A
     assert all(session.min() >= 1 and session.max() <= shop.items for session in one)
 
 
-def test_chances_are_what_happens(example: Any) -> None:
-    """Whoever knows how the shop was made is right as often as he says."""
+def test_predicted_probabilities_are_calibrated(example: Any) -> None:
+    """The generator's own probabilities match the observed frequencies."""
     clicks = example("clicks")
     shop = clicks.Shop(categories=3, tastes=2, cell=2, followers=1)
     sessions = clicks.sessions(shop, 2_000, seed=3)
-    said = np.array([clicks.chances(shop, session[:-1]) for session in sessions])
-    np.testing.assert_allclose(said.sum(axis=1), 1)
-    happened = np.zeros_like(said)
+    message = np.array([clicks.chances(shop, session[:-1]) for session in sessions])
+    np.testing.assert_allclose(message.sum(axis=1), 1)
+    happened = np.zeros_like(message)
     happened[np.arange(len(sessions)), [session[-1] for session in sessions]] = 1
     for low, high in ((0.0, 0.05), (0.05, 0.15), (0.15, 0.3), (0.3, 1.0)):
-        is_here = (said >= low) & (said < high)
-        assert happened[is_here].mean() == pytest.approx(said[is_here].mean(), abs=0.03)
+        is_in_bin = (message >= low) & (message < high)
+        assert happened[is_in_bin].mean() == pytest.approx(message[is_in_bin].mean(), abs=0.03)
 
 
 def test_the_file_does_what_the_paper_says() -> None:

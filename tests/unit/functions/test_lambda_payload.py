@@ -51,8 +51,8 @@ class Lazy(Doubles):
 """
 APP = """
 functions:
-  double: {code: "numbers_of_a_function:Doubles", exec: [1ms, 1ms, 1ms, 1ms]}
-  lazy: {code: "numbers_of_a_function:Lazy", exec: 1ms}
+  double: {code: "numbers_of_a_function:Doubles", exec_time: [1ms, 1ms, 1ms, 1ms]}
+  lazy: {code: "numbers_of_a_function:Lazy", exec_time: 1ms}
 pools:
   cloud: {tier: serverless, memory: 1GB}
 """

@@ -23,7 +23,10 @@ def measured(name: str, inputs: TensorSpec, outputs: TensorSpec) -> MeasuredFunc
 
 
 SPEC = {
-    "functions": {"a": {"model": "a.onnx", "batch": 2}, "b": {"code": "b:B", "exec": "2ms"}},
+    "functions": {
+        "a": {"model": "a.onnx", "batch_max": 2},
+        "b": {"code": "b:B", "exec_time": "2ms"},
+    },
     "pipelines": {
         "both": {"stages": {"a": {"function": "a"}, "b": {"function": "b", "after": ["a"]}}}
     },
@@ -63,7 +66,7 @@ def test_slo_below_measured_time_is_logged(
     )
     (record,) = caplog.records
     assert (
-        "'5ms': is below the fastest path of pipeline both, 11ms: a 9ms -> b 2ms" in record.message
+        "'5ms': is below the critical path of pipeline both, 11ms: a 9ms -> b 2ms" in record.message
     )
 
 
@@ -92,13 +95,13 @@ def test_function_without_inputs_makes_its_pipeline_unchecked() -> None:
     ],
 )
 def test_core_assignment(pools: dict[str, object], cores: int, expected: list[list[int]]) -> None:
-    app = from_spec({"functions": {"a": {"exec": "1ms"}}, "pools": pools}, "here").app
+    app = from_spec({"functions": {"a": {"exec_time": "1ms"}}, "pools": pools}, "here").app
     assert [node.cores for node in assign_cores(app, range(cores), "here")] == expected
 
 
 def test_gpu_pools_are_not_served_yet() -> None:
     """Processes on CPUs must not pose as GPUs."""
-    spec = {"functions": {"a": {"exec": "1ms"}}, "pools": {"big": {"tier": "gpu"}}}
+    spec = {"functions": {"a": {"exec_time": "1ms"}}, "pools": {"big": {"tier": "gpu"}}}
     with pytest.raises(ConfigError) as caught:
         assign_cores(from_spec(spec, "app.yaml").app, range(2), "app.yaml")
     assert str(caught.value) == (
@@ -109,7 +112,7 @@ def test_gpu_pools_are_not_served_yet() -> None:
 
 def test_faas_pool_has_no_local_nodes() -> None:
     spec = {
-        "functions": {"a": {"exec": "1ms"}},
+        "functions": {"a": {"exec_time": "1ms"}},
         "pools": {"l": {"tier": "serverless", "memory": "1GB"}},
     }
     with pytest.raises(ConfigError, match=r"pools\.l: cannot be served from here yet"):

@@ -13,10 +13,10 @@ from headgate.live.model_registry import LoadsFailed, LoadsNeeded, check_loads
 
 def app() -> App:
     """One function with one variant, one with two."""
-    build = {"exec": "1ms"}
+    build = {"exec_time": "1ms"}
     return declare(
         functions={
-            "one": {"code": "m:F", "exec": "1ms"},
+            "one": {"code": "m:F", "exec_time": "1ms"},
             "two": {"variants": {"a": build, "b": build}},
         },
         pools={"cpu": {}},

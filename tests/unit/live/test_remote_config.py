@@ -32,31 +32,34 @@ class F(Model):
     inputs = {"x": "FP32[-1]"}
 """
 APP = """
-functions: {f: {exec: 1ms}}
+functions: {f: {exec_time: 1ms}}
 pools: {cloud: {tier: serverless, memory: 1GB%s}}
 policy: serverless_only
 """
 
 
 def app(**pools: dict[str, object]) -> dict[str, object]:
-    return {"functions": {"f": {"exec": "1ms"}}, "pools": pools}
+    return {"functions": {"f": {"exec_time": "1ms"}}, "pools": pools}
 
 
 @pytest.mark.parametrize(
     ("pool", "problem"),
     [
-        ({"tier": "dedicated", "provider": "lambda", "target": "f"}, "runs no dedicated pools"),
-        ({**CLOUD, "provider": "sagemaker"}, "runs no serverless pools"),
-        ({**CLOUD, "provider": "local"}, "runs no serverless pools"),
+        (
+            {"tier": "dedicated", "provider": "lambda", "target": "f"},
+            "does not run dedicated pools",
+        ),
+        ({**CLOUD, "provider": "sagemaker"}, "does not run serverless pools"),
+        ({**CLOUD, "provider": "local"}, "does not run serverless pools"),
         ({**CLOUD, "provider": "azure"}, r"pools\.p\.provider: .*lambda"),
         ({**CLOUD, "target": ""}, r"pools\.p\.target: .*is missing"),
-        ({**CLOUD, "endpoint_url": "ftp://x"}, "is no address"),
-        ({**CLOUD, "endpoint_url": "http://x:port"}, "is no address"),
-        ({"tier": "dedicated", "target": "f"}, r"pools\.p\.target: .*says where something is"),
+        ({**CLOUD, "endpoint_url": "ftp://x"}, "is not a valid URL"),
+        ({**CLOUD, "endpoint_url": "http://x:port"}, "is not a valid URL"),
+        ({"tier": "dedicated", "target": "f"}, r"pools\.p\.target: .*is not used by this provider"),
         ({"tier": "serverless", "memory": "1GB", "region": "r"}, r"pools\.p\.region"),
         (
             {"tier": "dedicated", "nodes": 2, "provider": "sagemaker", "target": "e"},
-            "one endpoint for 2 nodes",
+            "same endpoint for 2 nodes",
         ),
     ],
 )
@@ -75,7 +78,7 @@ def test_providers_of_pools() -> None:
     )
     found = assign_cores(config.app, range(4), "app.yaml", providers_of(config))
     assert [(node.id, node.name) for node in found] == [(0, "local1")]
-    assert providers_of(from_spec({"functions": {"f": {"exec": "1ms"}}}, "a")) == (
+    assert providers_of(from_spec({"functions": {"f": {"exec_time": "1ms"}}}, "a")) == (
         Provider("local"),
     )
     # The event log contains the providers, so a replay has the same pools.
@@ -93,9 +96,9 @@ def test_remote_only_variant_has_the_signature_of_its_sibling(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "elsewhere_code.py").write_text(CODE)
-    near = {"code": "elsewhere_code:F", "exec": "1ms", "pools": ["cloud"]}
-    far = {"exec": "2ms", "pools": ["cloud"]}
-    broken = {"code": "elsewhere_code:Nobody", "exec": "1ms", "pools": ["cloud"]}
+    near = {"code": "elsewhere_code:F", "exec_time": "1ms", "pools": ["cloud"]}
+    far = {"exec_time": "2ms", "pools": ["cloud"]}
+    broken = {"code": "elsewhere_code:Nobody", "exec_time": "1ms", "pools": ["cloud"]}
     functions = {"f": {"variants": {"far": far, "near": near}}, "g": broken}
     config = from_spec({"functions": functions, "pools": {"cloud": CLOUD}}, "app.yaml")
     assert len(remote_only(config)) == 3

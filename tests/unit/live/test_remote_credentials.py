@@ -239,7 +239,7 @@ def test_aws_certificate_is_verified(
 )
 def test_application_file_has_no_field_for_credentials(name: str) -> None:
     cloud = {"tier": "serverless", "memory": "1GB", "provider": "lambda", "target": "f"}
-    functions = {"f": {"exec": "1ms"}}
+    functions = {"f": {"exec_time": "1ms"}}
     for spec in (
         {"functions": functions, "pools": {"cloud": {**cloud, name: REAL_ID}}},
         {"functions": functions, "pools": {"cloud": cloud}, "serve": {name: REAL_ID}},
@@ -254,5 +254,5 @@ def test_ambiguous_host_name(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [(2, 1, 6, "", ("203.0.113.5", 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
     for make in (of_gateway, connect):
-        with pytest.raises(ConfigError, match="is called localhost and leads elsewhere"):
+        with pytest.raises(ConfigError, match="is named localhost but resolves to another machine"):
             make("http://localhost")

@@ -37,7 +37,7 @@ from headgate.live.runtime import Runtime
 
 NODE = NodeSpec(0, 0, "n1", [])
 SPEC = {
-    "functions": {"f": {"code": "nowhere:F", "exec": "1ms", "start": "1ms"}},
+    "functions": {"f": {"code": "nowhere:F", "exec_time": "1ms", "cold_start": "1ms"}},
     "pools": {"local": {"tier": "dedicated"}},
     "policy": "balance",
 }

@@ -20,7 +20,7 @@ def model(
     stages: dict[str, object], **signatures: tuple[dict[str, str], dict[str, str]]
 ) -> ServedModel:
     spec = {
-        "functions": {name: {"exec": "1ms"} for name in signatures},
+        "functions": {name: {"exec_time": "1ms"} for name in signatures},
         "pipelines": {"p": {"stages": stages}},
     }
     measured = {}

@@ -32,7 +32,7 @@ def test_output_has_outcomes_and_latencies() -> None:
     assert lines["met"] == ["75", "75.00"]
     assert lines["rejected"][:1] == ["after"]
     assert "open loop" in ended.stdout
-    assert "sender late" in ended.stdout
+    assert "send lag" in ended.stdout
 
 
 def test_json_and_report(tmp_path: Path) -> None:

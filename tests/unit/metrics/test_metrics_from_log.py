@@ -106,11 +106,11 @@ def test_an_empty_log_and_one_with_unknown_ids() -> None:
 
 
 def test_calibrated_application_file() -> None:
-    spec: dict[str, object] = {"functions": {"f": {"exec": "10ms"}}, "simulation": {}}
+    spec: dict[str, object] = {"functions": {"f": {"exec_time": "10ms"}}, "simulation": {}}
     changed = calibrated(spec, calibrate(APP, day().batches), request_ns=400_000)
     assert changed["simulation"] == {
-        "truth": {"distribution": "observed", "observed": {"f": [1.5]}},
-        "overheads": {"request": "400000ns"},
+        "service_times": {"distribution": "observed", "observed": {"f": [1.5]}},
+        "overheads": {"client_overhead": "400000ns"},
     }
     assert spec["simulation"] == {}
 

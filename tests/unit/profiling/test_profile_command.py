@@ -14,7 +14,7 @@ from headgate.core.errors import ConfigError
 from headgate.profiling import read_profile
 
 SIMULATED = """
-functions: {resnet: {exec: 5ms}}
+functions: {resnet: {exec_time: 5ms}}
 pools: {gpu: {nodes: 1}}
 """
 SERVED = """
@@ -51,7 +51,7 @@ def test_import_writes_profile_and_figure(directory: Path) -> None:
 
 
 def test_json_output_equals_profile_file(directory: Path) -> None:
-    result = run("--import", "table.csv", "--by", "us", "--json")
+    result = run("--import", "table.csv", "--author", "us", "--json")
     content = json.loads(result.stdout)
     assert content == json.loads((directory / "profile.json").read_text())
     assert content["schema"] == "headgate-profile/1"
@@ -65,10 +65,19 @@ def test_json_output_equals_profile_file(directory: Path) -> None:
         (("served.yaml", "--import", "table.csv"), "not both"),
         (("missing.yaml",), "missing.yaml"),
         (("simulated.yaml",), "no function with `model` or `code`"),
-        (("served.yaml",), "--function: there are several: say which (allowed: one, two)"),
+        (
+            ("served.yaml",),
+            "--function: is required: the application has several functions (allowed: one, two)",
+        ),
         (("served.yaml", "--function", "ones"), "unknown function, did you mean one?"),
-        (("served.yaml", "--function", "one", "--cores", "0"), "--cores: '0': are no counts"),
-        (("served.yaml", "--function", "one", "--batch", "1,x"), "--batch: '1,x': are no counts"),
+        (
+            ("served.yaml", "--function", "one", "--cores", "0"),
+            "--cores: '0': is not a list of counts",
+        ),
+        (
+            ("served.yaml", "--function", "one", "--batch", "1,x"),
+            "--batch: '1,x': is not a list of counts",
+        ),
         (("served.yaml", "--function", "one", "--budget", "0s"), "--budget: '0s': must be longer"),
         (("served.yaml", "--function", "one", "--budget", "60"), "--budget: '60': needs a unit"),
         (("served.yaml", "--function", "one", "--precision", "0%"), "--precision: '0%'"),
@@ -76,9 +85,12 @@ def test_json_output_equals_profile_file(directory: Path) -> None:
         (("--import", "other.csv"), "other.csv: has the wrong columns: a, b"),
         (("--import", "table.csv", "--function", "b"), "unknown function"),
         (("--import", "table.csv", "--out", "no/profile.json"), "--out: 'no/profile.json'"),
-        (("--import", "table.csv", "--out", "table.csv"), "would be written over"),
-        (("--import", "table.csv", "--out", "a.png"), "--out: 'a.png': is where the figure goes"),
-        (("--import", "table.csv", "--out", "a", "--figure", "a"), "is where the figure goes"),
+        (("--import", "table.csv", "--out", "table.csv"), "would be overwritten"),
+        (
+            ("--import", "table.csv", "--out", "a.png"),
+            "--out: 'a.png': is also the file of the plot",
+        ),
+        (("--import", "table.csv", "--out", "a", "--figure", "a"), "is also the file of the plot"),
         (("served.yaml", "--function", "one", "--store", ""), "--store: '': is empty"),
     ],
 )

@@ -1,4 +1,4 @@
-"""`headgate bench`: how fast Headgate is, against its targets and beside others."""
+"""`headgate bench`: benchmarks Headgate against its targets and against other systems."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headgate.lab.bench import bench_names, find_bench
 @click.argument("name", required=False)
 @json_option
 def command(name: str | None, as_json: bool) -> int:
-    """Measure NAME; without a name, list what there is to measure.
+    """Run the benchmark NAME; without a name, list the benchmarks.
 
     Exits with 1 if a check does not hold.
     """
@@ -26,7 +26,7 @@ def command(name: str | None, as_json: bool) -> int:
         return 0
     bench = find_bench(name)
     with Progress(bench.NAME) as progress:
-        result = bench.run(progress=progress.say)
+        result = bench.run(progress=progress.describe)
     if as_json:
         show_json(result.to_json())
     else:

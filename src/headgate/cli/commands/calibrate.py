@@ -1,4 +1,4 @@
-"""`headgate calibrate`: from the log of a live day to an application that simulates that day."""
+"""`headgate calibrate`: makes an application that simulates what an event log recorded."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from headgate.metrics.from_log import LoggedColumns, read_columns
 from headgate.metrics.summary import count_outcomes
 
 
-def request_ns(text: str) -> int:
-    """Read `0.5ms`."""
-    return parse_duration(text, where="--request")
+def client_overhead_ns(text: str) -> int:
+    """Parse a duration, such as `0.5ms`."""
+    return parse_duration(text, where="--client-overhead")
 
 
 @click.command("calibrate")
@@ -36,22 +36,22 @@ def request_ns(text: str) -> int:
 )
 @click.option("--trace", type=OutputPath(), metavar="FILE", help="Write the arrivals (CSV).")
 @click.option(
-    "outside_ns",
-    "--request",
-    type=request_ns,
+    "overhead_ns",
+    "--client-overhead",
+    type=client_overhead_ns,
     default="0ms",
     metavar="TIME",
-    help="What a request takes that no log can see, such as 0.5ms: what a client measures, less"
-    " the total that Server-Timing gives.",
+    help="Time of a request that no log can see, such as 0.5ms: the latency that a client"
+    " measures, less the total in Server-Timing. Default: 0ms.",
 )
 @json_option
 def command(
-    log: Path, out: Path | None, trace: Path | None, outside_ns: int, as_json: bool
+    log: Path, out: Path | None, trace: Path | None, overhead_ns: int, as_json: bool
 ) -> None:
-    """Say how long things really took in LOG, and write what simulates it.
+    """Measure service times in LOG, and write an application that simulates it.
 
-    The times of batches over their profile become the truth of the simulation, and the requests
-    its workload: so that one can ask what another policy, or one node more, would have done.
+    Service times relative to their profile become the ground truth of the simulation, and the
+    requests its workload. Then simulate what another policy, or one more node, would have done.
 
     \b
     headgate calibrate run.log --out day.yaml --trace day.csv
@@ -59,19 +59,19 @@ def command(
     """
     for path, option in ((out, "--out"), (trace, "--trace")):
         check_not_read(path, option, [log])
-    header, loaded, columns, missing = _read(log)
-    truths = calibrate(loaded.app, columns.batches)
-    if not truths:
-        problem = "no batch ran to its end in it: there is nothing to go by"
+    header, config, columns, missing = _read(log)
+    results = calibrate(config.app, columns.batches)
+    if not results:
+        problem = "no batch completed in the log: there is nothing to calibrate with"
         raise ConfigError(problem, where=str(log))
     if out is not None:
-        _write_app(out, header, calibrated(header.app, truths, outside_ns))
+        _write_app(out, header, calibrated(header.app, results, overhead_ns))
     if trace is not None:
-        _write_trace(trace, loaded, columns)
+        _write_trace(trace, config, columns)
     if as_json:
-        show_json({**_to_json(log, columns, truths), "missing": missing or None})
+        show_json({**_to_json(log, columns, results), "missing": missing or None})
     else:
-        _show(log, columns, truths, out, trace)
+        _show(log, columns, results, out, trace)
         if missing:
             show(Text(missing, "yellow"))
 
@@ -79,10 +79,10 @@ def command(
 def _read(log: Path) -> tuple[LogHeader, AppConfig, LoggedColumns, str]:
     header, entries = read_log(log)
     with closing(entries):
-        loaded = from_spec(header.app, f"{log}:1: app")
+        config = from_spec(header.app, f"{log}:1: app")
         with Progress(f"reading {log.name}"):
             try:
-                columns = read_columns(entries, loaded.app)
+                columns = read_columns(entries, config.app)
             except ConfigError as error:
                 if error.where is not None:
                     raise
@@ -93,13 +93,13 @@ def _read(log: Path) -> tuple[LogHeader, AppConfig, LoggedColumns, str]:
                     value=error.value,
                     allowed=error.allowed,
                 ) from None
-    return header, loaded, columns, entries.missing
+    return header, config, columns, entries.missing
 
 
 def _write_app(path: Path, header: LogHeader, spec: dict[str, object]) -> None:
-    # The policy that decided, which the command line may have chosen.
-    named = {"name": header.policy, **header.settings}
-    spec["policy"] = named if header.settings else header.policy
+    # The policy of the log, which the command line may have selected.
+    policy = {"name": header.policy, **header.settings}
+    spec["policy"] = policy if header.settings else header.policy
     text = yaml.safe_dump(
         without_defaults(spec), sort_keys=False, default_flow_style=None, width=100
     )
@@ -107,9 +107,9 @@ def _write_app(path: Path, header: LogHeader, spec: dict[str, object]) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def _write_trace(path: Path, loaded: AppConfig, columns: LoggedColumns) -> None:
-    pipelines = [pipeline.name for pipeline in loaded.app.pipelines]
-    clients = [client.name for client in loaded.app.clients]
+def _write_trace(path: Path, config: AppConfig, columns: LoggedColumns) -> None:
+    pipelines = [pipeline.name for pipeline in config.app.pipelines]
+    clients = [client.name for client in config.app.clients]
     requests = columns.requests
     with writing(path, "--trace"), path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
@@ -127,7 +127,7 @@ def _write_trace(path: Path, loaded: AppConfig, columns: LoggedColumns) -> None:
 
 
 def _to_json(
-    log: Path, columns: LoggedColumns, truths: list[CalibrationResult]
+    log: Path, columns: LoggedColumns, results: list[CalibrationResult]
 ) -> dict[str, object]:
     outcomes = zip(OUTCOME_NAMES, count_outcomes(columns.requests), strict=True)
     return {
@@ -136,37 +136,37 @@ def _to_json(
         **dict(outcomes),
         "own_deadlines": int(columns.own_deadline.sum()),
         "batches": len(columns.batches),
-        "functions": [asdict(truth) for truth in truths],
+        "functions": [asdict(result) for result in results],
     }
 
 
 def _show(
     log: Path,
     columns: LoggedColumns,
-    truths: list[CalibrationResult],
+    results: list[CalibrationResult],
     out: Path | None,
     trace: Path | None,
 ) -> None:
-    found = f"{len(columns.requests):,} requests in {len(columns.batches):,} batches"
-    show(Text(f"{log}: {found}; times over profile:\n", "bold"))
+    counts = f"{len(columns.requests):,} requests in {len(columns.batches):,} batches"
+    show(Text(f"{log}: {counts}; service time over profile:\n", "bold"))
     show(
         rows_table(
             [
                 {
-                    "function": truth.function,
-                    "batches": truth.batches,
-                    "mean": round(truth.mean, 3),
-                    "p50": round(truth.p50, 3),
-                    "p99": round(truth.p99, 3),
+                    "function": result.function,
+                    "batches": result.batches,
+                    "mean": round(result.mean, 3),
+                    "p50": round(result.p50, 3),
+                    "p99": round(result.p99, 3),
                 }
-                for truth in truths
+                for result in results
             ]
         )
     )
-    own = int(columns.own_deadline.sum())
-    if own:
-        problem = "came with a deadline of their own: a simulation gives them the objective's"
-        show(Text(f"{own:,} requests {problem}", "yellow"))
+    count = int(columns.own_deadline.sum())
+    if count:
+        note = "had a deadline of their own: a simulation gives them that of the objective"
+        show(Text(f"{count:,} requests {note}", "yellow"))
     if out is not None:
         with_trace = f" --trace {trace}" if trace is not None else ""
         show(Text(f"try it: headgate simulate {out}{with_trace}"))

@@ -1,4 +1,4 @@
-"""`headgate check`: whether an application loads, and what it declares."""
+"""`headgate check`: loads an application and prints its functions, pipelines and pools."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 import click
 from rich.text import Text
 
-from headgate.cli.app_loading import check_fit, known_policy, load_app, policies_for
+from headgate.cli.app_loading import check_support, known_policy, load_app, policies_for
 from headgate.cli.options import app_argument, json_option, traces_option
 from headgate.cli.output import rows_table, show, show_json
 from headgate.cli.workload import WorkloadOptions, choose_workload
@@ -18,7 +18,7 @@ from headgate.core.clock import NEVER_NS
 from headgate.core.model import TIER_NAMES, App, Pipeline, Pool, Variant
 from headgate.core.units import format_duration, format_size
 
-_DEFAULT_POLICY: Final = "headgate"  # of a file that names none
+_DEFAULT_POLICY: Final = "headgate"  # of a file without `policy`
 
 
 @click.command("check")
@@ -26,72 +26,72 @@ _DEFAULT_POLICY: Final = "headgate"  # of a file that names none
 @traces_option
 @json_option
 def command(app: str, traces: Path | None, as_json: bool) -> None:
-    """Load APP, and say what it declares or what is wrong with it.
+    """Load APP, and print what it declares or what is wrong with it.
 
-    An objective that nothing could meet is wrong: a latency below the fastest way through.
+    A latency objective below the critical path of its pipeline is wrong: nothing can meet it.
     """
-    loaded = load_app(app)
-    kind = known_policy(loaded.policy.name, app, "policy")
-    make_config(kind.config, loaded.policy.settings, app)
-    if loaded.policy.name != _DEFAULT_POLICY:  # the file asks for it, so `simulate` would fail
-        check_fit(loaded.app, loaded.policy.name, kind, app)
-    if loaded.workload.streams:  # over an instant, because only what they say matters
-        choose_workload(loaded, app, WorkloadOptions(duration_ns=1, traces=traces), seed=0)
-    for problem in unreachable_objectives(loaded, app):
-        raise problem
+    config = load_app(app)
+    kind = known_policy(config.policy.name, app, "policy")
+    make_config(kind.config, config.policy.settings, app)
+    if config.policy.name != _DEFAULT_POLICY:  # named by the file, so `simulate` would fail
+        check_support(config.app, config.policy.name, kind, app)
+    if config.workload.streams:  # for 1 ns: only whether the processes can be parsed matters
+        choose_workload(config, app, WorkloadOptions(duration_ns=1, traces=traces), seed=0)
+    for error in unreachable_objectives(config, app):
+        raise error
     if as_json:
         content = {
             "app": app,
-            "policies": policies_for(loaded.app),
-            "unmeasured": list(loaded.unmeasured),
-            "spec": loaded.spec,
+            "policies": policies_for(config.app),
+            "unmeasured": list(config.unmeasured),
+            "spec": config.spec,
         }
         show_json(content)
     else:
-        _show(app, loaded)
+        _show(app, config)
 
 
-def _show(name: str, loaded: AppConfig) -> None:
-    app = loaded.app
+def _show(name: str, config: AppConfig) -> None:
+    app = config.app
     show(
-        rows_table([_function(variant, loaded) for variant in app.variants], "Functions"),
+        rows_table([_function(variant, config) for variant in app.variants], "Functions"),
         rows_table([_pipeline(pipeline) for pipeline in app.pipelines], "Pipelines"),
         rows_table([_pool(pool) for pool in app.pools], "Pools"),
     )
     streams = [
-        {"workload": stream.spec, "pipeline": stream.pipeline.name, "client": stream.client.name}
-        for stream in loaded.workload.streams
+        {"workload": stream.process, "pipeline": stream.pipeline.name, "client": stream.client.name}
+        for stream in config.workload.streams
     ]
     if streams:
-        duration = format_duration(loaded.workload.duration_ns)
+        duration = format_duration(config.workload.duration_ns)
         show(rows_table(streams, f"Workload of {duration}"))
-    show(Text(_who_takes(app, loaded.policy.name)))
-    if loaded.unmeasured:
-        who = ", ".join(loaded.unmeasured)
-        how = f"headgate serve measures when it starts; headgate profile {name} does now"
-        show(Text(f"not measured: {who}; {how}; simulations need `exec`", "yellow"))
-    show(Text(f"{name} is in order", "green"))
+    show(Text(_supported_by(app, config.policy.name)))
+    if config.unmeasured:
+        names = ", ".join(config.unmeasured)
+        remedy = f"headgate serve measures at start, headgate profile {name} now"
+        show(Text(f"not measured: {names}; {remedy}; simulations need `exec_time`", "yellow"))
+    show(Text(f"{name} is valid", "green"))
 
 
-def _who_takes(app: App, policy: str) -> str:
-    takers = policies_for(app)
-    if not takers:
-        return "no policy of this release can run this application"
-    text = f"policy: {policy}; policies that can take this: {', '.join(takers)}"
-    return text if policy in takers else f"{text}; choose one with --policy"
+def _supported_by(app: App, policy: str) -> str:
+    names = policies_for(app)
+    if not names:
+        return "no policy of this release supports this application"
+    text = f"policy: {policy}; policies that support this application: {', '.join(names)}"
+    return text if policy in names else f"{text}; choose one with --policy"
 
 
-def _function(variant: Variant, loaded: AppConfig) -> dict[str, object]:
+def _function(variant: Variant, config: AppConfig) -> dict[str, object]:
     profile = variant.profile
-    is_known = variant.name not in loaded.unmeasured
+    is_known = variant.name not in config.unmeasured
     return {
         "function": variant.name,
-        "exec": format_duration(profile.exec_ns[0]) if is_known else "not measured",
-        "batch": profile.items_max,
-        "start": format_duration(profile.cold_start_ns),
-        "load": format_duration(profile.swap_in_ns),
+        "exec_time": format_duration(profile.exec_ns[0]) if is_known else "not measured",
+        "batch_max": profile.items_max,
+        "cold_start": format_duration(profile.cold_start_ns),
+        "swap_in": format_duration(profile.swap_in_ns),
         "memory": format_size(profile.memory_bytes),
-        "pools": ", ".join(loaded.app.pools[pool_id].name for pool_id in variant.pool_ids),
+        "pools": ", ".join(config.app.pools[pool_id].name for pool_id in variant.pool_ids),
     }
 
 

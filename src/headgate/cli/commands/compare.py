@@ -1,4 +1,4 @@
-"""`headgate compare`: the same requests under several policies."""
+"""`headgate compare`: simulates the same workload under several policies."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from rich.text import Text
 from headgate.cli.app_loading import (
     SelectedPolicy,
     assumed_times,
-    choose,
     load_app,
     policies_for,
-    warn_of_objectives,
+    select_policy,
+    warn_of_unreachable_objectives,
     with_known_times,
 )
 from headgate.cli.options import (
@@ -34,7 +34,7 @@ from headgate.cli.options import (
     workload_options,
     writing,
 )
-from headgate.cli.output import plain, show, show_assumed, show_json
+from headgate.cli.output import json_value, show, show_assumed, show_json
 from headgate.cli.simulation import SimulatedRun, run
 from headgate.cli.workload import WorkloadOptions, choose_workload
 from headgate.config import AppConfig
@@ -55,9 +55,6 @@ from headgate.metrics.table import (
     format_value,
 )
 
-# The same comparison over several seeds: means, and how far they can be trusted.
-
-
 _COLUMNS: Final[tuple[tuple[str, str, Quantity, Callable[[Summary], float]], ...]] = (
     ("met", "slo_attainment", "share", lambda summary: summary.slo_attainment),
     ("goodput", "goodput_rps", "rate", lambda summary: summary.goodput_rps),
@@ -69,26 +66,199 @@ _COLUMNS: Final[tuple[tuple[str, str, Quantity, Callable[[Summary], float]], ...
 )
 
 
-def spread_sheet(rows: Sequence[tuple[str, Sequence[Summary]]]) -> ReportTable:
-    """Return one row per policy: means over its seeds with half the 95 % interval."""
+@click.command("compare")
+@app_argument
+@click.option(
+    "--policies", metavar="A,B,C", help="Policies to compare. Default: all that support APP."
+)
+@workload_options
+@assume_exec_option
+@set_option("A setting of one policy, such as balance.batch_max=4. May be repeated.")
+@seed_option
+@click.option(
+    "--seeds",
+    type=click.IntRange(min=1),
+    default=1,
+    metavar="N",
+    help="Repeat with N seeds, starting at --seed, and print means.",
+)
+@json_option
+@report_option
+def command(
+    app: str,
+    policies: str | None,
+    trace: str | None,
+    arrivals: tuple[str, ...],
+    duration_ns: int | None,
+    sort: bool,
+    traces: Path | None,
+    assumed_ns: int | None,
+    settings: tuple[tuple[str, object], ...],
+    seed: int,
+    seeds: int,
+    as_json: bool,
+    report: Path | None,
+) -> None:
+    """Simulate APP under several policies, side by side.
+
+    All policies get the same requests. Prints one table; the report has one plot.
+
+    \b
+    headgate compare examples/kaas.yaml
+    headgate compare examples/kaas.yaml --policies balance,affinity --seeds 5 --report out
+    """
+    original = load_app(app)
+    config = with_known_times(original, app, assumed_ns)
+    warn_of_unreachable_objectives(config, app)
+    selected = _select_policies(config, app, policies, settings)
+    options = WorkloadOptions(trace, arrivals, duration_ns, sort, traces)
+    if report is not None:
+        make_directory(report, "--report")
+    runs: dict[str, list[SimulatedRun]] = {each.name: [] for each in selected}
+    for number in range(seed, seed + seeds):
+        workload = choose_workload(config, app, options, number)
+        for each in selected:
+            title = f"seed {number}," if seeds > 1 else "simulating"
+            result, _ = run(config, each, workload, seed=number, title=title)
+            runs[each.name].append(result)
+    comparison = Comparison(app, seed, seeds, runs, assumed_times(original, assumed_ns))
+    if report is not None:
+        with writing(report, "--report"):
+            page = comparison.write(report)
+    if as_json:
+        show_json(comparison.to_json())
+        return
+    show(Text(f"{comparison.title}\n", "bold"), TableView(comparison.table()))
+    show_assumed(comparison.assumed)
+    if report is not None:
+        show(Text(f"report: {page}"))
+
+
+def _select_policies(
+    config: AppConfig,
+    where: str,
+    policies: str | None,
+    settings: Iterable[tuple[str, object]],
+) -> list[SelectedPolicy]:
+    if policies is None:
+        names = policies_for(config.app)
+        if not names:
+            select_policy(config, where, None, {})  # raises: names what no policy supports
+    else:
+        names = [name.strip() for name in policies.split(",")]
+        for name in names:
+            if names.count(name) > 1:
+                problem = "is named twice"
+                raise ConfigError(problem, where="--policies", value=name, allowed="each name once")
+    given: dict[str, dict[str, object]] = {name: {} for name in names}
+    for key, value in settings:
+        name, dot, setting = key.partition(".")
+        if not dot:
+            allowed = "POLICY.KEY=VALUE"
+            raise ConfigError("does not name its policy", where="--set", value=key, allowed=allowed)
+        if name not in given:
+            raise unknown_name_error("policy", name, names, where="--set", key=None)
+        given[name][setting] = value
+    return [select_policy(config, where, name, given[name], option="--policies") for name in names]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Runs of one workload by policy, one for each seed."""
+
+    app: str
+    seed: int
+    seeds: int
+    runs: dict[str, list[SimulatedRun]]
+    assumed: dict[str, str]  # by variant: assumed execution time of what nobody has measured
+
+    @property
+    def title(self) -> str:
+        """The application and the seeds."""
+        seeds = f"seed {self.seed}"
+        if self.seeds > 1:
+            seeds = (
+                f"{self.seeds} seeds from {self.seed}, means ± half of the 95 % confidence interval"
+            )
+        return f"{self.app}, {seeds}"
+
+    def table(self) -> ReportTable:
+        """Return the comparison, one row per policy."""
+        if self.seeds == 1:
+            return comparison_table(self._means())
+        return seeds_table([(name, _summaries(runs)) for name, runs in self.runs.items()])
+
+    def to_json(self) -> dict[str, object]:
+        """Return all runs and, over several seeds, the means by policy."""
+        content: dict[str, object] = {
+            "app": self.app,
+            "seed": self.seed,
+            "seeds": self.seeds,
+            "policies": list(self.runs),
+            "runs": [run.to_json() for runs in self.runs.values() for run in runs],
+            "assumed_exec_time": self.assumed,
+        }
+        if self.seeds > 1:
+            means = {name: seeds_json(_summaries(runs)) for name, runs in self.runs.items()}
+            content["means"] = means
+        return content
+
+    def write(self, directory: Path) -> Path:
+        """Write the HTML page, the plot and the numbers; return the path of the page."""
+        means = self._means()
+        text = json.dumps(json_value(self.to_json()), indent=2)
+        (directory / "comparison.json").write_text(text + "\n", encoding="utf-8")
+        meta: dict[str, object] = {"app": self.app, "seed": self.seed, "seeds": self.seeds}
+        if self.assumed:
+            meta["assumed_exec_time"] = self.assumed
+        pictures: list[Picture] = []
+        if find_spec("matplotlib") is not None:
+            figure = comparison_figure(means)
+            pictures.append(
+                Picture("The same requests under each policy", to_svg(figure, "compared"))
+            )
+            save_png(figure, directory / "comparison.png")
+        else:
+            meta["plots"] = "need matplotlib: pip install headgate[report]"
+        tiles = [
+            Tile(format_value("share", summary.slo_attainment), f"met by {name}")
+            for name, summary in means
+        ]
+        page = directory / "report.html"
+        title = f"{Path(self.app).stem}: {len(means)} policies"
+        page.write_text(html_page(title, meta, tiles, pictures, [self.table()]), encoding="utf-8")
+        return page
+
+    def _means(self) -> list[tuple[str, Summary]]:
+        return [(name, mean_summary(_summaries(runs))) for name, runs in self.runs.items()]
+
+
+def _summaries(runs: list[SimulatedRun]) -> list[Summary]:
+    return [run.summary for run in runs]
+
+
+def seeds_table(rows: Sequence[tuple[str, Sequence[Summary]]]) -> ReportTable:
+    """Return one row per policy: means over seeds, with half of the 95 % confidence interval."""
     columns = [format_column("", "text", [label for label, _ in rows])]
     for title, _, quantity, value in _COLUMNS:
         pairs = [_mean_and_half([value(summary) for summary in runs]) for _, runs in rows]
         columns.append(_column(title, quantity, pairs))
-    return ReportTable("Means over seeds, with half their 95 % interval", tuple(columns))
+    return ReportTable(
+        "Means over seeds, with half of the 95 % confidence interval", tuple(columns)
+    )
 
 
-def spread_json(runs: Sequence[Summary]) -> dict[str, object]:
-    """Return mean and half interval of what the sheet shows."""
-    found: dict[str, object] = {}
+def seeds_json(runs: Sequence[Summary]) -> dict[str, object]:
+    """Return the mean and half interval of each column of `seeds_table`."""
+    means: dict[str, object] = {}
     for _, name, _, value in _COLUMNS:
         mean, half = _mean_and_half([value(summary) for summary in runs])
-        found[name] = {"mean": mean, "half_interval": half}
-    return found
+        means[name] = {"mean": mean, "half_interval": half}
+    return means
 
 
 def mean_summary(runs: Sequence[Summary]) -> Summary:
-    """Return a summary that has the means of what the comparison plots."""
+    """Return a summary with the means of the values that the comparison plots."""
     return replace(
         runs[0],
         slo_attainment=_mean([run.slo_attainment for run in runs]),
@@ -111,181 +281,9 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _column(title: str, quantity: Quantity, pairs: Sequence[tuple[float, float]]) -> Column:
-    """Means and halves in one unit and with the same decimals, side by side in one cell."""
+    """Format each mean and half interval in one cell, in one unit and with the same decimals."""
     both = format_column(title, quantity, [number for pair in pairs for number in pair])
     means, halves = both.cells[::2], both.cells[1::2]
     width = max(map(len, halves))
     cells = (f"{mean} ±{half:>{width}}" for mean, half in zip(means, halves, strict=True))
     return Column(title, both.unit, tuple(cells))
-
-
-# Several policies side by side: the table, the plot, and the files of a comparison.
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Runs of one workload, by policy; each policy has one per seed."""
-
-    app: str
-    seed: int
-    seeds: int
-    runs: dict[str, list[SimulatedRun]]
-    assumed: dict[str, str]  # by variant: how long it was said to take, as nobody has measured it
-
-    @property
-    def title(self) -> str:
-        """What is compared."""
-        seeds = f"seed {self.seed}"
-        if self.seeds > 1:
-            seeds = f"{self.seeds} seeds from {self.seed}, means ± half their 95 % interval"
-        return f"{self.app}, {seeds}"
-
-    def sheet(self) -> ReportTable:
-        """One row per policy."""
-        if self.seeds == 1:
-            return comparison_table(self._means())
-        return spread_sheet([(name, _summaries(runs)) for name, runs in self.runs.items()])
-
-    def to_json(self) -> dict[str, object]:
-        """One entry per run, and over several seeds the means by policy."""
-        content: dict[str, object] = {
-            "app": self.app,
-            "seed": self.seed,
-            "seeds": self.seeds,
-            "policies": list(self.runs),
-            "runs": [run.to_json() for runs in self.runs.values() for run in runs],
-            "assumed_exec": self.assumed,
-        }
-        if self.seeds > 1:
-            means = {name: spread_json(_summaries(runs)) for name, runs in self.runs.items()}
-            content["means"] = means
-        return content
-
-    def write(self, directory: Path) -> Path:
-        """Write the page, the plot and the numbers; return where the page is."""
-        means = self._means()
-        text = json.dumps(plain(self.to_json()), indent=2)
-        (directory / "comparison.json").write_text(text + "\n", encoding="utf-8")
-        meta: dict[str, object] = {"app": self.app, "seed": self.seed, "seeds": self.seeds}
-        if self.assumed:
-            meta["assumed_exec"] = self.assumed
-        pictures: list[Picture] = []
-        if find_spec("matplotlib") is not None:
-            figure = comparison_figure(means)
-            pictures.append(
-                Picture("The same requests under each policy", to_svg(figure, "compared"))
-            )
-            save_png(figure, directory / "comparison.png")
-        else:
-            meta["plots"] = "need matplotlib: pip install headgate[report]"
-        tiles = [
-            Tile(format_value("share", summary.slo_attainment), f"met by {name}")
-            for name, summary in means
-        ]
-        page = directory / "report.html"
-        title = f"{Path(self.app).stem}: {len(means)} policies"
-        page.write_text(html_page(title, meta, tiles, pictures, [self.sheet()]), encoding="utf-8")
-        return page
-
-    def _means(self) -> list[tuple[str, Summary]]:
-        return [(name, mean_summary(_summaries(runs))) for name, runs in self.runs.items()]
-
-
-def _summaries(runs: list[SimulatedRun]) -> list[Summary]:
-    return [run.summary for run in runs]
-
-
-@click.command("compare")
-@app_argument
-@click.option("--policies", metavar="A,B,C", help="Which ones. Default: all that can take APP.")
-@workload_options
-@assume_exec_option
-@set_option("A setting of one policy, such as balance.batch_max=4. May be repeated.")
-@seed_option
-@click.option(
-    "--seeds",
-    type=click.IntRange(min=1),
-    default=1,
-    metavar="N",
-    help="Repeat with N seeds, the first being --seed, and print means.",
-)
-@json_option
-@report_option
-def command(
-    app: str,
-    policies: str | None,
-    trace: str | None,
-    arrivals: tuple[str, ...],
-    duration_ns: int | None,
-    sort: bool,
-    traces: Path | None,
-    assumed_ns: int | None,
-    settings: tuple[tuple[str, object], ...],
-    seed: int,
-    seeds: int,
-    as_json: bool,
-    report: Path | None,
-) -> None:
-    """Simulate APP under several policies, side by side.
-
-    All get the same requests. Prints one table; the report has one plot.
-
-    \b
-    headgate compare examples/kaas.yaml
-    headgate compare examples/kaas.yaml --policies balance,affinity --seeds 5 --report out
-    """
-    written = load_app(app)
-    loaded = with_known_times(written, app, assumed_ns)
-    warn_of_objectives(loaded, app)
-    chosen = _choose_all(loaded, app, policies, settings)
-    options = WorkloadOptions(trace, arrivals, duration_ns, sort, traces)
-    if report is not None:
-        make_directory(report, "--report")
-    runs: dict[str, list[SimulatedRun]] = {each.name: [] for each in chosen}
-    for number in range(seed, seed + seeds):
-        workload = choose_workload(loaded, app, options, number)
-        for each in chosen:
-            title = f"seed {number}," if seeds > 1 else "simulating"
-            done, _ = run(loaded, each, workload, seed=number, title=title)
-            runs[each.name].append(done)
-    comparison = Comparison(app, seed, seeds, runs, assumed_times(written, assumed_ns))
-    if report is not None:
-        with writing(report, "--report"):
-            page = comparison.write(report)
-    if as_json:
-        show_json(comparison.to_json())
-        return
-    show(Text(f"{comparison.title}\n", "bold"), TableView(comparison.sheet()))
-    show_assumed(comparison.assumed)
-    if report is not None:
-        show(Text(f"report: {page}"))
-
-
-def _choose_all(
-    loaded: AppConfig,
-    where: str,
-    policies: str | None,
-    settings: Iterable[tuple[str, object]],
-) -> list[SelectedPolicy]:
-    if policies is None:
-        names = policies_for(loaded.app)
-        if not names:
-            choose(loaded, where, None, {})  # says what it is that no policy takes
-    else:
-        names = [name.strip() for name in policies.split(",")]
-        for name in names:
-            if names.count(name) > 1:
-                problem = "is there twice"
-                raise ConfigError(problem, where="--policies", value=name, allowed="each once")
-    given: dict[str, dict[str, object]] = {name: {} for name in names}
-    for key, value in settings:
-        name, dot, setting = key.partition(".")
-        if not dot:
-            allowed = "POLICY.KEY=VALUE"
-            raise ConfigError(
-                "does not say of which policy", where="--set", value=key, allowed=allowed
-            )
-        if name not in given:
-            raise unknown_name_error("policy", name, names, where="--set", key=None)
-        given[name][setting] = value
-    return [choose(loaded, where, name, given[name], option="--policies") for name in names]

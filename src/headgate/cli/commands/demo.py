@@ -1,4 +1,4 @@
-"""`headgate demo`: the main job, live on this machine, in about a minute."""
+"""`headgate demo`: hybrid serving, live on this machine, in about a minute."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from headgate.lab.demo.report import run_rows, write_page
 from headgate.lab.demo.setup import DemoSchedule
 from headgate.profiling.machine import usable_cores
 
-_BUSY: Final = 0.5  # runnable processes of others, on average over a minute
+_BUSY: Final = 0.5  # load average of the last minute
 MODEL: Final = Path(headgate.__file__).parents[2] / "examples/recommender/recommender.onnx"
 
 
 @click.group("demo")
 def command() -> None:
-    """See Headgate at work on this machine."""
+    """Demonstrate Headgate on this machine."""
 
 
 @command.command("hybrid")
@@ -35,37 +35,35 @@ def command() -> None:
     type=click.FloatRange(min=0.5, max=60),
     default=DemoSchedule().step_s,
     metavar="S",
-    help=f"How long a burst lasts, and the quiet after it. Default: {DemoSchedule().step_s:g}.",
+    help=f"Seconds of each burst, and of the pause after it. Default: {DemoSchedule().step_s:g}.",
 )
 @click.option("--report", type=click.Path(path_type=Path), default=Path("out/demo"), metavar="DIR")
 def hybrid(step_s: float, report: Path) -> None:
-    """Serve the recommender through bursts, without and with functions.
+    """Serve the recommender under bursts, without and with functions.
 
-    Profiles it on this machine, plans, serves it from one core, and sends what is too much for it
-    to functions on another. Then simulates the same, and says whether the two agree.
+    Profiles the recommender on this machine, plans capacity, serves it from one core, and spills
+    over to functions on another. Then simulates the same, and compares the two.
     """
     if not MODEL.is_file():
-        problem = "is not there: the demonstration needs a checkout of Headgate"
+        problem = "is missing: the demonstration needs a checkout of Headgate"
         raise ConfigError(problem, where=str(MODEL))
     make_directory(report, "--report")
     load = os.getloadavg()[0]
     if load > _BUSY:
-        show(
-            Text(f"This machine is busy (load {load:.1f}): what is measured now will be.", "yellow")
-        )
+        show(Text(f"This machine is busy (load {load:.1f}): measurements will be off.", "yellow"))
     with Progress("profiling the recommender") as progress:
-        planned = prepare(MODEL, DemoSchedule(step_s=step_s), PROFILE_S, progress.say)
-    words = sentences(planned.plan, planned.scale.measured, None, planned.prices)
-    _show_plan(planned, words)
+        planned = prepare(MODEL, DemoSchedule(step_s=step_s), PROFILE_S, progress.describe)
+    explanation = sentences(planned.plan, planned.scale.measured, None, planned.prices)
+    _show_plan(planned, explanation)
     with Progress("serving") as progress:
-        result = run_demo(planned, progress.say)
+        result = run_demo(planned, progress.describe)
     with writing(report, "--report"):
-        page = write_page(result, words, report)
+        page = write_page(result, explanation, report)
     _show_runs(result)
     show(Text(f"report: {page}"))
 
 
-def _show_plan(planned: Planned, words: list[str]) -> None:
+def _show_plan(planned: Planned, explanation: list[str]) -> None:
     scale = planned.scale
     show(Text(f"The recommender, {scale.sessions} sessions a request, on this machine\n", "bold"))
     times = [
@@ -78,19 +76,18 @@ def _show_plan(planned: Planned, words: list[str]) -> None:
         if point.cores == 1
     ]
     show(rows_table(times, "Response times on one core"))
-    show(*(hanging_indent("-", 2, sentence) for sentence in words))
+    show(*(hanging_indent("-", 2, sentence) for sentence in explanation))
 
 
 def _show_runs(result: DemoResult) -> None:
     scale = result.planned.scale
     quiet, burst = scale.rates_per_s
-    load = f"{quiet:.0f} requests/s, in bursts {burst:.0f}/s"
-    show(Text(f"\n{load}; to be answered within {scale.slo_ms:g} ms\n", "bold"))
+    load = f"{quiet:.0f} requests/s, {burst:.0f}/s in bursts"
+    show(Text(f"\n{load}; objective {scale.slo_ms:g} ms\n", "bold"))
     show(rows_table(run_rows(result)))
     notes = (
-        "Predicted: simulated with the profile alone. Policies without a live row are for larger "
-        "machines.",
-        "Simulated: simulated with the times in the live run's log.",
+        "Foretold: simulated with the profile alone. Rows without a live run are not this machine.",
+        "Simulated: with the service times in the log of the live run, of requests and of calls.",
         "Simulated functions have a core each; "
         f"live functions share one of {len(usable_cores())} with the gateway.",
     )

@@ -1,4 +1,4 @@
-"""`headgate fuzz`: a policy in random worlds where things go wrong."""
+"""`headgate fuzz`: tests a policy on random applications, workloads and faults."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from headgate.sim.fuzz import FuzzReport, fuzz
 
 
 @click.command("fuzz")
-@click.option("--policy", required=True, metavar="NAME", help="Which policy to try.")
+@click.option("--policy", required=True, metavar="NAME", help="Policy to test.")
 @seed_option
 @click.option(
     "--count",
     type=click.IntRange(min=1),
     default=1,
     metavar="K",
-    help="Try K worlds: seeds N, N + 1, ... Default: 1.",
+    help="Number of cases: seeds N, N + 1, ... Default: 1.",
 )
 @json_option
 def command(policy: str, seed: int, count: int, as_json: bool) -> int:
-    """Run a policy in random worlds with random faults, under every checker.
+    """Run a policy on random cases with random faults, under every invariant checker.
 
-    Each seed is an application, a workload and a plan of faults. It is run twice and its log is
-    replayed. Exits with 1 if anything is wrong, with the command that repeats it.
+    Each seed is a case: an application, a workload and a fault plan. It is run twice and its log is
+    replayed. Exits with 1 if a case fails, and prints the command that repeats it.
 
     \b
     headgate fuzz --policy balance --seed 7
@@ -57,7 +57,7 @@ def _to_json(policy: str, seed: int, reports: list[FuzzReport]) -> dict[str, obj
         "events": _sum([report.events for report in reports]),
         "outcomes": _sum([report.outcomes for report in reports]),
         "failures": [
-            {"seed": report.seed, "repeat": report.command, "found": list(report.failures)}
+            {"seed": report.seed, "repeat": report.command, "problems": list(report.failures)}
             for report in reports
             if not report.is_ok
         ],
@@ -78,11 +78,11 @@ def _show(policy: str, reports: list[FuzzReport]) -> None:
             Text(report.command, "bold"),
             *(hanging_indent("✗", 2, text) for text in report.failures),
         )
-    worlds = "1 world" if len(reports) == 1 else f"{len(reports):,} worlds"
+    cases = "1 case" if len(reports) == 1 else f"{len(reports):,} cases"
     if failing:
-        show(Text(f"{policy} fails in {len(failing):,} of {worlds}", "bold red"))
+        show(Text(f"{policy} fails in {len(failing):,} of {cases}", "bold red"))
     else:
-        show(Text(f"✓ {policy} is right in {worlds}", "green"))
+        show(Text(f"✓ {policy} passes {cases}", "green"))
 
 
 def _sum(counts: list[Mapping[str, int]]) -> dict[str, int]:

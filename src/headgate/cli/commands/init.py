@@ -1,4 +1,4 @@
-"""`headgate init`: writes a small project that works, to start from."""
+"""`headgate init`: writes a small working project to start from."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def command(directory: Path) -> None:
     except OSError as error:
         problem = f"cannot be written: {error.strerror}"
         raise ConfigError(problem, where=str(directory)) from None
-    click.echo(f"{directory}: app.yaml, sentiment.py and request.json are there. Now:")
+    click.echo(f"{directory}: wrote app.yaml, sentiment.py and request.json. Next:")
     click.echo(f"  cd {directory}")
     click.echo("  headgate serve app.yaml")
     url = "http://127.0.0.1:8080/v2/models/sentiment/infer"

@@ -1,4 +1,4 @@
-"""`headgate key`: makes an API key, and what the application file keeps of it."""
+"""`headgate key`: makes an API key, and its hash for the application file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headgate.cli.output import show_json
 def command(as_json: bool) -> None:
     """Make an API key for a client: the key itself, and its hash for the application file.
 
-    The key is shown once and kept nowhere.
+    The key is printed once and not stored.
     """
     key = f"hg_{secrets.token_urlsafe(32)}"
     hashed = f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"

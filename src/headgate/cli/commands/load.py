@@ -1,4 +1,4 @@
-"""`headgate load`: requests to a live server, each at its own time."""
+"""`headgate load`: sends open-loop or closed-loop load to a server and reports latencies."""
 
 from __future__ import annotations
 
@@ -47,36 +47,248 @@ from headgate.workload import (
     window,
 )
 
-# How a load run is shown: a line while it goes, tables when it is over.
+_DURATION_NS: Final = 10 * SECOND_NS
+_AUTO: Final = "auto"
 
 
-def standing_line(standing: LoadProgress) -> str:
-    """Return what the progress bar says.
+def header(text: str) -> tuple[str, str]:
+    """Parse `NAME: VALUE`."""
+    name, colon, value = (part.strip() for part in text.partition(":"))
+    if not name or not colon:
+        raise ConfigError("is not a header", where="--header", value=text, allowed="NAME: VALUE")
+    return name, value
 
-    >>> standing_line(LoadProgress(10**9, 200, 190, 195.0, (188, 2, 0, 0, 0, 0), 1.5, 3.25))
+
+@click.command("load")
+@click.argument("url")
+@click.option(
+    "--arrivals",
+    multiple=True,
+    metavar="PROCESS",
+    help="Arrival process, such as poisson:rate=50/s,pipeline=MODEL. May be repeated.",
+)
+@click.option(
+    "--trace", metavar="FILE", help="Replay the arrival times of a trace: CSV or Parquet."
+)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Closed loop instead: N clients, each waiting for a response before its next request. It"
+    " finds the throughput of a server, but hides queueing, so do not trust its latencies.",
+)
+@click.option(
+    "duration_ns",
+    "--duration",
+    type=read_duration,
+    metavar="S",
+    help="When requests stop: seconds, or 10min. Default: 10 s, or the whole trace.",
+)
+@click.option(
+    "--model",
+    metavar="NAME",
+    help="Model that the requests are for. Default: the pipeline of each request.",
+)
+@click.option(
+    "--payload",
+    default=_AUTO,
+    metavar="FILE",
+    help="File with the request body. Default: auto, random tensors by the model's metadata.",
+)
+@click.option("is_binary", "--binary", is_flag=True, help="Send tensors as raw bytes, not as JSON.")
+@click.option(
+    "headers",
+    "--header",
+    type=header,
+    multiple=True,
+    metavar="LINE",
+    help="A header to send: NAME: VALUE. May be repeated.",
+)
+@click.option(
+    "--connections",
+    type=click.IntRange(min=1),
+    default=CONNECTIONS_MAX,
+    metavar="N",
+    help=f"Most connections to open; requests wait for a free one. Default: {CONNECTIONS_MAX}.",
+)
+@click.option(
+    "--timeout-ms",
+    type=click.FloatRange(min=0, min_open=True),
+    default=30_000,
+    metavar="N",
+    help="Timeout of a request after its scheduled time, in ms. Default: 30000.",
+)
+@click.option(
+    "--slo-ms",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="N",
+    help="Latency objective in ms; later responses count as late. Default: the server's.",
+)
+@traces_option
+@seed_option
+@json_option
+@report_option
+def command(
+    url: str,
+    arrivals: tuple[str, ...],
+    trace: str | None,
+    concurrency: int | None,
+    duration_ns: int | None,
+    model: str | None,
+    payload: str,
+    is_binary: bool,
+    headers: tuple[tuple[str, str], ...],
+    connections: int,
+    timeout_ms: float,
+    slo_ms: float | None,
+    traces: Path | None,
+    seed: int,
+    as_json: bool,
+    report: Path | None,
+) -> None:
+    """Send requests to the server at URL and print outcomes and latencies.
+
+    Open loop: requests are sent on schedule, whether or not earlier ones were answered, and latency
+    counts from the scheduled time of a request.
+
+    \b
+    headgate load http://127.0.0.1:8080 --model resnet --arrivals poisson:rate=200/s
+    headgate load http://127.0.0.1:8080 --trace requests.csv --slo-ms 100 --report out
+    """
+    options = LoadOptions(
+        model=model,
+        body=None if payload == _AUTO else read_body(Path(payload)),
+        is_binary=is_binary,
+        headers=dict(headers),
+        connections_max=connections,
+        timeout_ns=_ns(timeout_ms),
+        slo_ns=None if slo_ms is None else _ns(slo_ms),
+        seed=seed,
+    )
+    given = {"--arrivals": bool(arrivals), "--trace": bool(trace), "--concurrency": concurrency}
+    _check_one_of(given)
+    if report is not None:
+        make_directory(report, "--report")
+    if concurrency is not None:
+        result = _closed(url, concurrency, duration_ns or _DURATION_NS, options)
+    else:
+        parts = [_read_arrivals(text, duration_ns, seed, i) for i, text in enumerate(arrivals)]
+        if trace is not None:
+            parts = [_read_trace(find_trace(trace, traces), duration_ns, seed)]
+        result = _open(url, mix(parts) if len(parts) > 1 else parts[0], options)
+    summary = summarise_load(result)
+    if report is not None:
+        _write(report, url, result, summary)
+    if as_json:
+        show_json({"url": url, **summary.to_json()})
+    else:
+        _show(url, summary, result, report)
+
+
+def _open(url: str, arrivals: Arrivals, options: LoadOptions) -> LoadResult:
+    with Progress(f"sending to {url}", len(arrivals)) as progress:
+        return run_open_loop(
+            url,
+            arrivals,
+            options,
+            on_progress=lambda now: progress.describe(progress_line(now), now.ended, len(arrivals)),
+        )
+
+
+def _closed(url: str, concurrency: int, duration_ns: int, options: LoadOptions) -> LoadResult:
+    with Progress(f"sending to {url}", duration_ns) as progress:
+        return run_closed_loop(
+            url,
+            concurrency,
+            duration_ns,
+            options,
+            on_progress=lambda now: progress.describe(
+                progress_line(now), now.elapsed_ns, duration_ns
+            ),
+        )
+
+
+def _check_one_of(given: Mapping[str, object]) -> None:
+    names = [name for name, value in given.items() if value]
+    allowed = f"one of {', '.join(given)}"
+    if not names:
+        raise ConfigError("there are no requests to send", allowed=allowed)
+    if len(names) > 1:
+        raise ConfigError(
+            f"cannot be given together with {names[1]}", where=names[0], allowed=allowed
+        )
+
+
+def _read_arrivals(process: str, duration_ns: int | None, seed: int, index: int) -> Arrivals:
+    own_seed = stream(seed, f"arrivals/{index}").getrandbits(63)
+    try:
+        arrivals = parse_arrivals(process, duration_ns=duration_ns or _DURATION_NS, seed=own_seed)
+    except ConfigError as error:
+        raise ConfigError(
+            error.problem,
+            where="--arrivals",
+            key=error.key,
+            value=error.value,
+            allowed=error.allowed,
+        ) from None
+    if isinstance(arrivals, ClosedLoop):
+        problem = "is a closed loop, not an arrival process"
+        raise ConfigError(problem, where="--arrivals", value=process, allowed="--concurrency N")
+    return arrivals
+
+
+def _read_trace(path: Path, duration_ns: int | None, seed: int) -> Arrivals:
+    arrivals = read_trace(path, seed=seed)
+    if duration_ns is None or duration_ns >= arrivals.duration_ns:
+        return arrivals
+    return window(arrivals, 0, duration_ns)
+
+
+def _write(report: Path, url: str, result: LoadResult, summary: LoadSummary) -> None:
+    load = summary.to_json()["load"]
+    with writing(report, "--report"):
+        meta = {"url": url, "load": load}
+        write_report(report, result.to_run(), summary.run, meta, title=f"Load on {url}")
+
+
+def _show(url: str, summary: LoadSummary, result: LoadResult, report: Path | None) -> None:
+    kind = "closed loop" if result.is_closed_loop else "open loop"
+    show(Text(f"{url}, {kind}\n", "bold"), *load_lines(summary, result))
+    if report is not None:
+        show(Text(f"report: {report / 'report.html'}"))
+
+
+def _ns(value_ms: float) -> int:
+    return max(1, round(value_ms * MILLISECOND_NS))
+
+
+def progress_line(now: LoadProgress) -> str:
+    """Return the text of the progress bar.
+
+    >>> progress_line(LoadProgress(10**9, 200, 190, 195.0, (188, 2, 0, 0, 0, 0), 1.5, 3.25))
     '195/s  met 188  late 2  p50 1.50 ms  p99 3.25 ms'
     """
     counts = [
         f"{name} {count:,}"
-        for name, count in zip(OUTCOME_NAMES, standing.outcomes, strict=True)
+        for name, count in zip(OUTCOME_NAMES, now.outcomes, strict=True)
         if count
     ]
     times = [
         f"{name} {format_value('time_ms', value)}"
-        for name, value in (("p50", standing.p50_ms), ("p99", standing.p99_ms))
+        for name, value in (("p50", now.p50_ms), ("p99", now.p99_ms))
     ]
-    return "  ".join((f"{standing.rate_per_s:,.0f}/s", *counts, *times))
+    return "  ".join((f"{now.rate_per_s:,.0f}/s", *counts, *times))
 
 
 def load_lines(summary: LoadSummary, result: LoadResult) -> Iterator[RenderableType]:
-    """Yield the outcomes, the latencies, and then whatever is out of the ordinary."""
+    """Yield the outcomes, the latencies, and then anything unusual."""
     yield TableView(_outcomes(summary))
     yield TableView(_latencies(summary))
     answers = ", ".join(f"{name}: {count:,}" for name, count in summary.answers.items())
-    yield Text(f"answers       {answers or 'none'}")
+    yield Text(f"responses     {answers or 'none'}")
     run = summary.run
     rates = f"{_rate(run.goodput_rps)} in time, {_rate(run.throughput_rps)} in all"
-    yield Text(f"answered      {rates}, of {_rate(summary.offered_rps)} sent")
+    yield Text(f"throughput    {rates}, of {_rate(summary.offered_rps)} sent")
     if run.rejected:
         yield Text(
             f"rejected      after {_ms(summary.rejected_p50_ms)} (p50),"
@@ -91,16 +303,14 @@ def load_lines(summary: LoadSummary, result: LoadResult) -> Iterator[RenderableT
         f"connections   {summary.connections:,}{waited if summary.waited_for_connection else ''}"
     )
     if result.is_closed_loop:
-        yield Text(
-            "A closed loop hides queueing: users would wait longer than this says.", "yellow"
-        )
+        yield Text("A closed loop hides queueing: real users would see higher latencies.", "yellow")
         return
     lag = f"{_ms(summary.lag_p50_ms)} (p50), {_ms(summary.lag_p99_ms)} (p99)"
-    yield Text(f"sender late   {lag}, {_ms(summary.lag_max_ms)} at most")
+    yield Text(f"send lag      {lag}, {_ms(summary.lag_max_ms)} at most")
     if summary.is_doubtful:
         yield Text(
-            "Doubtful: this process could not keep to its schedule, and its lateness is part of"
-            " these latencies. Send less, or from a machine with an idle core.",
+            "Unreliable: the load generator fell behind its schedule, and its lag is part of these"
+            " latencies. Send less, or from a machine with an idle core.",
             "bold yellow",
         )
 
@@ -141,207 +351,3 @@ def _ms(value_ms: float) -> str:
 
 def _rate(rate_per_s: float) -> str:
     return format_value("rate", rate_per_s)
-
-
-_DURATION_NS: Final = 10 * SECOND_NS
-_AUTO: Final = "auto"
-
-
-def header(text: str) -> tuple[str, str]:
-    """Read `NAME: VALUE`."""
-    name, colon, value = (part.strip() for part in text.partition(":"))
-    if not name or not colon:
-        raise ConfigError("is not a header", where="--header", value=text, allowed="NAME: VALUE")
-    return name, value
-
-
-@click.command("load")
-@click.argument("url")
-@click.option(
-    "--arrivals",
-    multiple=True,
-    metavar="SPEC",
-    help="When requests are sent, such as poisson:rate=50/s,pipeline=MODEL. May be repeated.",
-)
-@click.option("--trace", metavar="FILE", help="Send at the times of a trace: CSV or Parquet.")
-@click.option(
-    "--concurrency",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Instead, so many clients that each wait for an answer before they ask again. This finds"
-    " what a server carries, to compare; it hides queueing, so trust no latency from it.",
-)
-@click.option(
-    "duration_ns",
-    "--duration",
-    type=read_duration,
-    metavar="S",
-    help="Requests stop then: seconds, or 10min. Default: 10 s, or all the trace.",
-)
-@click.option(
-    "--model", metavar="NAME", help="Who gets the requests. Default: who their pipeline names."
-)
-@click.option(
-    "--payload",
-    default=_AUTO,
-    metavar="FILE",
-    help="What requests carry. Default: auto, tensors as the model's metadata ask for.",
-)
-@click.option("is_binary", "--binary", is_flag=True, help="Tensors as raw bytes, not as JSON.")
-@click.option(
-    "headers", "--header", type=header, multiple=True, metavar="LINE", help="A header to send."
-)
-@click.option(
-    "--connections",
-    type=click.IntRange(min=1),
-    default=CONNECTIONS_MAX,
-    metavar="N",
-    help=f"Open no more than that; requests wait for a free one. Default: {CONNECTIONS_MAX}.",
-)
-@click.option(
-    "--timeout-ms",
-    type=click.FloatRange(min=0, min_open=True),
-    default=30_000,
-    metavar="N",
-    help="Give a request up so long after it was due. Default: 30000.",
-)
-@click.option(
-    "--slo-ms",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="N",
-    help="An answer that takes longer is late. Default: as the server says.",
-)
-@traces_option
-@seed_option
-@json_option
-@report_option
-def command(
-    url: str,
-    arrivals: tuple[str, ...],
-    trace: str | None,
-    concurrency: int | None,
-    duration_ns: int | None,
-    model: str | None,
-    payload: str,
-    is_binary: bool,
-    headers: tuple[tuple[str, str], ...],
-    connections: int,
-    timeout_ms: float,
-    slo_ms: float | None,
-    traces: Path | None,
-    seed: int,
-    as_json: bool,
-    report: Path | None,
-) -> None:
-    """Send requests to the server at URL and print what came of them.
-
-    Requests go out at their own times, whatever became of earlier ones, and latency counts from
-    the time a request was due.
-
-    \b
-    headgate load http://127.0.0.1:8080 --model resnet --arrivals poisson:rate=200/s
-    headgate load http://127.0.0.1:8080 --trace requests.csv --slo-ms 100 --report out
-    """
-    options = LoadOptions(
-        model=model,
-        body=None if payload == _AUTO else read_body(Path(payload)),
-        is_binary=is_binary,
-        headers=dict(headers),
-        connections_max=connections,
-        timeout_ns=_ns(timeout_ms),
-        slo_ns=None if slo_ms is None else _ns(slo_ms),
-        seed=seed,
-    )
-    given = {"--arrivals": bool(arrivals), "--trace": bool(trace), "--concurrency": concurrency}
-    _check_one_of(given)
-    if report is not None:
-        make_directory(report, "--report")
-    if concurrency is not None:
-        result = _closed(url, concurrency, duration_ns or _DURATION_NS, options)
-    else:
-        specs = [_read_arrivals(spec, duration_ns, seed, i) for i, spec in enumerate(arrivals)]
-        if trace is not None:
-            specs = [_read_trace(find_trace(trace, traces), duration_ns, seed)]
-        result = _open(url, mix(specs) if len(specs) > 1 else specs[0], options)
-    summary = summarise_load(result)
-    if report is not None:
-        _write(report, url, result, summary)
-    if as_json:
-        show_json({"url": url, **summary.to_json()})
-    else:
-        _show(url, summary, result, report)
-
-
-def _open(url: str, arrivals: Arrivals, options: LoadOptions) -> LoadResult:
-    with Progress(f"sending to {url}", len(arrivals)) as progress:
-        return run_open_loop(
-            url,
-            arrivals,
-            options,
-            on_progress=lambda now: progress.say(standing_line(now), now.ended, len(arrivals)),
-        )
-
-
-def _closed(url: str, concurrency: int, duration_ns: int, options: LoadOptions) -> LoadResult:
-    with Progress(f"sending to {url}", duration_ns) as progress:
-        return run_closed_loop(
-            url,
-            concurrency,
-            duration_ns,
-            options,
-            on_progress=lambda now: progress.say(standing_line(now), now.elapsed_ns, duration_ns),
-        )
-
-
-def _check_one_of(given: Mapping[str, object]) -> None:
-    names = [name for name, value in given.items() if value]
-    allowed = f"one of {', '.join(given)}"
-    if not names:
-        raise ConfigError("there are no requests to send", allowed=allowed)
-    if len(names) > 1:
-        raise ConfigError(
-            f"cannot be given together with {names[1]}", where=names[0], allowed=allowed
-        )
-
-
-def _read_arrivals(spec: str, duration_ns: int | None, seed: int, index: int) -> Arrivals:
-    own_seed = stream(seed, f"arrivals/{index}").getrandbits(63)
-    try:
-        arrivals = parse_arrivals(spec, duration_ns=duration_ns or _DURATION_NS, seed=own_seed)
-    except ConfigError as error:
-        raise ConfigError(
-            error.problem,
-            where="--arrivals",
-            key=error.key,
-            value=error.value,
-            allowed=error.allowed,
-        ) from None
-    if isinstance(arrivals, ClosedLoop):
-        problem = "is a closed loop"
-        raise ConfigError(problem, where="--arrivals", value=spec, allowed="--concurrency N")
-    return arrivals
-
-
-def _read_trace(path: Path, duration_ns: int | None, seed: int) -> Arrivals:
-    arrivals = read_trace(path, seed=seed)
-    if duration_ns is None or duration_ns >= arrivals.duration_ns:
-        return arrivals
-    return window(arrivals, 0, duration_ns)
-
-
-def _write(report: Path, url: str, result: LoadResult, summary: LoadSummary) -> None:
-    load = summary.to_json()["load"]
-    with writing(report, "--report"):
-        meta = {"url": url, "load": load}
-        write_report(report, result.to_run(), summary.run, meta, title=f"Load on {url}")
-
-
-def _show(url: str, summary: LoadSummary, result: LoadResult, report: Path | None) -> None:
-    how = "closed loop" if result.is_closed_loop else "open loop"
-    show(Text(f"{url}, {how}\n", "bold"), *load_lines(summary, result))
-    if report is not None:
-        show(Text(f"report: {report / 'report.html'}"))
-
-
-def _ns(value_ms: float) -> int:
-    return max(1, round(value_ms * MILLISECOND_NS))

@@ -1,4 +1,4 @@
-"""`headgate plan`: from a profile, an objective, prices and a load to what to rent, and why."""
+"""`headgate plan`: computes a capacity plan from a profile, an objective, prices and a load."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from headgate.cli.options import (
     writing,
 )
 from headgate.cli.output import hanging_indent, rows_table, show, show_json
-from headgate.cli.plan_text import declared, infeasible_words, percent, sentences
+from headgate.cli.plan_text import current_setup, infeasible_text, percent, sentences
 from headgate.cli.plan_writer import planned_spec, with_workload
 from headgate.cli.workload import Workload, WorkloadOptions, choose_workload, trace_files
 from headgate.config import from_spec
@@ -48,25 +48,252 @@ from headgate.planning.latency_model import Characterisation
 from headgate.profiling import read_profile
 from headgate.workload import Arrivals, ClosedLoop
 
-# A plan as rows: what the tables show and what JSON carries.
+
+@click.command("plan")
+@app_argument
+@click.option(
+    "--profile",
+    metavar="FILE",
+    help="Profile of the function. Default: APP.profile.json, or profile.json.",
+)
+@workload_options
+@click.option(
+    "--prices",
+    multiple=True,
+    metavar="FILE",
+    help="Price list in place of the bundled ones. May be repeated.",
+)
+@click.option(
+    "--instance",
+    "instances",
+    multiple=True,
+    metavar="TYPE",
+    help="Consider this instance type, such as ml.c5.large or ml.*. May be repeated.",
+)
+@click.option(
+    "--instances-max",
+    type=click.IntRange(min=1, max=1_000),
+    default=INSTANCES_MAX,
+    metavar="N",
+    help=f"Rent no more than N instances. Default: {INSTANCES_MAX}.",
+)
+@click.option("--no-functions", is_flag=True, help="Plan instances only, without functions.")
+@click.option(
+    "--size",
+    default="knee",
+    metavar="SIZE",
+    help="Function size: knee (as fast as any), cheapest, or a size (6656MiB). Default: knee.",
+)
+@seed_option
+@click.option(
+    "--write", type=OutputPath(), metavar="FILE", help="Write the planned application to this file."
+)
+@json_option
+def command(
+    app: str,
+    profile: str | None,
+    trace: str | None,
+    arrivals: tuple[str, ...],
+    duration_ns: int | None,
+    sort: bool,
+    traces: Path | None,
+    prices: tuple[str, ...],
+    instances: tuple[str, ...],
+    instances_max: int,
+    no_functions: bool,
+    size: str,
+    seed: int,
+    write: Path | None,
+    as_json: bool,
+) -> int:
+    """Plan capacity for APP: which instances, how many, and which functions for the spillover.
+
+    Exits with 1 if the load needs more than --instances-max, and with 2 if the objective cannot be
+    met at any scale.
+
+    \b
+    headgate plan app.yaml
+    headgate plan app.yaml --arrivals poisson:rate=50/s --duration 1h --instance 'ml.*'
+    headgate plan app.yaml --write planned.yaml && headgate simulate planned.yaml
+    """
+    config = load_app(app)
+    profile_path = _find_profile(profile, app)
+    measured = read_profile(profile_path)
+    function, pipeline = _planned_function(config.app, measured, str(profile_path), app)
+    price_list = read_prices(prices)
+    offers = price_list.instances_named(instances, "--instance")
+    platform = None if no_functions else next(iter(price_list.platforms), None)
+    options = WorkloadOptions(trace, arrivals, duration_ns, sort, traces)
+    slo_ms = pipeline.slo.latency_ns / MILLISECOND_NS
+    workload = choose_workload(config, app, options, seed)
+    terms = Terms(
+        slo_ms=slo_ms,
+        quantile=pipeline.slo.quantile,
+        load=load_profile(
+            workload, config.app, function, slo_ms, measured.time_ms(measured.cores[-1], 1)
+        ),
+        instances_max=instances_max,
+        size=_size(size, platform),
+        start_ms=max(v.profile.cold_start_ns for v in function.variants) / MILLISECOND_NS,
+    )
+    plan = make_plan(measured, offers, platform, terms)
+    if isinstance(plan, Infeasible):
+        problem = infeasible_text(plan, slo_ms, pipeline.slo.quantile)
+        raise ConfigError(problem, where=app, key=f"pipelines.{pipeline.name}.slo")
+    now = current_setup(config.app, function, measured, plan)
+    explanation = sentences(plan, measured, now, price_list)
+    if write is not None:
+        inputs = [Path(app), profile_path, *map(Path, prices), *trace_files(config, options)]
+        check_not_read(write, "--write", inputs)
+        spec = with_workload(planned_spec(config, function, measured, plan), pipeline, options)
+        _write(write, spec, explanation)
+    if as_json:
+        provenance = [asdict(row) for row in price_list.provenance]
+        head = {"app": app, "function": function.name, "knee_cores": knee_cores(measured)}
+        show_json({**head, **plan_json(plan), "explanation": explanation, "prices": provenance})
+    else:
+        _show(app, function, plan, explanation, write)
+    return 0 if plan.is_enough else 1
+
+
+def load_profile(
+    workload: Workload, app: App, function: Function, slo_ms: float, isolated_ms: float
+) -> LoadProfile:
+    """Return the load of the requests that need the function.
+
+    Closed-loop clients with a think time are treated as open-loop arrivals, at the rate that they
+    would have if every response took `isolated_ms`.
+    """
+    others = {
+        pipeline.name
+        for pipeline in app.pipelines
+        if all(stage.function is not function for stage in pipeline.stages)
+    }
+    loops = [loop for loop in workload.loops if loop.pipeline not in others]
+    times_ns = _times_ns(workload.arrivals, others)
+    if (len(times_ns) and loops) or len({loop.think_ns for loop in loops}) > 1:
+        problem = "mixes closed-loop clients with other requests or think times"
+        raise ConfigError(problem, where="the workload", allowed="one kind at a time")
+    clients = (
+        step.clients for loop in loops for step in loop.steps if step.at_ns < loop.duration_ns
+    )
+    if not len(times_ns) and not any(clients):
+        problem = f"has no requests for {function.name}"
+        raise ConfigError(problem, where="the workload", allowed="--arrivals PROCESS, --trace FILE")
+    return (
+        _closed_load(loops, isolated_ms)
+        if loops
+        else open_load(times_ns, workload.window_ns, slo_ms)
+    )
+
+
+def _times_ns(arrivals: Arrivals | None, others: set[str]) -> Ints:
+    if arrivals is None:
+        return np.zeros(0, dtype=np.int64)
+    excluded = [index for index, name in enumerate(arrivals.pipelines) if name in others]
+    times_ns = arrivals.times_ns
+    return times_ns[~np.isin(arrivals.pipeline, excluded)] if excluded else times_ns
+
+
+def _closed_load(loops: list[ClosedLoop], isolated_ms: float) -> LoadProfile:
+    duration_ns = max(loop.duration_ns for loop in loops)
+    instants = {0, *(step.at_ns for loop in loops for step in loop.steps)}
+    starts_ns = sorted(instant for instant in instants if instant < duration_ns)
+    clients = [(start, sum(loop.clients_at(start) for loop in loops)) for start in starts_ns]
+    load = closed_load(clients, duration_ns)
+    think_s = loops[0].think_ns / SECOND_NS
+    if think_s == 0.0:
+        return load
+    cycle_s = think_s + isolated_ms / 1e3
+    return LoadProfile(
+        tuple(RateLevel(level.share, rate_per_s=level.clients / cycle_s) for level in load.levels),
+        load.duration_s,
+        load.rises,
+    )
+
+
+def _find_profile(given: str | None, app: str) -> Path:
+    """Return the given file, or the profile beside APP, or the one in the working directory."""
+    if given is not None:
+        return Path(given)
+    beside = Path(app).with_suffix(".profile.json")
+    path = next((path for path in (beside, Path("profile.json")) if path.exists()), None)
+    if path is None:
+        allowed = f"--profile FILE, as headgate profile {app} writes it"
+        raise ConfigError("there is no profile", where=str(beside), allowed=allowed)
+    return path
+
+
+def _planned_function(
+    app: App, measured: Characterisation, where: str, reference: str
+) -> tuple[Function, Pipeline]:
+    """Return the profiled function, and the pipeline whose objective it has to meet."""
+    known = {function.name: function for function in app.functions}
+    function = known.get(measured.function)
+    if function is None:
+        raise unknown_name_error("function", measured.function, known, where=where, key="function")
+    pipelines = [p for p in app.pipelines if [s.function for s in p.stages] == [function]]
+    if not pipelines:
+        problem = "is never the only stage of a pipeline, so it has no objective of its own"
+        raise ConfigError(problem, where=reference, key="functions", value=function.name)
+    pipeline = min(pipelines, key=lambda p: p.slo.latency_ns)
+    if pipeline.slo.latency_ns == NEVER_NS:
+        key = f"pipelines.{pipeline.name}.slo"
+        raise ConfigError("has no latency", where=reference, key=key, allowed="{latency: 200ms}")
+    return function, pipeline
+
+
+def _size(text: str, platform: FaasOffering | None) -> str:
+    """Return the size of functions for `Terms`."""
+    if text in ("knee", "cheapest"):
+        return text
+    size = parse_size(text, where="--size")
+    sizes = platform.sizes_bytes if platform is not None else ()
+    if size not in sizes:
+        allowed = ", ".join(["knee", "cheapest", *(f"{each >> 20}MiB" for each in sizes)])
+        raise ConfigError("is not an available size", where="--size", value=text, allowed=allowed)
+    return str(size)
+
+
+def _write(path: Path, spec: dict[str, object], explanation: list[str]) -> None:
+    from_spec(spec, str(path))  # raises now if the planned application is not valid
+    text = yaml.safe_dump(
+        without_defaults(spec), sort_keys=False, default_flow_style=None, width=100
+    )
+    with writing(path, "--write"):
+        path.write_text(f"# {explanation[0]}\n{text}", encoding="utf-8")
+
+
+def _show(
+    app: str, function: Function, plan: CapacityPlan, explanation: list[str], write: Path | None
+) -> None:
+    aim = f"{plan.terms.slo_ms:g} ms at {100 * plan.terms.quantile:g} %"
+    show(Text(f"{app}: {function.name} within {aim}\n", "bold"))
+    show(rows_table(instance_rows(plan), "Instances"))
+    if plan.sizes:
+        name = plan.platform.name if plan.platform is not None else ""
+        show(rows_table(size_rows(plan), f"Functions of {name}"))
+    show(*(hanging_indent("-", 2, sentence) for sentence in explanation))
+    if write is not None:
+        show(Text(f"\ntry it: headgate simulate {write} --policy threshold"))
 
 
 def instance_rows(plan: CapacityPlan) -> list[dict[str, object]]:
-    """One row per instance type, for people."""
+    """Return the table of instance types, one row each."""
     rows: list[dict[str, object]] = []
     for place, mix in zip(plan.capacities, plan.by_type, strict=True):
-        is_chosen = plan.mix.capacity is place
+        is_selected = plan.mix.capacity is place
         rows.append(
             {
-                "": ">" if is_chosen else "",
+                "": ">" if is_selected else "",
                 "instance": place.instance_type.name + ("*" if place.is_extrapolated else ""),
                 "CPUs": place.instance_type.cpus,
                 "$/h": f"{place.instance_type.usd_per_hour:.3f}",
-                "alone ms": f"{place.isolated_ms:.1f}",
+                "isolated ms": f"{place.isolated_ms:.1f}",
                 "holds": f"{place.threshold}{'+' if place.is_lower_bound else ''}",
                 "per s": f"{place.rate_per_s:.1f}" if place.threshold else "-",
-                "even at": _even(plan, place),
-                "wanted": mix.instances if mix is not None else None,
+                "break-even": _break_even(plan, place),
+                "needed": mix.instances if mix is not None else None,
                 "$/1k": f"{mix.usd_per_1k:.5f}" if mix is not None else "-",
                 "met": percent(mix.attainment) if mix is not None else "-",
             }
@@ -75,13 +302,13 @@ def instance_rows(plan: CapacityPlan) -> list[dict[str, object]]:
 
 
 def size_rows(plan: CapacityPlan) -> list[dict[str, object]]:
-    """One row per function size, for people."""
+    """Return the table of function sizes, one row each."""
     return [
         {
             "": ">" if plan.faas is not None and row is plan.faas.row else "",
             "MiB": f"{row.memory_bytes >> 20}" + ("*" if row.is_extrapolated else ""),
             "CPUs": f"{row.cpus:.2f}",
-            "alone ms": f"{row.time_ms:.1f}",
+            "isolated ms": f"{row.time_ms:.1f}",
             "$/1M": f"{1e6 * row.usd_per_call:.2f}",
             "in time": row.is_within_slo if row.has_enough_memory else "no room",
             "is": ", ".join(_names(plan, row)),
@@ -91,7 +318,7 @@ def size_rows(plan: CapacityPlan) -> list[dict[str, object]]:
 
 
 def plan_json(plan: CapacityPlan) -> dict[str, object]:
-    """Return everything a program may want to know."""
+    """Return the whole plan, as `--json` prints it."""
     terms, load = plan.terms, plan.terms.load
     return {
         "slo_ms": terms.slo_ms,
@@ -114,7 +341,7 @@ def plan_json(plan: CapacityPlan) -> dict[str, object]:
     }
 
 
-def _even(plan: CapacityPlan, place: InstanceCapacity) -> str:
+def _break_even(plan: CapacityPlan, place: InstanceCapacity) -> str:
     if plan.faas is None:
         return "-"
     rate = break_even_rate(place.instance_type.usd_per_hour, plan.faas.row.usd_per_call)
@@ -133,12 +360,12 @@ def _instance_json(plan: CapacityPlan, place: InstanceCapacity) -> dict[str, obj
         "name": place.instance_type.name,
         "cpus": place.instance_type.cpus,
         "memory": format_size(place.instance_type.memory_bytes),
-        "boot": format_duration(place.instance_type.boot_ns),
+        "boot_time": format_duration(place.instance_type.boot_ns),
         "usd_per_hour": place.instance_type.usd_per_hour,
         "threshold": place.threshold,
         "is_at_least": place.is_lower_bound,
         "is_measured": not place.is_extrapolated,
-        "alone_ms": place.isolated_ms,
+        "isolated_ms": place.isolated_ms,
         "rate_per_s": place.rate_per_s,
         "break_even_per_s": even,
     }
@@ -172,227 +399,3 @@ def _mix_json(mix: Mix) -> dict[str, object]:
         "usd_per_hour": mix.usd_per_hour,
         "usd_per_1k": mix.usd_per_1k,
     }
-
-
-# The load that a plan is made for, from the requests that a command would send.
-
-
-def load_of(
-    workload: Workload, app: App, function: Function, slo_ms: float, lone_ms: float
-) -> LoadProfile:
-    """Return the levels of the requests that need the function.
-
-    Clients that think between an answer and their next request are taken for requests that come
-    by themselves, as fast as they would if every answer took `lone_ms`.
-    """
-    others = {
-        pipeline.name
-        for pipeline in app.pipelines
-        if all(stage.function is not function for stage in pipeline.stages)
-    }
-    loops = [loop for loop in workload.loops if loop.pipeline not in others]
-    times_ns = _times_ns(workload.arrivals, others)
-    if (len(times_ns) and loops) or len({loop.think_ns for loop in loops}) > 1:
-        problem = "clients that wait for answers come together with other requests"
-        raise ConfigError(problem, where="the workload", allowed="one kind at a time")
-    clients = (
-        step.clients for loop in loops for step in loop.steps if step.at_ns < loop.duration_ns
-    )
-    if not len(times_ns) and not any(clients):
-        problem = f"there are no requests for {function.name} to plan for"
-        raise ConfigError(problem, where="the workload", allowed="--arrivals SPEC, --trace FILE")
-    return _closed(loops, lone_ms) if loops else open_load(times_ns, workload.window_ns, slo_ms)
-
-
-def _times_ns(arrivals: Arrivals | None, others: set[str]) -> Ints:
-    if arrivals is None:
-        return np.zeros(0, dtype=np.int64)
-    left = [index for index, name in enumerate(arrivals.pipelines) if name in others]
-    times_ns = arrivals.times_ns
-    return times_ns[~np.isin(arrivals.pipeline, left)] if left else times_ns
-
-
-def _closed(loops: list[ClosedLoop], lone_ms: float) -> LoadProfile:
-    duration_ns = max(loop.duration_ns for loop in loops)
-    instants = {0, *(step.at_ns for loop in loops for step in loop.steps)}
-    starts_ns = sorted(instant for instant in instants if instant < duration_ns)
-    clients = [(start, sum(loop.clients_at(start) for loop in loops)) for start in starts_ns]
-    load = closed_load(clients, duration_ns)
-    think_s = loops[0].think_ns / SECOND_NS
-    if think_s == 0.0:
-        return load
-    cycle_s = think_s + lone_ms / 1e3
-    return LoadProfile(
-        tuple(RateLevel(level.share, rate_per_s=level.clients / cycle_s) for level in load.levels),
-        load.duration_s,
-        load.rises,
-    )
-
-
-@click.command("plan")
-@app_argument
-@click.option(
-    "--profile",
-    metavar="FILE",
-    help="What was measured. Default: APP.profile.json, or profile.json.",
-)
-@workload_options
-@click.option(
-    "--prices", multiple=True, metavar="FILE", help="Prices instead of our own. May be repeated."
-)
-@click.option(
-    "--instance",
-    "instances",
-    multiple=True,
-    metavar="TYPE",
-    help="Consider this instance type, such as ml.c5.large or ml.*. May be repeated.",
-)
-@click.option(
-    "--instances-max",
-    type=click.IntRange(min=1, max=1_000),
-    default=INSTANCES_MAX,
-    metavar="N",
-    help=f"Rent no more than N instances. Default: {INSTANCES_MAX}.",
-)
-@click.option("--no-functions", is_flag=True, help="Do without functions.")
-@click.option(
-    "--size",
-    default="knee",
-    metavar="SIZE",
-    help="Of functions: knee (as fast as any), cheapest, or such as 6656MiB. Default: knee.",
-)
-@seed_option
-@click.option(
-    "--write", type=OutputPath(), metavar="FILE", help="Write the planned application, beside APP."
-)
-@json_option
-def command(
-    app: str,
-    profile: str | None,
-    trace: str | None,
-    arrivals: tuple[str, ...],
-    duration_ns: int | None,
-    sort: bool,
-    traces: Path | None,
-    prices: tuple[str, ...],
-    instances: tuple[str, ...],
-    instances_max: int,
-    no_functions: bool,
-    size: str,
-    seed: int,
-    write: Path | None,
-    as_json: bool,
-) -> int:
-    """Plan for APP: which machines, how many, which functions for the rest, and why.
-
-    Exits with 1 if the load needs more than may be rented, and with 2 if the objective cannot be
-    met at any scale.
-
-    \b
-    headgate plan app.yaml
-    headgate plan app.yaml --arrivals poisson:rate=50/s --duration 1h --instance 'ml.*'
-    headgate plan app.yaml --write planned.yaml && headgate simulate planned.yaml
-    """
-    loaded = load_app(app)
-    measured_at = _find_profile(profile, app)
-    measured = read_profile(measured_at)
-    function, pipeline = _subject(loaded.app, measured, str(measured_at), app)
-    listed = read_prices(prices)
-    offers = listed.instances_named(instances, "--instance")
-    platform = None if no_functions else next(iter(listed.platforms), None)
-    options = WorkloadOptions(trace, arrivals, duration_ns, sort, traces)
-    slo_ms = pipeline.slo.latency_ns / MILLISECOND_NS
-    workload = choose_workload(loaded, app, options, seed)
-    terms = Terms(
-        slo_ms=slo_ms,
-        quantile=pipeline.slo.quantile,
-        load=load_of(
-            workload, loaded.app, function, slo_ms, measured.time_ms(measured.cores[-1], 1)
-        ),
-        instances_max=instances_max,
-        size=_size(size, platform),
-        start_ms=max(v.profile.cold_start_ns for v in function.variants) / MILLISECOND_NS,
-    )
-    plan = make_plan(measured, offers, platform, terms)
-    if isinstance(plan, Infeasible):
-        problem = infeasible_words(plan, slo_ms, pipeline.slo.quantile)
-        raise ConfigError(problem, where=app, key=f"pipelines.{pipeline.name}.slo")
-    words = sentences(plan, measured, declared(loaded.app, function, measured, plan), listed)
-    if write is not None:
-        read = [Path(app), measured_at, *map(Path, prices), *trace_files(loaded, options)]
-        check_not_read(write, "--write", read)
-        spec = with_workload(planned_spec(loaded, function, measured, plan), pipeline, options)
-        _write(write, spec, words)
-    if as_json:
-        facts = [asdict(fact) for fact in listed.facts]
-        head = {"app": app, "function": function.name, "knee_cores": knee_cores(measured)}
-        show_json({**head, **plan_json(plan), "words": words, "prices": facts})
-    else:
-        _show(app, function, plan, words, write)
-    return 0 if plan.is_enough else 1
-
-
-def _find_profile(given: str | None, app: str) -> Path:
-    """The file that is named, or the one beside APP, or what `headgate profile` writes here."""
-    if given is not None:
-        return Path(given)
-    beside = Path(app).with_suffix(".profile.json")
-    found = next((path for path in (beside, Path("profile.json")) if path.exists()), None)
-    if found is None:
-        allowed = f"--profile FILE, as headgate profile {app} writes it"
-        raise ConfigError("there is no profile", where=str(beside), allowed=allowed)
-    return found
-
-
-def _subject(
-    app: App, measured: Characterisation, where: str, reference: str
-) -> tuple[Function, Pipeline]:
-    """The function that was measured, and the pipeline whose objective it has to meet."""
-    known = {function.name: function for function in app.functions}
-    function = known.get(measured.function)
-    if function is None:
-        raise unknown_name_error("function", measured.function, known, where=where, key="function")
-    alone = [p for p in app.pipelines if [s.function for s in p.stages] == [function]]
-    if not alone:
-        problem = "is never the only stage of a pipeline, so it has no objective of its own"
-        raise ConfigError(problem, where=reference, key="functions", value=function.name)
-    pipeline = min(alone, key=lambda p: p.slo.latency_ns)
-    if pipeline.slo.latency_ns == NEVER_NS:
-        key = f"pipelines.{pipeline.name}.slo"
-        raise ConfigError("has no latency", where=reference, key=key, allowed="{latency: 200ms}")
-    return function, pipeline
-
-
-def _size(text: str, platform: FaasOffering | None) -> str:
-    """The size of functions as `Terms` has it."""
-    if text in ("knee", "cheapest"):
-        return text
-    size = parse_size(text, where="--size")
-    sizes = platform.sizes_bytes if platform is not None else ()
-    if size not in sizes:
-        allowed = ", ".join(["knee", "cheapest", *(f"{each >> 20}MiB" for each in sizes)])
-        raise ConfigError("is no size to choose", where="--size", value=text, allowed=allowed)
-    return str(size)
-
-
-def _write(path: Path, spec: dict[str, object], words: list[str]) -> None:
-    from_spec(spec, str(path))  # whatever is wrong with it is said now
-    text = yaml.safe_dump(
-        without_defaults(spec), sort_keys=False, default_flow_style=None, width=100
-    )
-    with writing(path, "--write"):
-        path.write_text(f"# {words[0]}\n{text}", encoding="utf-8")
-
-
-def _show(
-    app: str, function: Function, plan: CapacityPlan, words: list[str], write: Path | None
-) -> None:
-    aim = f"{plan.terms.slo_ms:g} ms at {100 * plan.terms.quantile:g} %"
-    show(Text(f"{app}: {function.name} within {aim}\n", "bold"))
-    show(rows_table(instance_rows(plan), "Instances"))
-    if plan.sizes:
-        name = plan.platform.name if plan.platform is not None else ""
-        show(rows_table(size_rows(plan), f"Functions of {name}"))
-    show(*(hanging_indent("-", 2, sentence) for sentence in words))
-    if write is not None:
-        show(Text(f"\ntry it: headgate simulate {write} --policy threshold"))

@@ -1,4 +1,4 @@
-"""`headgate policies`: what there is to choose from."""
+"""`headgate policies`: lists the policies, their capabilities and settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headgate.policies import describe_policy, find_policy, policy_names
 @click.command("policies")
 @json_option
 def command(as_json: bool) -> None:
-    """List the policies: what each does, what it can take, and its settings."""
+    """List the policies: what each does, its capabilities, and its settings."""
     names = policy_names()
     if as_json:
         show_json([_to_json(name) for name in names])
@@ -25,11 +25,13 @@ def command(as_json: bool) -> None:
     width = max(map(len, names)) + 2
     for name in names:
         kind = find_policy(name)
-        takes = [flag for flag, value in asdict(kind.capabilities).items() if value]
-        settings = [f"{key}={_written(value)}" for key, value in _settings(kind.config()).items()]
+        capabilities = [flag for flag, value in asdict(kind.capabilities).items() if value]
+        settings = [f"{key}={_yaml(value)}" for key, value in _settings(kind.config()).items()]
         show(
             hanging_indent(name, width, describe_policy(name), "bold"),
-            hanging_indent("", width, Text(f"takes {', '.join(takes)}".replace("_", " "), "dim")),
+            hanging_indent(
+                "", width, Text(f"supports {', '.join(capabilities)}".replace("_", " "), "dim")
+            ),
             hanging_indent("", width, Text(f"settings {', '.join(settings) or 'none'}", "dim")),
         )
     show(Text("\nheadgate simulate APP --policy NAME --set KEY=VALUE"))
@@ -40,13 +42,13 @@ def _to_json(name: str) -> dict[str, object]:
     return {
         "name": name,
         "about": describe_policy(name),
-        "takes": asdict(kind.capabilities),
+        "capabilities": asdict(kind.capabilities),
         "settings": _settings(kind.config()),
     }
 
 
 def _settings(config: PolicyConfig) -> dict[str, object]:
-    """The defaults, as they are written: a field `window_ns` is the setting `window`."""
+    """Return the defaults as settings: the field `window_ns` is the setting `window`."""
     settings: dict[str, object] = {}
     for field in fields(config):
         value: object = getattr(config, field.name)
@@ -56,5 +58,5 @@ def _settings(config: PolicyConfig) -> dict[str, object]:
     return settings
 
 
-def _written(value: object) -> str:
+def _yaml(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

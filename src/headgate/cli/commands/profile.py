@@ -1,4 +1,4 @@
-"""`headgate profile`: how long a function takes, alone and in company, and how it starts."""
+"""`headgate profile`: measures latency by cores, concurrency and batch size, and cold starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.text import Text
 
 from headgate.cli.app_loading import load_app
 from headgate.cli.options import OutputPath, check_not_read, json_option, writing
-from headgate.cli.output import Progress, plain, rows_table, show, show_json
+from headgate.cli.output import Progress, json_value, rows_table, show, show_json
 from headgate.config import AppConfig
 from headgate.config.errors import unknown_name_error
 from headgate.core.clock import NEVER_NS
@@ -37,23 +37,23 @@ OUT: Final = Path("profile.json")
 
 
 def counts(option: str) -> Callable[[str], tuple[int, ...]]:
-    """Return what reads `1,2,4` for an option: in order, each once."""
+    """Return a parser of `1,2,4` for an option; the numbers are sorted and distinct."""
 
     def read(text: str) -> tuple[int, ...]:
         try:
-            found = sorted({int(part) for part in text.split(",")})
+            numbers = sorted({int(part) for part in text.split(",")})
         except ValueError:
-            found = [0]
-        if found[0] < 1 or found[-1] > COUNT_MAX:
+            numbers = [0]
+        if numbers[0] < 1 or numbers[-1] > COUNT_MAX:
             allowed = f"whole numbers from 1 to {COUNT_MAX}, such as 1,2,4"
-            raise ConfigError("are no counts", where=option, value=text, allowed=allowed)
-        return tuple(found)
+            raise ConfigError("is not a list of counts", where=option, value=text, allowed=allowed)
+        return tuple(numbers)
 
     return read
 
 
 def duration_s(option: str) -> Callable[[str], float]:
-    """Return what reads `60s` for an option: longer than zero."""
+    """Return a parser of a duration above zero (`60s`) for an option."""
 
     def read(text: str) -> float:
         duration_ns = parse_duration(text, where=option)
@@ -66,17 +66,17 @@ def duration_s(option: str) -> Callable[[str], float]:
 
 
 def precision(text: str) -> float:
-    """Read `5%`."""
+    """Parse a share above zero, such as `5%`."""
     value = parse_fraction(text, where="--precision")
     if value == 0:
-        problem = "nothing is known that well"
+        problem = "must be more than zero"
         raise ConfigError(problem, where="--precision", value=text, allowed="5%, 1%")
     return value
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Where to measure, as the command line says it; None is up to the machine and the model."""
+    """The grid to measure, from the command line; None depends on the machine and the model."""
 
     cores: tuple[int, ...] | None
     concurrency: tuple[int, ...]
@@ -85,60 +85,75 @@ class Grid:
 
 @click.command("profile")
 @click.argument("app", required=False)
-@click.option("--function", metavar="NAME", help="Which one, where there are several.")
+@click.option("--function", metavar="NAME", help="Function to profile, if APP has several.")
 @click.option(
     "--cores",
     type=counts("--cores"),
     metavar="N,N,...",
-    help="Default: 1, 2, 4, ... up to all there are.",
+    help="Core counts to measure. Default: 1, 2, 4, ... up to all cores.",
 )
 @click.option(
     "--concurrency",
     type=counts("--concurrency"),
     metavar="N,N,...",
     default=CONCURRENCY,
-    help=f"Default: {CONCURRENCY}.",
+    help=f"Numbers of concurrent requests to measure. Default: {CONCURRENCY}.",
 )
 @click.option(
     "batches",
     "--batch",
     type=counts("--batch"),
     metavar="N,N,...",
-    help="Default: 1, and 8 if it can.",
+    help="Batch sizes to measure. Default: 1, and 8 if the function supports it.",
 )
 @click.option(
     "--budget",
     type=duration_s("--budget"),
     default="60s",
     metavar="TIME",
-    help="When to end, even if not everything is known so well. Default: 60s.",
+    help="Time limit, even if --precision is not reached. Default: 60s.",
 )
 @click.option(
     "--precision",
     type=precision,
     default="5%",
     metavar="SHARE",
-    help="A place is done when its median is known so well (95 % confidence). Default: 5%.",
+    help="Half width of the confidence interval (95 %) of each median. Default: 5%.",
 )
-@click.option("--store", metavar="DIR|s3://...", help="Fetch the model from there in a cold start.")
+@click.option(
+    "--store",
+    metavar="DIR|s3://...",
+    help="Include fetching the model from this store in cold starts.",
+)
 @click.option(
     "--slo",
     type=duration_s("--slo"),
     metavar="LATENCY",
-    help="Objective, at p99. Default: that of APP.",
+    help="Latency objective at p99. Default: that of APP.",
 )
-@click.option("--by", metavar="NAME", help="Who measured, for the file.")
 @click.option(
-    "--out", type=OutputPath(), default=OUT, metavar="FILE", help="Default: profile.json."
+    "--author", metavar="NAME", help="Author of the measurement, recorded in the profile."
 )
-@click.option("--figure", type=OutputPath(), metavar="FILE", help="Default: beside --out, as PNG.")
+@click.option(
+    "--out",
+    type=OutputPath(),
+    default=OUT,
+    metavar="FILE",
+    help="File for the profile. Default: profile.json.",
+)
+@click.option(
+    "--figure",
+    type=OutputPath(),
+    metavar="FILE",
+    help="File for the plot. Default: beside --out, as PNG.",
+)
 @click.option(
     "tables",
     "--import",
     type=click.Path(path_type=Path),
     multiple=True,
     metavar="TABLE",
-    help="Measure nothing: read a CSV of times. May be repeated.",
+    help="Import a CSV of latencies instead of measuring. May be repeated.",
 )
 @json_option
 def command(
@@ -151,16 +166,17 @@ def command(
     precision: float,
     store: str | None,
     slo: float | None,
-    by: str | None,
+    author: str | None,
     out: Path,
     figure: Path | None,
     tables: tuple[Path, ...],
     as_json: bool,
 ) -> None:
-    """Measure a function of APP on this machine, and write its profile and a picture of it.
+    """Measure a function of APP on this machine, and write its profile and a plot of it.
 
-    Response times over cores, requests at once and batch, each function in a process of its own on
-    pinned cores; a cold start in its parts; memory. Or read tables that were measured elsewhere.
+    A profile has response times by cores, concurrency and batch size (each measured in a process of
+    its own on pinned cores), the phases of a cold start, and memory. Or import tables that were
+    measured elsewhere.
 
     \b
     headgate profile app.yaml --budget 30s
@@ -170,26 +186,31 @@ def command(
     objective = None if slo is None else Objective(1e3 * slo, 0.99)
     measured: ProfileResult | None = None
     if app is None:
-        found = read_tables(tables, function)
-        document = {**found.to_json(), "imported": [path.name for path in tables], "by": by}
+        characterisation = read_tables(tables, function)
+        document = {
+            **characterisation.to_json(),
+            "imported": [path.name for path in tables],
+            "by": author,
+        }
     else:
-        loaded = load_app(app)
-        task, batch_max = _task(loaded, app, function)
+        config = load_app(app)
+        task, batch_max = _task(config, app, function)
         settings = _settings(Grid(cores, concurrency, batches), budget, precision, store, batch_max)
         measured = _measure(task, settings)
-        found = measured.characterisation
+        characterisation = measured.characterisation
         at = datetime.now(UTC).isoformat(timespec="seconds")
-        document = to_profile_json(measured, settings, this_machine(), at=at, by=by)
-        objective = objective or _objective(loaded, task.function)
-    drawn = _write(document, found, objective, out, figure)
+        document = to_profile_json(measured, settings, this_machine(), at=at, by=author)
+        objective = objective or _objective(config, task.function)
+    plot = _write(document, characterisation, objective, out, figure)
     if as_json:
         show_json(document)
     else:
-        _show(found, measured, objective, [path for path in (out, drawn) if path is not None])
+        written = [path for path in (out, plot) if path is not None]
+        _show(characterisation, measured, objective, written)
 
 
 def _check(app: str | None, tables: tuple[Path, ...], out: Path, figure: Path | None) -> None:
-    """Refuse what cannot come to a good end, now rather than after a long run."""
+    """Refuse arguments that cannot work before the run rather than after it."""
     if bool(tables) == (app is not None):
         allowed = "headgate profile APP, or headgate profile --import TABLE"
         raise ConfigError("needs an application or tables, not both", where="profile",
@@ -200,25 +221,25 @@ def _check(app: str | None, tables: tuple[Path, ...], out: Path, figure: Path | 
         if path is not None and not path.parent.is_dir():
             raise ConfigError("cannot be written there", where=option, value=str(path))
     if (figure or out.with_suffix(".png")).resolve() == out.resolve():
-        raise ConfigError("is where the figure goes", where="--out", value=str(out),
+        raise ConfigError("is also the file of the plot", where="--out", value=str(out),
                           allowed="profile.json")  # fmt: skip
     if figure is not None:
         new_figure()
 
 
-def _task(loaded: AppConfig, where: str, function: str | None) -> tuple[ProbeTask, int]:
-    """Return what is to be measured, and the largest batch it is served with."""
+def _task(config: AppConfig, where: str, function: str | None) -> tuple[ProbeTask, int]:
+    """Return the function to measure, and the largest batch it is served with."""
     served = {}
-    for each in loaded.app.functions:
-        for variant in reversed(each.variants):  # the first one that can be served
-            source = loaded.sources[variant.id]
+    for each in config.app.functions:
+        for variant in reversed(each.variants):  # so that the first one that can be served counts
+            source = config.sources[variant.id]
             if source is not None:
                 served[each.name] = source
     if not served:
-        problem = "has no function with `model` or `code`: there is nothing to measure"
+        problem = "has no function with `model` or `code` to measure"
         raise ConfigError(problem, where=where, key="functions")
     if function is None and len(served) > 1:
-        problem = "there are several: say which"
+        problem = "is required: the application has several functions"
         raise ConfigError(problem, where=where, key="--function", allowed=", ".join(served))
     name = function or next(iter(served))
     if name not in served:
@@ -227,19 +248,19 @@ def _task(loaded: AppConfig, where: str, function: str | None) -> tuple[ProbeTas
     is_file = where.endswith((".yaml", ".yml"))
     base = Path(where).resolve().parent if is_file else Path.cwd()
     task = ProbeTask(name, source.model, source.code, dict(source.options), str(base))
-    return task, source.batch
+    return task, source.batch_max
 
 
 def _settings(
     grid: Grid, budget_s: float, precision: float, store: str | None, batch_max: int
 ) -> ProfilerSettings:
-    there = len(usable_cores())
+    available = len(usable_cores())
     cores = grid.cores
     if cores is None:
-        cores = (*(1 << power for power in range((there - 1).bit_length())), there)
-    if cores[-1] > there:
-        has = f"this machine has {there} core{'' if there == 1 else 's'} to use"
-        raise ConfigError(has, where="--cores", value=cores[-1], allowed=f"1 to {there}")
+        cores = (*(1 << power for power in range((available - 1).bit_length())), available)
+    if cores[-1] > available:
+        problem = f"this machine has {available} usable core{'' if available == 1 else 's'}"
+        raise ConfigError(problem, where="--cores", value=cores[-1], allowed=f"1 to {available}")
     if store is not None and not store.strip():
         allowed = "a directory, s3://bucket/prefix"
         raise ConfigError("is empty", where="--store", value=store, allowed=allowed)
@@ -253,13 +274,13 @@ def _measure(task: ProbeTask, settings: ProfilerSettings) -> ProfileResult:
             task,
             settings,
             this_machine().cpu,
-            lambda title, done, total: progress.say(f"{task.function}: {title}", done, total),
+            lambda title, done, total: progress.describe(f"{task.function}: {title}", done, total),
         )
 
 
-def _objective(loaded: AppConfig, function: str) -> Objective | None:
-    """Return the objective of the function where it is all of a pipeline."""
-    for pipeline in loaded.app.pipelines:
+def _objective(config: AppConfig, function: str) -> Objective | None:
+    """Return the objective of the pipeline that consists of the function alone, if any."""
+    for pipeline in config.app.pipelines:
         names = [stage.function.name for stage in pipeline.stages]
         if names == [function] and pipeline.slo.latency_ns < NEVER_NS:
             return Objective(pipeline.slo.latency_ns / 1e6, pipeline.slo.quantile)
@@ -268,39 +289,45 @@ def _objective(loaded: AppConfig, function: str) -> Objective | None:
 
 def _write(
     document: dict[str, object],
-    found: Characterisation,
+    characterisation: Characterisation,
     objective: Objective | None,
     out: Path,
     figure: Path | None,
 ) -> Path | None:
-    """Write both files; return where the figure is, if plots can be made."""
+    """Write both files; return the path of the plot, if matplotlib is installed."""
     with writing(out, "--out"):
-        out.write_text(json.dumps(plain(document), indent=1) + "\n", encoding="utf-8")
+        out.write_text(json.dumps(json_value(document), indent=1) + "\n", encoding="utf-8")
     if figure is None and find_spec("matplotlib") is None:
         return None
     figure = figure or out.with_suffix(".png")
-    drawn = profile_figure(found, objective.latency_ms if objective is not None else None)
+    latency_ms = objective.latency_ms if objective is not None else None
+    plot = profile_figure(characterisation, latency_ms)
     with writing(figure, "--figure"):
-        return save_png(drawn, figure)
+        return save_png(plot, figure)
 
 
 def _show(
-    found: Characterisation,
+    characterisation: Characterisation,
     measured: ProfileResult | None,
     objective: Objective | None,
     written: list[Path],
 ) -> None:
-    show(Text(f"{found.function} on {found.device}: response times in ms\n", "bold"))
-    show(rows_table([_row(point) for point in found.points]))
-    for sentence in summarise(found, objective):
+    title = f"{characterisation.function} on {characterisation.device}: response times in ms\n"
+    show(Text(title, "bold"))
+    show(rows_table([_row(point) for point in characterisation.points]))
+    for sentence in summarise(characterisation, objective):
         show(Text(sentence))
     if measured is not None and not measured.batches:
-        show(Text("It takes one item at a time: larger batches were not measured.", "yellow"))
+        show(
+            Text(
+                "The function takes one item at a time: larger batches were not measured.", "yellow"
+            )
+        )
     if measured is not None and measured.skipped:
         first = measured.skipped[0]
         example = f"{first.cores} cores, {first.concurrency} at once, batch {first.batch}"
-        missing = f"{len(measured.skipped)} places were not measured (the first: {example})"
-        show(Text(f"For want of time {missing}: --budget gives it more.", "yellow"))
+        skipped = f"{len(measured.skipped)} grid points were not measured (the first: {example})"
+        show(Text(f"Out of time: {skipped}. A longer --budget helps.", "yellow"))
     show(Text(f"written: {', '.join(map(str, written))}"))
 
 

@@ -1,4 +1,4 @@
-"""`headgate replay`: decides everything in a log again, or tells what became of one request."""
+"""`headgate replay`: replays an event log and compares every action, or traces one request."""
 
 from __future__ import annotations
 
@@ -57,138 +57,40 @@ from headgate.core.rng import stream
 from headgate.core.scheduler.scheduler import Scheduler
 from headgate.core.states import OUTCOME_NAMES
 
-# Events and actions of a log as sentences, with the names that the application gives things.
-
-
-class EventFormatter:
-    """Tells entries. It must hear the log first, because that is where nodes get their names."""
-
-    def __init__(self, app: App) -> None:
-        self._pipelines = [pipeline.name for pipeline in app.pipelines]
-        self._clients = [client.name for client in app.clients]
-        self._variants = [variant.name for variant in app.variants]
-        self._pools = [pool.name for pool in app.pools]
-        self._nodes: dict[int, str] = {}
-
-    def hear(self, entries: Iterable[LogEntry]) -> Iterator[LogEntry]:
-        """Pass the entries on, and remember who is who."""
-        for entry in entries:
-            if isinstance(entry.event, NodeJoined):
-                self._nodes[entry.event.node_id] = entry.event.name
-            yield entry
-
-    def tell(self, entries: Iterable[LogEntry]) -> Iterator[str]:
-        """Yield a line for each event, and below it one for each action that it led to."""
-        for entry in entries:
-            yield f"{entry.now_ns / MILLISECOND_NS:14,.3f} ms  {self.event(entry.event)}"
-            for action in entry.actions:
-                yield f"{'':17}    -> {self.action(action)}"
-
-    def event(self, event: Event) -> str:
-        """Say what happened."""
-        match event:
-            case RequestArrived():
-                pipeline = _name(self._pipelines, event.pipeline)
-                client = _name(self._clients, event.client)
-                return f"request {event.request_id} arrived: {pipeline}, from {client}"
-            case BatchFinished():
-                return f"batch {event.batch_id} finished"
-            case BatchFailed():
-                return f"batch {event.batch_id} failed: {event.reason}"
-            case BatchRefused():
-                reason = REFUSAL_NAMES.get(event.reason, str(event.reason))
-                return f"batch {event.batch_id} was refused: {reason}"
-            case BatchLost():
-                return f"batch {event.batch_id} was lost"
-            case InstanceStarted():
-                return f"instance {event.instance_id} started on {self._node(event.node_id)}"
-            case InstanceStopped():
-                return f"instance {event.instance_id} stopped: {event.reason}"
-            case LoadFailed():
-                name = _name(self._variants, event.variant_id)
-                return f"{name} cannot be loaded on {self._node(event.node_id)}: {event.reason}"
-            case WeightsLoaded():
-                return f"instance {event.instance_id} has its weights on the device"
-            case NodeLost():
-                return f"node {self._node(event.node_id)} was lost"
-            case TimerFired():
-                return f"timer {event.key[0]} {event.key[1]} fired"
-        return _anything(event)
-
-    def action(self, action: Action) -> str:
-        """Say what was ordered."""
-        match action:
-            case Dispatch():
-                name = _name(self._variants, action.variant_id)
-                where = self._place(action.pool_id, action.node_id)
-                items = "" if action.items == 1 else f", {action.items} items"
-                return f"dispatch batch {action.batch_id} of {name} to {where}{items}"
-            case StartInstance():
-                name = _name(self._variants, action.variant_id)
-                where = self._place(action.pool_id, action.node_id)
-                return f"start instance {action.instance_id} of {name} on {where}"
-            case LoadWeights():
-                return f"load the weights of instance {action.instance_id}"
-            case CancelBatch():
-                return f"call batch {action.batch_id} back"
-            case SetTimer():
-                at_ms = action.at_ns / MILLISECOND_NS
-                return f"set timer {action.key[0]} {action.key[1]} to {at_ms:,.3f} ms"
-            case CancelTimer():
-                return f"forget timer {action.key[0]} {action.key[1]}"
-            case Settle():
-                reason = f": {action.reason}" if action.reason else ""
-                outcome = _name(OUTCOME_NAMES, action.outcome)
-                return f"settle request {action.request_id}, {outcome}{reason}"
-            case ReportFault():
-                return f"fault of the policy in {action.hook}: {action.error}"
-        return _anything(action)
-
-    def _place(self, pool_id: int, node_id: int | None) -> str:
-        return _name(self._pools, pool_id) if node_id is None else self._node(node_id)
-
-    def _node(self, node_id: int) -> str:
-        return self._nodes.get(node_id, str(node_id))
-
-
-def _name(names: Sequence[str], number: int) -> str:
-    """The number itself if nothing has it: stories are told of damaged logs too."""
-    return names[number] if 0 <= number < len(names) else str(number)
-
-
-def _anything(thing: Event | Action) -> str:
-    """What is told too seldom for a sentence of its own."""
-    name, *fields = to_wire(thing)
-    return f"{name} {', '.join(map(str, fields))}"
-
 
 @click.command("replay")
 @click.argument("log", type=click.Path(path_type=Path))
 @json_option
 @click.option(
-    "request_id", "--story", type=int, metavar="REQUEST_ID", help="Tell one request's story."
+    "request_id",
+    "--request",
+    type=int,
+    metavar="ID",
+    help="Print the trace of one request: its events and the actions they led to.",
 )
 def command(log: Path, as_json: bool, request_id: int | None) -> int:
     """Feed the events of LOG to a fresh Scheduler and compare every action.
 
     Exits with 1 at the first difference. Logs come from headgate simulate --log and headgate serve
-    --log; of one that was rotated, all segments beside LOG are read. What is compared are
-    decisions: this is no seal against edits of a log that change none.
+    --log; of a rotated log, all segments beside LOG are read. Only decisions are compared: edits of
+    a log that change no decision are not detected.
 
     \b
     headgate replay run.log
-    headgate replay run.log --story 17
+    headgate replay run.log --request 17
     """
     header, entries = read_log(log)
     with closing(entries):
-        loaded = from_spec(header.app, f"{log}:1: app")
+        config = from_spec(header.app, f"{log}:1: app")
         if request_id is not None:
-            _tell(log, loaded, entries, request_id, as_json)
+            _show_trace(log, config, entries, request_id, as_json)
             return 0
         if entries.missing:
-            problem = f"{entries.missing}: what is left can be told (--story) and calibrated, but"
-            raise ConfigError(f"{problem} not decided again", where=str(log))
-        scheduler = _scheduler(header, loaded, f"{log}:1")
+            problem = (
+                f"{entries.missing}: what is left can be traced (--request) and calibrated, but"
+            )
+            raise ConfigError(f"{problem} not replayed", where=str(log))
+        scheduler = _scheduler(header, config, f"{log}:1")
         with Progress(f"replaying {log.name}"):
             result = _replay(entries, scheduler)
     if as_json:
@@ -198,19 +100,21 @@ def command(log: Path, as_json: bool, request_id: int | None) -> int:
     return 0 if result.first_difference is None else 1
 
 
-def _scheduler(header: LogHeader, loaded: AppConfig, where: str) -> Scheduler:
+def _scheduler(header: LogHeader, app_config: AppConfig, where: str) -> Scheduler:
     kind = known_policy(header.policy, where, "policy")
     config = make_config(kind.config, header.settings, where)
     rng = stream(header.seed, f"policy/{header.index}")
-    return Scheduler(loaded.app, kind, config, rng=rng, index=header.index, peers=header.peers)
+    return Scheduler(app_config.app, kind, config, rng=rng, index=header.index, peers=header.peers)
 
 
 def _replay(entries: LogReader, scheduler: Scheduler) -> ReplayResult:
     try:
         return replay(entries, scheduler)
     except DriverError as error:
-        # No Scheduler of ours wrote this event after those before it: the log is damaged.
-        raise ConfigError(f"the Scheduler refuses it: {error}", where=entries.where) from None
+        # No Scheduler wrote this event after those before it: the log is damaged.
+        raise ConfigError(
+            f"the Scheduler refuses the event: {error}", where=entries.where
+        ) from None
 
 
 def _to_json(
@@ -223,7 +127,7 @@ def _to_json(
         "seed": header.seed,
         "events": result.events,
         "actions": result.actions,
-        # Nothing is read beyond a difference, so there the end is unknown.
+        # Reading stops at a difference, so whether the log is complete is unknown then.
         "complete": entries.is_complete if difference is None else None,
         "stopped": entries.stopped or None,
         "is_identical": difference is None,
@@ -253,7 +157,7 @@ def _show(log: Path, header: LogHeader, entries: LogReader, result: ReplayResult
     else:
         _show_end(entries)
         counts = f"{result.events:,} events, {result.actions:,} actions"
-        show(Text(f"✓ {log}: {counts} of {header.policy}, decided again and identical", "green"))
+        show(Text(f"✓ {log}: {counts} of {header.policy}, replayed and identical", "green"))
 
 
 def _show_end(entries: LogReader) -> None:
@@ -267,12 +171,14 @@ def _show_end(entries: LogReader) -> None:
         show(Text(f"{end}: it was cut short", "yellow"))
 
 
-def _tell(log: Path, loaded: AppConfig, entries: LogReader, request_id: int, as_json: bool) -> None:
-    narrator = EventFormatter(loaded.app)
+def _show_trace(
+    log: Path, config: AppConfig, entries: LogReader, request_id: int, as_json: bool
+) -> None:
+    formatter = EventFormatter(config.app)
     with Progress(f"reading {log.name}"):
-        found = request_trace(narrator.hear(entries), request_id)
-    if not found:
-        raise ConfigError("no such request", where=str(log), key="--story", value=request_id)
+        trace = request_trace(formatter.learn_names(entries), request_id)
+    if not trace:
+        raise ConfigError("no such request", where=str(log), key="--request", value=request_id)
     if as_json:
         show_json(
             [
@@ -282,9 +188,114 @@ def _tell(log: Path, loaded: AppConfig, entries: LogReader, request_id: int, as_
                     "event": to_wire(entry.event),
                     "actions": [to_wire(action) for action in entry.actions],
                 }
-                for entry in found
+                for entry in trace
             ]
         )
     else:
         _show_end(entries)
-        show(*(Text(line) for line in narrator.tell(found)))
+        show(*(Text(line) for line in formatter.format(trace)))
+
+
+class EventFormatter:
+    """Formats events and actions of a log as sentences, with the names of the application.
+
+    `learn_names` must see the log first, because nodes get their names in its events.
+    """
+
+    def __init__(self, app: App) -> None:
+        self._pipelines = [pipeline.name for pipeline in app.pipelines]
+        self._clients = [client.name for client in app.clients]
+        self._variants = [variant.name for variant in app.variants]
+        self._pools = [pool.name for pool in app.pools]
+        self._nodes: dict[int, str] = {}
+
+    def learn_names(self, entries: Iterable[LogEntry]) -> Iterator[LogEntry]:
+        """Pass the entries on, and keep the names of nodes."""
+        for entry in entries:
+            if isinstance(entry.event, NodeJoined):
+                self._nodes[entry.event.node_id] = entry.event.name
+            yield entry
+
+    def format(self, entries: Iterable[LogEntry]) -> Iterator[str]:
+        """Yield a line for each event, followed by one for each action that it led to."""
+        for entry in entries:
+            yield f"{entry.now_ns / MILLISECOND_NS:14,.3f} ms  {self.event(entry.event)}"
+            for action in entry.actions:
+                yield f"{'':17}    -> {self.action(action)}"
+
+    def event(self, event: Event) -> str:
+        """Describe an event."""
+        match event:
+            case RequestArrived():
+                pipeline = _name(self._pipelines, event.pipeline)
+                client = _name(self._clients, event.client)
+                return f"request {event.request_id} arrived: {pipeline}, from {client}"
+            case BatchFinished():
+                return f"batch {event.batch_id} finished"
+            case BatchFailed():
+                return f"batch {event.batch_id} failed: {event.reason}"
+            case BatchRefused():
+                reason = REFUSAL_NAMES.get(event.reason, str(event.reason))
+                return f"batch {event.batch_id} was refused: {reason}"
+            case BatchLost():
+                return f"batch {event.batch_id} was lost"
+            case InstanceStarted():
+                return f"instance {event.instance_id} started on {self._node(event.node_id)}"
+            case InstanceStopped():
+                return f"instance {event.instance_id} stopped: {event.reason}"
+            case LoadFailed():
+                name = _name(self._variants, event.variant_id)
+                return f"{name} cannot be config on {self._node(event.node_id)}: {event.reason}"
+            case WeightsLoaded():
+                return f"instance {event.instance_id} has its weights on the device"
+            case NodeLost():
+                return f"node {self._node(event.node_id)} was lost"
+            case TimerFired():
+                return f"timer {event.key[0]} {event.key[1]} fired"
+        return _fallback(event)
+
+    def action(self, action: Action) -> str:
+        """Describe an action."""
+        match action:
+            case Dispatch():
+                name = _name(self._variants, action.variant_id)
+                where = self._place(action.pool_id, action.node_id)
+                items = "" if action.items == 1 else f", {action.items} items"
+                return f"dispatch batch {action.batch_id} of {name} to {where}{items}"
+            case StartInstance():
+                name = _name(self._variants, action.variant_id)
+                where = self._place(action.pool_id, action.node_id)
+                return f"start instance {action.instance_id} of {name} on {where}"
+            case LoadWeights():
+                return f"load the weights of instance {action.instance_id}"
+            case CancelBatch():
+                return f"cancel batch {action.batch_id}"
+            case SetTimer():
+                at_ms = action.at_ns / MILLISECOND_NS
+                return f"set timer {action.key[0]} {action.key[1]} to {at_ms:,.3f} ms"
+            case CancelTimer():
+                return f"cancel timer {action.key[0]} {action.key[1]}"
+            case Settle():
+                reason = f": {action.reason}" if action.reason else ""
+                outcome = _name(OUTCOME_NAMES, action.outcome)
+                return f"settle request {action.request_id}, {outcome}{reason}"
+            case ReportFault():
+                return f"fault of the policy in {action.hook}: {action.error}"
+        return _fallback(action)
+
+    def _place(self, pool_id: int, node_id: int | None) -> str:
+        return _name(self._pools, pool_id) if node_id is None else self._node(node_id)
+
+    def _node(self, node_id: int) -> str:
+        return self._nodes.get(node_id, str(node_id))
+
+
+def _name(names: Sequence[str], number: int) -> str:
+    """Return the name, or the number if it has none, as in a damaged log."""
+    return names[number] if 0 <= number < len(names) else str(number)
+
+
+def _fallback(message: Event | Action) -> str:
+    """Describe an event or action that is too rare to have a sentence of its own."""
+    name, *fields = to_wire(message)
+    return f"{name} {', '.join(map(str, fields))}"

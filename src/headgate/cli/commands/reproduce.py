@@ -1,4 +1,4 @@
-"""`headgate reproduce`: an experiment of a paper, and whether what it says comes out."""
+"""`headgate reproduce`: runs an experiment of a paper and checks the claims of the paper."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from headgate.lab.experiments.experiment import Experiment, Result
 @click.option("is_all", "--all", is_flag=True, help="Run every experiment.")
 @click.option("--quick", is_flag=True, help="Fewer seeds and points: seconds, not minutes.")
 @json_option
-@click.option("--out", type=OutputPath(), metavar="DIR", help="Write the figures there.")
+@click.option(
+    "--out", type=OutputPath(), metavar="DIR", help="Write the figures to this directory."
+)
 def command(name: str | None, is_all: bool, quick: bool, as_json: bool, out: Path | None) -> int:
     """Run the experiment NAME; without a name, list them.
 
@@ -49,7 +51,7 @@ def _show_experiments(as_json: bool) -> None:
 
 def _run(experiment: Experiment, quick: bool, out: Path | None, as_json: bool) -> Result:
     with Progress(experiment.NAME) as progress, writing(out, "--out"):
-        result = experiment.run(quick=quick, out=out, progress=progress.say)
+        result = experiment.run(quick=quick, out=out, progress=progress.describe)
     if not as_json:
         show_result(result, experiment.TITLE, "docs/papers says why")
     return result

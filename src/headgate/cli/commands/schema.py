@@ -1,4 +1,4 @@
-"""`headgate schema`: what an application file may contain, for editors and other tools."""
+"""`headgate schema`: prints the JSON Schema of the application file, for editors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headgate.config.schema import schema_text
 
 
 @click.command("schema")
-@click.option("--json", is_flag=True, expose_value=False, help="Print JSON, as it always does.")
+@click.option("--json", is_flag=True, expose_value=False, help="Print JSON; this is always so.")
 def command() -> None:
     """Print the JSON Schema of APP, for an editor that completes and checks.
 

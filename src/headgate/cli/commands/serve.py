@@ -1,4 +1,4 @@
-"""`headgate serve`: serves an application until it is told to end."""
+"""`headgate serve`: serves an application until a signal ends it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from headgate.cli.app_loading import choose, load_app, warn_of_objectives
+from headgate.cli.app_loading import load_app, select_policy, warn_of_unreachable_objectives
 from headgate.config import AppConfig, from_spec
 from headgate.config.providers import providers_of
 from headgate.core.errors import ConfigError
@@ -28,28 +28,34 @@ from headgate.live.telemetry.logs import reopen_standard_fds
 @click.command("serve")
 @click.argument("app", metavar="APP")
 @click.option("--host", help="Address to listen on. Default: that of APP, or 127.0.0.1.")
-@click.option("--port", type=click.IntRange(0, 65_535), help="Default: that of APP, or 8080.")
-@click.option("--grpc-port", type=click.IntRange(0, 65_535), help="Serve gRPC there too.")
-@click.option("--policy", metavar="NAME", help="Default: that of APP, or headgate.")
+@click.option(
+    "--port", type=click.IntRange(0, 65_535), help="HTTP port. Default: that of APP, or 8080."
+)
+@click.option("--grpc-port", type=click.IntRange(0, 65_535), help="Serve gRPC on this port, too.")
+@click.option(
+    "--policy", metavar="NAME", help="Scheduling policy. Default: that of APP, or headgate."
+)
 @click.option("--slo", metavar="LATENCY", help="Objective of pipelines without one, such as 50ms.")
-@click.option("--workers", type=click.IntRange(1, 1_000), help="Nodes of APP's first pool.")
-@click.option("--log", type=click.Path(path_type=Path), help="Write the event log there.")
+@click.option(
+    "--workers", type=click.IntRange(1, 1_000), help="Number of nodes of APP's first pool."
+)
+@click.option("--log", type=click.Path(path_type=Path), help="File for the event log.")
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
-    help="What is said on stderr, and what is more serious. Default: that of APP, or info.",
+    help="Least severe level of messages on stderr. Default: that of APP, or info.",
 )
 @click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
-    help="Lines for people, or an object per line. Default: that of APP, or text.",
+    help="Text, or one JSON object per line. Default: that of APP, or text.",
 )
 @click.option(
     "--access-log/--no-access-log",
     default=None,
-    help="Say how each request ended. Default: that of APP, or not.",
+    help="Log each request with its outcome. Default: that of APP, or off.",
 )
-@click.option("--reload", "reloads", is_flag=True, help="Serve anew what changes beside APP.")
+@click.option("--reload", "reloads", is_flag=True, help="Reload when a file beside APP changes.")
 def command(
     app: str,
     host: str | None,
@@ -64,7 +70,7 @@ def command(
     access_log: bool | None,
     reloads: bool,
 ) -> int:
-    """Serve APP: a YAML file, module:app, or just a model.onnx.
+    """Serve APP: a YAML file, module:app, or a single model.onnx.
 
     \b
     headgate serve model.onnx
@@ -82,36 +88,38 @@ def command(
     given = {name: value for name, value in changes.items() if value is not None}
 
     def prepare() -> Deployment:
-        return _assignment(app, given, policy=policy, slo=slo, workers=workers)
+        return _deployment(app, given, policy=policy, slo=slo, workers=workers)
 
     first = prepare()
-    warn_of_objectives(first.load(), app)
+    warn_of_unreachable_objectives(first.load(), app)
     serve = first.load().serve
     if log is None and serve.log is not None:
         log = Path(first.base) / serve.log
     if log is not None and (log.is_dir() or not log.parent.is_dir()):
-        raise ConfigError("cannot be written there", where=str(log), key="--log")
+        raise ConfigError("cannot be written", where=str(log), key="--log")
     with ExitStack() as sockets:
         listener = sockets.enter_context(_bind(serve.host, serve.port))
         listener.listen(BACKLOG)
         given["port"] = listener.getsockname()[1]
-        if serve.grpc_port is not None:  # gRPC opens its own: this one only keeps the port
-            _bind(serve.host, serve.grpc_port).close()  # nobody else's: sharing would not notice
-            keeper = sockets.enter_context(_bind(serve.host, serve.grpc_port, is_shared=True))
-            given["grpc_port"] = keeper.getsockname()[1]
+        if serve.grpc_port is not None:
+            # gRPC opens a socket of its own; this one only reserves the port. The first bind is
+            # exclusive, because a shared one would not notice that the port is in use.
+            _bind(serve.host, serve.grpc_port).close()
+            reserved = sockets.enter_context(_bind(serve.host, serve.grpc_port, is_shared=True))
+            given["grpc_port"] = reserved.getsockname()[1]
         supervisor = Supervisor(
             prepare,
             listener,
             log_path=log,
             watched_state=(lambda: _stamp(app)) if reloads else None,
-            on_ready=_greet,
+            on_ready=_print_banner,
         )
-        # Nothing that is said can end it or hold it up, whatever became of whoever listens.
+        # Logging can neither block nor end the supervisor, even if nobody reads stderr any more.
         with logs.configured(serve, "supervisor"):
             return supervisor.run()
 
 
-def _assignment(
+def _deployment(
     app: str,
     given: Mapping[str, object],
     *,
@@ -119,9 +127,9 @@ def _assignment(
     slo: str | None,
     workers: int | None,
 ) -> Deployment:
-    """Load APP with what the command line changes of it."""
-    loaded = _load(app)
-    spec: dict[str, Any] = dict(loaded.spec)
+    """Load APP with the changes of the command line."""
+    config = _load(app)
+    spec: dict[str, Any] = dict(config.spec)
     spec["serve"] = {**spec["serve"], **given}
     if policy is not None:
         spec["policy"] = policy
@@ -133,7 +141,7 @@ def _assignment(
         spec["pools"] = {**pools, first: {**pools[first], "nodes": workers}}
     changed = from_spec(spec, app)
     _check_served(changed, app)
-    choose(changed, app, None, {})
+    select_policy(changed, app, None, {})
     check_providers(changed, app)
     nodes = assign_cores(changed.app, sorted(os.sched_getaffinity(0)), app, providers_of(changed))
     return Deployment(changed.spec, str(_base(app)), nodes)
@@ -149,33 +157,33 @@ def _load(app: str) -> AppConfig:
     return from_spec({"functions": {name.lstrip(".-") or "model": {"model": path.name}}}, app)
 
 
-def _check_served(loaded: AppConfig, where: str) -> None:
-    others = remote_only(loaded)  # run what they run, and need no files of ours
-    for variant, source in zip(loaded.app.variants, loaded.sources, strict=True):
-        if source is None and variant not in others:
+def _check_served(config: AppConfig, where: str) -> None:
+    remote = remote_only(config)  # these run elsewhere and need no local files
+    for variant, source in zip(config.app.variants, config.sources, strict=True):
+        if source is None and variant not in remote:
             raise ConfigError(
-                "has neither `model` nor `code`: it can be simulated and not served",
+                "has neither `model` nor `code`, so it can be simulated but not served",
                 where=where,
                 key=f"functions.{variant.name}",
             )
 
 
 def _base(app: str) -> Path:
-    """Where `model` and `code` are found."""
+    """Return the directory in which `model` and `code` are found."""
     if app.endswith((".yaml", ".yml", ".onnx")):
         return Path(app).resolve().parent
     return Path.cwd()
 
 
 def _stamp(app: str) -> object:
-    """Changes whenever a source beside APP does."""
+    """Return a value that changes whenever a source beside APP does."""
     stamps = []
     for path in _base(app).rglob("*"):
         if path.suffix in (".py", ".yaml", ".yml", ".onnx"):
             try:
                 stamps.append((str(path), path.stat().st_mtime_ns))
             except OSError:
-                continue  # it is gone again
+                continue  # deleted in the meantime
     return sorted(stamps)
 
 
@@ -193,12 +201,12 @@ def _bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
     return listener
 
 
-def _greet(said: bytes) -> None:
-    """Say what is served and how to ask for it."""
-    greeting = json.loads(said)
-    click.echo(f"serving {greeting['url']}  (policy {greeting['policy']}; Ctrl-C ends it)")
-    if greeting["grpc"]:
-        click.echo(f"gRPC on {greeting['grpc']}")
-    for model in greeting["models"]:
+def _print_banner(message: bytes) -> None:
+    """Print what is served, and an example request."""
+    banner = json.loads(message)
+    click.echo(f"serving {banner['url']}  (policy {banner['policy']}; Ctrl-C ends it)")
+    if banner["grpc"]:
+        click.echo(f"gRPC on {banner['grpc']}")
+    for model in banner["models"]:
         click.echo(f"  {model['name']}: {model['signature']}")
-    click.echo(f"try it:\n  {greeting['curl']}")
+    click.echo(f"try it:\n  {banner['curl']}")

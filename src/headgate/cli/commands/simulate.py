@@ -1,4 +1,4 @@
-"""`headgate simulate`: one run of an application under one policy."""
+"""`headgate simulate`: simulates an application under one policy."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from rich.text import Text
 
 from headgate.cli.app_loading import (
     assumed_times,
-    choose,
     load_app,
-    warn_of_objectives,
+    select_policy,
+    warn_of_unreachable_objectives,
     with_known_times,
 )
 from headgate.cli.options import (
@@ -36,7 +36,7 @@ from headgate.metrics.columns import RunColumns
 from headgate.metrics.report import write_report
 from headgate.metrics.table import group_view, resource_view
 
-_RESOURCES_MAX: Final = 16  # more are in the JSON and in the report
+_RESOURCES_MAX: Final = 16  # longer tables are in the JSON and in the report only
 
 
 @click.command("simulate")
@@ -52,7 +52,7 @@ _RESOURCES_MAX: Final = 16  # more are in the JSON and in the report
     "--log",
     type=OutputPath(),
     metavar="FILE",
-    help="Write every event and action there, for headgate replay; .gz is compressed.",
+    help="File for the event log, for headgate replay; a .gz file is compressed.",
 )
 @click.option("--validate", is_flag=True, help="Check the whole state after every event. Slow.")
 def command(
@@ -71,27 +71,27 @@ def command(
     log: Path | None,
     validate: bool,
 ) -> None:
-    """Simulate APP under a policy and print what came of it.
+    """Simulate APP under a policy and print the results.
 
     \b
     headgate simulate examples/kaas.yaml
     headgate simulate examples/kaas.yaml --policy affinity --report out
     headgate simulate app.yaml --arrivals poisson:rate=50/s --duration 10min --json
     """
-    written = load_app(app)
-    loaded = with_known_times(written, app, assumed_ns)
-    assumed = assumed_times(written, assumed_ns)
-    warn_of_objectives(loaded, app)
-    chosen = choose(loaded, app, policy, dict(settings))
+    original = load_app(app)
+    config = with_known_times(original, app, assumed_ns)
+    assumed = assumed_times(original, assumed_ns)
+    warn_of_unreachable_objectives(config, app)
+    selected = select_policy(config, app, policy, dict(settings))
     options = WorkloadOptions(trace, arrivals, duration_ns, sort, traces)
-    workload = choose_workload(loaded, app, options, seed)
-    check_not_read(log, "--log", [Path(app), *trace_files(loaded, options)])
+    workload = choose_workload(config, app, options, seed)
+    check_not_read(log, "--log", [Path(app), *trace_files(config, options)])
     if report is not None:
         make_directory(report, "--report")
-    with logging_to(log, loaded, chosen, seed) as observer:
-        done, columns = run(
-            loaded,
-            chosen,
+    with logging_to(log, config, selected, seed) as observer:
+        result, columns = run(
+            config,
+            selected,
             workload,
             seed=seed,
             validate=validate,
@@ -99,42 +99,42 @@ def command(
             observer=observer,
         )
     if report is not None:
-        _write(report, app, done, columns, assumed)
+        _write(report, app, result, columns, assumed)
     if as_json:
-        settings_used = {"settings": chosen.settings, "assumed_exec": assumed}
-        show_json({"app": app, **done.to_json(), **settings_used})
+        settings_used = {"settings": selected.settings, "assumed_exec_time": assumed}
+        show_json({"app": app, **result.to_json(), **settings_used})
     else:
-        _show(app, done)
+        _show(app, result)
         show_assumed(assumed)
         _show_files(report, log, None if observer is None else observer.events)
 
 
 def _write(
-    report: Path, app: str, done: SimulatedRun, columns: RunColumns, assumed: dict[str, str]
+    report: Path, app: str, result: SimulatedRun, columns: RunColumns, assumed: dict[str, str]
 ) -> None:
-    meta: dict[str, object] = {"app": app, "policy": done.policy, "seed": done.seed}
+    meta: dict[str, object] = {"app": app, "policy": result.policy, "seed": result.seed}
     if assumed:
-        meta["assumed_exec"] = assumed
+        meta["assumed_exec_time"] = assumed
     with writing(report, "--report"):
-        title = f"{Path(app).stem} under {done.policy}"
-        write_report(report, columns, done.summary, meta, title=title)
+        title = f"{Path(app).stem} under {result.policy}"
+        write_report(report, columns, result.summary, meta, title=title)
 
 
-def _show(app: str, done: SimulatedRun) -> None:
-    summary = done.summary
-    show(Text(f"{app} under {done.policy}, seed {done.seed}\n", "bold"), SummaryView(summary))
+def _show(app: str, result: SimulatedRun) -> None:
+    summary = result.summary
+    show(Text(f"{app} under {result.policy}, seed {result.seed}\n", "bold"), SummaryView(summary))
     if len(summary.pipelines) > 1:
         show(group_view("Pipelines", summary.pipelines))
     if len(summary.clients) > 1:
         show(group_view("Clients", summary.clients))
     if len(summary.resources) <= _RESOURCES_MAX:
         show(resource_view(summary.resources))
-    speed = f"{done.sim_requests_per_s:,.0f} requests/s"
-    show(Text(f"simulated in {done.took_s:.2f} s, {speed}", "dim"))
+    speed = f"{result.sim_requests_per_s:,.0f} requests/s"
+    show(Text(f"simulated in {result.took_s:.2f} s, {speed}", "dim"))
 
 
 def _show_files(report: Path | None, log: Path | None, events: int | None) -> None:
     if report is not None:
         show(Text(f"report: {report / 'report.html'}"))
     if log is not None:
-        show(Text(f"log: {log}, {events:,} events; headgate replay {log} decides them again"))
+        show(Text(f"log: {log}, {events:,} events; replay with: headgate replay {log}"))

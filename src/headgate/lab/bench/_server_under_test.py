@@ -63,7 +63,7 @@ def product_app() -> dict[str, object]:
         "options": {"layers": layers},
     }
     return {
-        "functions": {MODEL: {**function, "batch": _BATCH}},
+        "functions": {MODEL: {**function, "batch_max": _BATCH}},
         "slo": {"latency": f"{SLO_MS}ms"},
         "serve": {"port": 0},
     }

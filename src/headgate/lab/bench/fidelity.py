@@ -111,7 +111,14 @@ def _measure_level(
         result = run_open_loop(server.url, arrivals, OPTIONS)
     overhead_ns = client_overhead_ns(result)
     run_command(
-        "calibrate", log, "--out", calibrated, "--trace", trace, "--request", f"{overhead_ns}ns"
+        "calibrate",
+        log,
+        "--out",
+        calibrated,
+        "--trace",
+        trace,
+        "--client-overhead",
+        f"{overhead_ns}ns",
     )
     return FidelityLevel(
         level,

@@ -246,23 +246,23 @@ def application(
     common: Spec = {
         "code": CODE,
         "options": options(scale.model, scale.sessions),
-        "start": start,
+        "cold_start": start,
     }
     return {
         "functions": {
             FUNCTION: {
-                "warm": 1,
+                "prewarm_nodes": 1,
                 "variants": {
                     MACHINE: {
                         **common,
-                        "exec": f"{speed_factor * times.machine_ms:.4f}ms",
+                        "exec_time": f"{speed_factor * times.machine_ms:.4f}ms",
                         "slowdown": [round(factor, 4) for factor in profile.slowdown],
                         "concurrency": MANY,
                         "pools": [MACHINE],
                     },
                     FUNCTIONS: {
                         **common,
-                        "exec": f"{times.call_ms:.4f}ms",
+                        "exec_time": f"{times.call_ms:.4f}ms",
                         "pools": [FUNCTIONS],
                     },
                 },

@@ -346,11 +346,11 @@ def gateway_config(app_config: AppConfig) -> GatewayConfig:
     """The limits of the front ends, from the application file."""
     serve = app_config.serve
     return GatewayConfig(
-        body_bytes_max=serve.body_bytes,
-        response_bytes_max=serve.answer_bytes,
-        bodies_bytes_max=serve.memory_bytes,
-        connections_max=serve.connections,
-        timeout_max_s=serve.timeout_ns / 1e9,
+        body_bytes_max=serve.body_bytes_max,
+        response_bytes_max=serve.response_bytes_max,
+        bodies_bytes_max=serve.memory_bytes_max,
+        connections_max=serve.connections_max,
+        timeout_max_s=serve.deadline_max_ns / 1e9,
         overload_status=serve.overload_status,
         expose_errors=serve.expose_errors,
         keys=tuple(

@@ -28,7 +28,7 @@ from botocore.exceptions import (
 from botocore.session import get_session
 
 from headgate import __version__
-from headgate.config.providers import Provider, is_here, is_of_aws, keys_for
+from headgate.config.providers import Provider, is_aws_url, is_local_url, keys_for
 from headgate.core.errors import ConfigError
 from headgate.core.events import Refusal
 from headgate.functions.error_text import CHARS_MAX, sendable
@@ -77,10 +77,10 @@ def make_client(
     )
     url, url_key = provider.endpoint_url, f"{key}.endpoint_url"
     try:
-        if url is None or not is_here(url, where=where, key=url_key):
+        if url is None or not is_local_url(url, where=where, key=url_key):
             client = _aws_client(service, provider, config, where, key)
             url = client.meta.endpoint_url  # AWS variables and profiles may set another
-            if is_of_aws(url) or not is_here(url, where=where, key=url_key):
+            if is_aws_url(url) or not is_local_url(url, where=where, key=url_key):
                 return client
             client.close()
         return _local_client(service, provider, config, url)

@@ -63,7 +63,7 @@ class RemotePools:
         self._costs = costs
         self._on_cold_start = on_cold_start
         self._signatures = signatures  # by function id
-        self._hang_ns = config.serve.hang_ns
+        self._hang_ns = config.serve.execution_timeout_ns
         self._nodes: dict[int, EndpointNode] = {}
         for pool, provider in zip(config.app.pools, providers_of(config), strict=True):
             if provider is not None and provider.kind != "local":

@@ -78,7 +78,7 @@ class Warmup(Job):
         start_ns = monotonic_ns() - before_ns
         keep = False
         try:
-            exec_ns = self._measure(variant, runner, source.batch) if source.is_measured else ()
+            exec_ns = self._measure(variant, runner, source.batch_max) if source.is_measured else ()
             grown_bytes = max(0, private_bytes() - before_bytes)
             memory_bytes = self._model_cache.record_size(variant, grown_bytes)
             keep = True

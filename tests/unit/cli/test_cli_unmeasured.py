@@ -1,4 +1,4 @@
-"""What nobody has measured is not made up, and what nothing can meet is said."""
+"""Unmeasured functions are not simulated, and unreachable objectives are reported."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from headgate.core.event_log import read_log
 
 UNMEASURED = """
 functions:
-  known: {exec: 3ms}
-  new: {model: new.onnx, batch: 4}
+  known: {exec_time: 3ms}
+  new: {model: new.onnx, batch_max: 4}
 pools: {cpu: {tier: dedicated}}
 policy: balance
-workload: {duration: 1s, arrivals: [{pipeline: new, spec: "deterministic:rate=20/s"}]}
+workload: {duration: 1s, arrivals: [{pipeline: new, process: "deterministic:rate=20/s"}]}
 """
 IMPOSSIBLE = """
-functions: {a: {exec: 5ms}, b: {exec: 7ms}}
+functions: {a: {exec_time: 5ms}, b: {exec_time: 7ms}}
 pipelines: {p: {stages: {b: {function: b, after: [a]}, a: {function: a}}}}
 slo: {latency: 10ms}
 pools: {cpu: {tier: dedicated}}
-workload: {duration: 1s, arrivals: [{pipeline: p, spec: "deterministic:rate=20/s"}]}
+workload: {duration: 1s, arrivals: [{pipeline: p, process: "deterministic:rate=20/s"}]}
 """
 PROBLEM = (
-    "slo.latency: '10ms': is below the fastest path of pipeline p, 12ms: a 5ms -> b 7ms "
+    "slo.latency: '10ms': is below the critical path of pipeline p, 12ms: a 5ms -> b 7ms "
     "(allowed: 12ms or longer)\n"
 )
 
@@ -35,73 +35,74 @@ def unmeasured(tmp_path: Path) -> str:
     return write(tmp_path / "app.yaml", UNMEASURED)
 
 
-def test_check_tells_what_nobody_has_measured(unmeasured: str) -> None:
+def test_check_lists_unmeasured_functions(unmeasured: str) -> None:
     ended = headgate("check", unmeasured)
     assert ended.code == 0
     row = next(line for line in ended.out.splitlines() if line.startswith("new "))
     assert "not measured" in row
     assert "10ms" not in ended.out
-    assert "not measured: new; headgate serve measures when it starts" in ended.out
+    assert "not measured: new; headgate serve measures at start" in ended.out
     assert headgate("check", unmeasured, "--json").json["unmeasured"] == ["new"]
     known = headgate("check", EXAMPLES / "kaas.yaml")
     assert "not measured" not in known.out
 
 
 @pytest.mark.parametrize("command", ["simulate", "compare"])
-def test_what_nobody_has_measured_is_not_simulated(unmeasured: str, command: str) -> None:
+def test_unmeasured_functions_are_not_simulated(unmeasured: str, command: str) -> None:
     ended = headgate(command, unmeasured)
     assert (ended.code, ended.out) == (2, "")
     assert ended.err == (
-        f"headgate: error: {unmeasured}: functions.new.exec: is not known: nobody has measured it "
-        f"(allowed: exec: 5ms, which headgate profile {unmeasured} finds; or --assume-exec 5ms)\n"
+        f"headgate: error: {unmeasured}: functions.new.exec_time: is not known: nobody has "
+        f"measured it (allowed: exec_time: 5ms (run `headgate profile {unmeasured}`), "
+        "or --assume-exec-time 5ms)\n"
     )
 
 
 def test_variants_are_named_with_their_function(tmp_path: Path) -> None:
     text = UNMEASURED.replace(
-        "new: {model: new.onnx, batch: 4}", "new: {variants: {v: {code: m:F}}}"
+        "new: {model: new.onnx, batch_max: 4}", "new: {variants: {v: {code: m:F}}}"
     )
     ended = headgate("simulate", write(tmp_path / "app.yaml", text))
-    assert "functions.new.variants.v.exec: is not known" in ended.err
+    assert "functions.new.variants.v.exec_time: is not known" in ended.err
 
 
-def test_what_the_user_assumes_is_used_and_shown(unmeasured: str, tmp_path: Path) -> None:
+def test_an_assumed_execution_time_is_used_and_shown(unmeasured: str, tmp_path: Path) -> None:
     log = tmp_path / "run.log"
-    ended = headgate("simulate", unmeasured, "--assume-exec", "30ms", "--log", log)
+    ended = headgate("simulate", unmeasured, "--assume-exec-time", "30ms", "--log", log)
     assert ended.code == 0, ended.err
     assert "assumed, because nobody has measured it: new 30ms" in ended.out
     header, entries = read_log(log)
     entries.close()
     assert isinstance(header.app["functions"], dict)
-    assert header.app["functions"]["new"]["exec"] == ["30ms"] * 4
-    told = headgate("simulate", unmeasured, "--assume-exec", "30ms", "--json").json
-    assert told["assumed_exec"] == {"new": "30ms"}
-    assert told["p50_ms"] >= 30
+    assert header.app["functions"]["new"]["exec_time"] == ["30ms"] * 4
+    output = headgate("simulate", unmeasured, "--assume-exec-time", "30ms", "--json").json
+    assert output["assumed_exec_time"] == {"new": "30ms"}
+    assert output["p50_ms"] >= 30
     compared = headgate(
-        *("compare", unmeasured, "--policies", "balance", "--assume-exec", "30ms", "--json")
+        *("compare", unmeasured, "--policies", "balance", "--assume-exec-time", "30ms", "--json")
     )
-    assert compared.json["assumed_exec"] == {"new": "30ms"}
-    assert compared.json["runs"][0]["p50_ms"] == told["p50_ms"]
+    assert compared.json["assumed_exec_time"] == {"new": "30ms"}
+    assert compared.json["runs"][0]["p50_ms"] == output["p50_ms"]
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [("soon", "is not a number with a unit"), ("0s", "must be longer than zero")],
 )
-def test_an_assumption_is_a_time(unmeasured: str, text: str, said: str) -> None:
-    ended = headgate("simulate", unmeasured, "--assume-exec", text)
+def test_an_assumed_execution_time_is_a_duration(unmeasured: str, text: str, message: str) -> None:
+    ended = headgate("simulate", unmeasured, "--assume-exec-time", text)
     assert ended.code == 2
-    assert ended.err.startswith(f"headgate: error: --assume-exec: {text!r}: {said}")
+    assert ended.err.startswith(f"headgate: error: --assume-exec-time: {text!r}: {message}")
 
 
-def test_an_objective_that_nothing_can_meet_is_not_in_order(tmp_path: Path) -> None:
+def test_check_refuses_an_unreachable_objective(tmp_path: Path) -> None:
     app = write(tmp_path / "app.yaml", IMPOSSIBLE)
     ended = headgate("check", app)
     assert (ended.code, ended.out) == (2, "")
     assert ended.err == f"headgate: error: {app}: {PROBLEM}"
 
 
-def test_whoever_simulates_it_all_the_same_is_warned(tmp_path: Path) -> None:
+def test_simulate_warns_of_an_unreachable_objective(tmp_path: Path) -> None:
     app = write(tmp_path / "app.yaml", IMPOSSIBLE)
     ended = headgate("simulate", app, "--json")
     assert ended.code == 0

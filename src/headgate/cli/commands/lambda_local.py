@@ -1,4 +1,4 @@
-"""`headgate platform`: an embedded, Lambda-compatible platform, until it is told to end."""
+"""`headgate lambda-local`: runs the Lambda emulator in the foreground until a signal ends it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _EXPORTED: Final[Mapping[str, str]] = {
 }
 
 
-@click.command("platform")
+@click.command("lambda-local")
 @click.option("--port", type=click.IntRange(0, 65_535), default=9_001, show_default=True)
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option(
@@ -35,22 +35,24 @@ _EXPORTED: Final[Mapping[str, str]] = {
     "allow_hosts",
     metavar="NAME",
     multiple=True,
-    help="A name by which clients call it, such as that of a container.",
+    help="A host name that clients use for the emulator, such as that of a container.",
 )
 @click.option(
     "--keys-file",
     type=OutputPath(),
-    help="Where its keys are written. Default: ~/.local/state/headgate/platform-PORT.json",
+    help="File to write the access keys to. Default: ~/.local/state/headgate/platform-PORT.json",
 )
 @click.option(
-    "--no-auth", is_flag=True, help="Ask for no signature: every user of this machine may run code."
+    "--no-auth",
+    is_flag=True,
+    help="Accept unsigned requests: every user of this machine may run code.",
 )
 @click.option("--directory", type=OutputPath(), default=Path("platform"), show_default=True)
 @click.option("--concurrency", type=click.IntRange(1, 100_000), default=1_000, show_default=True)
 @click.option("--keep-alive", metavar="TIME", default="10min", show_default=True)
 @click.option("--age-max", metavar="TIME", default="2h", show_default=True)
 @click.option("--cpu", type=click.Choice(("auto", "cgroup", "affinity", "none")), default="auto")
-@click.option("--cpus", metavar="LIST", help="Where instances may run, such as 0,1.")
+@click.option("--cpus", metavar="LIST", help="CPUs that instances may run on, such as 0,1.")
 def command(
     port: int,
     host: str,
@@ -64,14 +66,14 @@ def command(
     cpu: CpuMode,
     cpus: str | None,
 ) -> None:
-    """Run functions on this machine, for boto3 and anything else that talks to AWS Lambda.
+    """Emulate AWS Lambda on this machine, for boto3 and any other client of its API.
 
-    Requests must be signed, with keys that it makes when it starts, prints, and leaves in a file
-    for `headgate deploy` and `headgate serve`. The variables HEADGATE_PLATFORM_ACCESS_KEY_ID and
-    HEADGATE_PLATFORM_SECRET_ACCESS_KEY fix them.
+    Requests must be signed. The keys are made at start, printed, and written to a file that
+    `headgate deploy` and `headgate serve` read. The variables HEADGATE_PLATFORM_ACCESS_KEY_ID and
+    HEADGATE_PLATFORM_SECRET_ACCESS_KEY set them instead.
 
     \b
-    headgate platform --port 9001 --directory functions --concurrency 10
+    headgate lambda-local --port 9001 --directory functions --concurrency 10
     headgate deploy lambda app.yaml --function f --endpoint-url http://127.0.0.1:9001
     """
     if directory.exists() and not directory.is_dir():
@@ -100,13 +102,13 @@ def command(
         allow_hosts=allow_hosts,
         keys_file=keys_file,
     ) as platform:
-        _greet(platform, directory)
+        _print_access(platform, directory)
         end.wait()
     records = platform.billing_log.records()
     click.echo(f"{len(records)} calls, {gb_s(records):.3f} GB-s")
 
 
-def _greet(platform: EmbeddedPlatform, directory: Path) -> None:
+def _print_access(platform: EmbeddedPlatform, directory: Path) -> None:
     click.echo(f"platform {platform.url}  (CPU: {platform.cpu}; Ctrl-C ends it)")
     options = platform.client_options
     for name, key in _EXPORTED.items():
@@ -130,5 +132,5 @@ def _cpus(text: str | None) -> tuple[int, ...] | None:
         return None
     names = text.split(",")
     if not all(name.strip().isdecimal() for name in names):
-        raise ConfigError("is no list of CPUs", where="--cpus", value=text, allowed="0,1")
+        raise ConfigError("is not a list of CPUs", where="--cpus", value=text, allowed="0,1")
     return tuple(int(name) for name in names)

@@ -1,1 +1,0 @@
-"""What `headgate plan` reads, says and writes."""
