@@ -17,10 +17,11 @@ from headgate.planning.capacity.plan import (
     Infeasible,
     faas_choice,
 )
-from headgate.planning.capacity.sizing import instance_capacity, (
+from headgate.planning.capacity.sizing import (
     InstanceCapacity,
     SizeRow,
     faas_sizes,
+    instance_capacity,
 )
 from headgate.planning.latency_model import Characterisation
 
@@ -169,7 +170,11 @@ def _recommendation(plan: CapacityPlan) -> Iterator[str]:
     if plan.faas_only is not None and mix.instances:
         alternatives.append(f"functions alone {_alternative(plan.faas_only)}")
     if plan.instances_only is not None and mix.faas is not None:
-        name = plan.instances_only.capacity.instance_type.name if plan.instances_only.capacity is not None else ""
+        name = (
+            plan.instances_only.capacity.instance_type.name
+            if plan.instances_only.capacity is not None
+            else ""
+        )
         alternatives.append(
             f"{plan.instances_only.instances} x {name} without functions {_alternative(plan.instances_only)}"
         )
@@ -315,7 +320,9 @@ def _current(now: CurrentSetup | None) -> Iterator[str]:
 
 
 def _sources(plan: CapacityPlan, measured: Characterisation, prices: PriceList) -> Iterator[str]:
-    is_told = any(place.is_extrapolated for place in plan.capacities) or any(row.is_extrapolated for row in plan.sizes)
+    is_told = any(place.is_extrapolated for place in plan.capacities) or any(
+        row.is_extrapolated for row in plan.sizes
+    )
     if is_told:
         low, high = measured.cores[0], measured.cores[-1]
         span = f"{low:g} to {high:g}" if low < high else f"{low:g}"
