@@ -170,14 +170,9 @@ def _recommendation(plan: CapacityPlan) -> Iterator[str]:
     if plan.faas_only is not None and mix.instances:
         alternatives.append(f"functions alone {_alternative(plan.faas_only)}")
     if plan.instances_only is not None and mix.faas is not None:
-        name = (
-            plan.instances_only.capacity.instance_type.name
-            if plan.instances_only.capacity is not None
-            else ""
-        )
-        alternatives.append(
-            f"{plan.instances_only.instances} x {name} without functions {_alternative(plan.instances_only)}"
-        )
+        only, capacity = plan.instances_only, plan.instances_only.capacity
+        name = "" if capacity is None else capacity.instance_type.name
+        alternatives.append(f"{only.instances} x {name} without functions {_alternative(only)}")
     if alternatives:
         yield f"Per 1,000 requests, {'; '.join(alternatives)}."
 
@@ -320,10 +315,7 @@ def _current(now: CurrentSetup | None) -> Iterator[str]:
 
 
 def _sources(plan: CapacityPlan, measured: Characterisation, prices: PriceList) -> Iterator[str]:
-    is_told = any(place.is_extrapolated for place in plan.capacities) or any(
-        row.is_extrapolated for row in plan.sizes
-    )
-    if is_told:
+    if any(entry.is_extrapolated for entry in (*plan.capacities, *plan.sizes)):
         low, high = measured.cores[0], measured.cores[-1]
         span = f"{low:g} to {high:g}" if low < high else f"{low:g}"
         cores = "core" if span == "1" else "cores"
