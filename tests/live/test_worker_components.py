@@ -370,7 +370,7 @@ def test_too_large_result_fails_by_itself(monkeypatch: pytest.MonkeyPatch) -> No
         ]
     )
     assert [result.status for result in results] == [200, 500, 200, 200]
-    assert "80" in results[1].error and "no room" in results[1].error
+    assert "80" in results[1].error and "size limit" in results[1].error
 
 
 def test_tracebacks_are_rate_limited(caplog: pytest.LogCaptureFixture) -> None:

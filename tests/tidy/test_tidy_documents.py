@@ -12,6 +12,7 @@ document.
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -26,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from tidy_sources import DISCOVERED, PACKAGE, ROOT, kept_files, name_of
+from tidy_sources import DISCOVERED, PACKAGE, ROOT, kept_files, name_of, tree
 
 NEEDS = frozenset(("cloud", "cluster", "gpu", "minutes", "model"))
 BIN = Path(sys.executable).parent
@@ -238,6 +239,19 @@ def _compare(command: Command, expected: list[str], printed: str, where: str) ->
         return
     first = missing([loose(e) for e in expected], [loose(p) for p in printed.splitlines()])
     assert first is None, f"{where}\nnot printed: {first}\n{printed}"
+
+
+def test_the_walk_of_a_request_names_what_exists() -> None:
+    text = (ROOT / "docs" / "life-of-a-request.md").read_text(encoding="utf-8")
+    steps = re.findall(r"^\| \d+ \| .+? \| `(\S+\.py)` \| `([\w.]+)` \|$", text, re.MULTILINE)
+    assert len(steps) > 40
+    for path, name in steps:
+        body: list[ast.stmt] = tree(PACKAGE / path).body
+        for part in name.split("."):
+            named = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+            found = [node for node in body if isinstance(node, named) and node.name == part]
+            assert found, f"{path} has no {name}"
+            body = found[0].body
 
 
 def test_the_glossary_names_modules_that_exist() -> None:

@@ -1,0 +1,67 @@
+"""Outputs of stages: inputs of the stages after them, and the response."""
+
+from __future__ import annotations
+
+from headgate.core.model import App, Function, Pipeline, Pool, Profile, Slo, Stage, Variant
+from headgate.functions.tensor import Signature, Tensor, TensorSpec
+from headgate.live.call import Call
+from headgate.live.stage_outputs import StageOutputs
+
+
+def tensor(name: str) -> Tensor:
+    return Tensor(name, "UINT8", (1,), memoryview(b"\1"))
+
+
+def function(id: int) -> Function:
+    variant = Variant(id, f"f{id}", id, (0,), Profile(exec_ns=(1,)))
+    return Function(id, f"f{id}", (variant,))
+
+
+def make_app(*after: tuple[int, ...]) -> App:
+    functions = tuple(function(id) for id in range(len(after)))
+    stages = tuple(Stage(f, after=a) for f, a in zip(functions, after, strict=True))
+    return App(functions, (Pipeline(0, "p", stages, Slo()),), (Pool(0, "local"),))
+
+
+def make_call(*names: str) -> Call:
+    call = Call(0, [tensor(name) for name in names], 1, lambda _: None)
+    call.request_id = 7
+    return call
+
+
+def names(tensors: list[Tensor]) -> list[str]:
+    return [each.name for each in tensors]
+
+
+def test_outputs_are_the_inputs_of_the_next_stage_and_the_response_so_far() -> None:
+    outputs = StageOutputs(make_app((), (0,)), [Signature(), Signature()])
+    call = make_call("x")
+    assert names(outputs.inputs(call, 0)) == ["x"]
+    outputs.store(call, 0, [tensor("y")])
+    assert names(call.outputs) == ["y"]
+    assert names(outputs.inputs(call, 1)) == ["y"]
+    outputs.store(call, 1, [tensor("z")])
+    assert names(call.outputs) == ["z"]
+
+
+def test_outputs_that_no_stage_has_consumed_are_the_response() -> None:
+    outputs = StageOutputs(make_app((), (0,), (0,)), [Signature()] * 3)
+    call = make_call("x")
+    outputs.store(call, 0, [tensor("y")])
+    outputs.store(call, 1, [tensor("a")])
+    outputs.store(call, 2, [tensor("b")])
+    assert names(call.outputs) == ["a", "b"]
+
+
+def test_a_stage_gets_only_the_inputs_of_its_signature() -> None:
+    wanted = Signature(inputs=(TensorSpec("b", "UINT8", (-1,)),))
+    outputs = StageOutputs(make_app(()), [wanted])
+    assert names(outputs.inputs(make_call("a", "b"), 0)) == ["b"]
+
+
+def test_outputs_are_dropped_with_their_request() -> None:
+    outputs = StageOutputs(make_app((), (0,)), [Signature(), Signature()])
+    call = make_call("x")
+    outputs.store(call, 0, [tensor("y")])
+    outputs.discard(call.request_id)
+    assert not outputs._by_request
