@@ -1,4 +1,4 @@
-"""Systems with a known answer: the simulation agrees with the formula within its own doubt."""
+"""Systems with a known solution: the simulation agrees within its confidence interval."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One server shared by all: a node with many slots that slows down in proportion to concurrency."""
+"""Processor sharing: a node with many slots that slows down in proportion to concurrency."""
 
 from __future__ import annotations
 

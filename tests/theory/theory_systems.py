@@ -1,4 +1,4 @@
-"""Queueing systems as applications, and how a simulation is held against a formula."""
+"""Queueing systems as applications, and the comparison of a simulation with a formula."""
 
 from __future__ import annotations
 

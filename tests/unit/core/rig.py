@@ -1,4 +1,4 @@
-"""A hand-cranked driver: feeds one Scheduler and keeps books of its own to check it against."""
+"""A driver under test control: feeds one Scheduler and checks it against its own records."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from headgate.core.scheduler.scheduler import Scheduler
 from headgate.core.states import InstanceState, NodeState, Residency
 from headgate.core.view import View
 
+from .sample_apps import Fifo, Scripted
 from .snapshot import snapshot
-from .toys import Fifo, Scripted
 
 FAR_ID = 10**9  # announced to make a scripted policy act; this request never arrives
 

@@ -1,4 +1,4 @@
-"""A deep picture of a Scheduler, to tell whether anything at all has changed."""
+"""A deep snapshot of a Scheduler, to detect any change of its state."""
 
 from __future__ import annotations
 

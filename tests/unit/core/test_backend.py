@@ -1,4 +1,4 @@
-"""The Backend: what it begins, holds and refuses, and when an instance goes."""
+"""The Backend: what it begins, holds and refuses, and when an instance stops."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from headgate.core.actions import Action, Dispatch, LoadWeights, StartInstance
 from headgate.core.backend import Backend, Verdict
 from headgate.core.model import Pool, Shape, Variant
 
-from .toys import make_function
+from .sample_apps import make_function
 
 BEGIN, HOLD, BUSY, GONE = Verdict.BEGIN, Verdict.HOLD, Verdict.BUSY, Verdict.GONE
 

@@ -1,4 +1,4 @@
-"""When a batch is given up: never within the floor, and by what was observed."""
+"""Timeouts of batches: never below the floor, and adapted to observed times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headgate.core.events import (
 from headgate.core.model import Limits
 
 from .rig import Rig, wires
-from .toys import make_app
+from .sample_apps import make_app
 
 LOST = ("lost", 0)
 

@@ -1,4 +1,4 @@
-"""The Broker: who gets the next node of a shared pool."""
+"""The Broker: which request gets the next node of a shared pool."""
 
 from __future__ import annotations
 

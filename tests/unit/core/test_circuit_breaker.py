@@ -13,7 +13,7 @@ from headgate.core.clock import MINUTE_NS, SECOND_NS
 from headgate.core.model import BreakerConfig, FaasPlatform, Pool, Tier
 from headgate.core.states import BatchState
 
-from .toys import make_function
+from .sample_apps import make_function
 
 BREAKER_CONFIG = BreakerConfig(failure_threshold=2, cooldown_ns=10, cooldown_max_ns=30)
 PLATFORM = FaasPlatform(1 << 30, concurrency_max=4, usd_per_request=1.0)

@@ -22,7 +22,7 @@ from headgate.core.scheduler.fleet import reconcile
 from headgate.core.states import Outcome
 
 from .rig import Rig, wires
-from .toys import CLOUD, Scripted, make_app, make_function
+from .sample_apps import CLOUD, Scripted, make_app, make_function
 
 F0, F1, F2 = (make_function(i, output_bytes=10 ** (i + 1)) for i in range(3))
 HARD_SLO = Slo(latency_ns=100, is_hard=True)

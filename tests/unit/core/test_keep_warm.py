@@ -23,7 +23,7 @@ from headgate.core.model import BreakerConfig, FaasPlatform, Pool
 from headgate.core.policy import Context, PolicyConfig
 
 from .rig import Rig, wires
-from .toys import Scripted, make_app, make_function
+from .sample_apps import Scripted, make_app, make_function
 
 GPU = Pool(0, "gpu")
 TERMS = FaasPlatform(1 << 30, concurrency_max=5, usd_per_request=1.0)

@@ -25,7 +25,7 @@ from headgate.core.records import Task
 from headgate.core.scheduler.scheduler import Scheduler
 
 from .rig import Rig
-from .toys import Fifo, Scripted, make_app
+from .sample_apps import Fifo, Scripted, make_app
 
 HEADER = LogHeader({"pools": ["gpu"]}, "fifo", {"depth": 3}, seed=7, index=1, peers=2)
 HEADER_LINE = (

@@ -23,7 +23,7 @@ from headgate.core.orders import RESERVED_TIMERS
 from headgate.core.states import Outcome
 
 from .rig import Rig, wires
-from .toys import CLOUD, Scripted, make_app, make_function
+from .sample_apps import CLOUD, Scripted, make_app, make_function
 
 GPU = Pool(0, "gpu", memory_bytes=100, gpu_sevenths=7, cpu_milli=2_000)
 FIRST = make_function(0, memory_bytes=80, shape=Shape(1_000, 4))

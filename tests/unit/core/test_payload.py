@@ -1,4 +1,4 @@
-"""Requests that a call of a platform cannot carry: never sent there, and final only at last."""
+"""Requests above the payload limit of a platform: never sent there, failed if nothing fits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headgate.core.scheduler.requests import payload_bytes_max
 from headgate.core.states import Failure, Outcome, Rejection
 
 from .rig import Rig, wires
-from .toys import Scripted, make_app, make_function
+from .sample_apps import Scripted, make_app, make_function
 
 GPU = Pool(0, "gpu")
 TERMS = FaasPlatform(1, usd_per_request=1.0, payload_bytes_max=1_000)

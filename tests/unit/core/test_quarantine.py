@@ -19,7 +19,7 @@ from headgate.core.model import Limits, Pool, Slo
 from headgate.core.states import Failure, Outcome, TaskState
 
 from .rig import Rig, wires
-from .toys import CLOUD, Scripted, make_app, make_function
+from .sample_apps import CLOUD, Scripted, make_app, make_function
 
 KILLED = f"f0: {Failure.KILLED_WORKER}"
 LIMITS = Limits(backoff_ns=1)

@@ -19,7 +19,7 @@ from headgate.core.model import Limits, Pool, Slo, Stage
 from headgate.core.request_trace import request_trace
 
 from .rig import Rig
-from .toys import Scripted, make_app, make_function
+from .sample_apps import Scripted, make_app, make_function
 
 
 def actions(rig: Rig, request_id: int) -> list[tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""Attempts: refused, failed or lost, repeated or not, competing, answered twice or never."""
+"""Attempts: refused, failed or lost, retried or not, competing, reported twice or never."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from headgate.core.model import Limits, Pool, Shape, Slo
 from headgate.core.states import Outcome
 
 from .rig import Rig, wires
-from .toys import CLOUD, Scripted, make_app, make_function
+from .sample_apps import CLOUD, Scripted, make_app, make_function
 
 BACKOFF = Limits(backoff_ns=50)
 

@@ -25,8 +25,8 @@ from headgate.core.events import (
 from headgate.core.model import Pool
 
 from .rig import Rig
+from .sample_apps import Scripted, make_app, make_function
 from .snapshot import snapshot
-from .toys import Scripted, make_app, make_function
 
 ILLEGAL = [
     (RequestArrived(1, 0), "does not follow"),

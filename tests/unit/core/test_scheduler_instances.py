@@ -1,4 +1,4 @@
-"""Instances start on demand, move between memories, drain, vanish, and belong to peers."""
+"""Instances: started on demand, evicted and loaded, drained, lost, or started by a peer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from headgate.core.model import Limits, Pool
 from headgate.core.states import InstanceState, Outcome, Residency
 
 from .rig import Rig, wires
-from .toys import Scripted, make_app, make_function
+from .sample_apps import Scripted, make_app, make_function
 
 BIG = [make_function(i, memory_bytes=60) for i in range(3)]
 

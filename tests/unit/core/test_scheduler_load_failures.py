@@ -25,7 +25,7 @@ from headgate.core.policy import Plan, Target
 from headgate.core.states import Failure, Outcome, Rejection
 
 from .rig import Rig, wires
-from .toys import CLOUD, Fifo, Scripted, make_app, make_function
+from .sample_apps import CLOUD, Fifo, Scripted, make_app, make_function
 
 LIMITS = Limits(backoff_ns=1, start_backoff_ns=100, start_backoff_max_ns=350)
 PROBE = TimerFired(("probe", 0))

@@ -1,4 +1,4 @@
-"""Nodes join, are lost with all that was on them, and come back empty."""
+"""Nodes join, are lost with their instances, and rejoin empty."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headgate.core.model import Pool
 from headgate.core.states import InstanceState, Outcome
 
 from .rig import Rig, wires
-from .toys import Scripted, make_app, make_function
+from .sample_apps import Scripted, make_app, make_function
 
 
 def test_a_node_that_joins_is_offered(make_rig: type[Rig]) -> None:

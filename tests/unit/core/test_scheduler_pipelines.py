@@ -1,4 +1,4 @@
-"""Stages wait for each other, cascades skip, and intermediate results lie somewhere."""
+"""Pipelines: dependencies, cascades, and the location of intermediate results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headgate.core.model import Pool, Slo, Stage
 from headgate.core.states import Outcome, TaskState
 
 from .rig import Rig, wires
-from .toys import Scripted, make_app, make_function
+from .sample_apps import Scripted, make_app, make_function
 
 F0, F1, F2 = (make_function(i, output_bytes=10 ** (i + 1)) for i in range(3))
 WIDE = [Pool(0, "gpu", slots=8)]

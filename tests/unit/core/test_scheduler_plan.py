@@ -1,4 +1,4 @@
-"""From a plan to starts and stops."""
+"""Reconciling a plan into starts and stops."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headgate.core.policy import Plan, Target
 from headgate.core.scheduler.fleet import reconcile
 
 from .rig import Rig, wires
-from .toys import Scripted, make_app, make_function
+from .sample_apps import Scripted, make_app, make_function
 
 
 class Planner(Scripted):

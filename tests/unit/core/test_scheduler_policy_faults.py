@@ -1,4 +1,4 @@
-"""Hooks that raise: what they were about fails, all else goes on, then `handle` raises."""
+"""Hooks that raise: their task fails, the rest of the event is handled, then `handle` raises."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from headgate.core.scheduler.scheduler import Scheduler
 from headgate.core.states import Failure, Outcome
 
 from .rig import wires
-from .toys import Fifo, make_app, make_function
+from .sample_apps import Fifo, make_app, make_function
 
 FAILED = (Outcome.FAILED, Failure.POLICY_FAULT)
 OFFER, FORGOTTEN = ("offer_again", 0), ("forgotten", 0)

@@ -1,4 +1,4 @@
-"""Requests come, wait, run, and end in exactly one outcome."""
+"""Requests arrive, wait, run, and end in exactly one outcome."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from headgate.core.model import Limits, Slo
 from headgate.core.states import Outcome
 
 from .rig import Rig, wires
-from .toys import Scripted, make_app, make_function
+from .sample_apps import Scripted, make_app, make_function
 
 HARD_SLO = Slo(latency_ns=100, is_hard=True)
 

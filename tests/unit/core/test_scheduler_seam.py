@@ -1,4 +1,4 @@
-"""The rules of the seam: repeatable to the bit, ordered, and thinking is reported, not timed."""
+"""The rules of `Scheduler.handle`: deterministic, ordered, and work is reported, not timed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from headgate.core.scheduler.scheduler import Scheduler
 from headgate.core.states import NodeState
 
 from .rig import Rig, wires
-from .toys import Fifo, Scripted, make_app, make_function
+from .sample_apps import Fifo, Scripted, make_app, make_function
 
 COMPLETIONS = [
     BatchFinished(0),

@@ -1,4 +1,4 @@
-"""The books, looked at from inside."""
+"""The writers of the Scheduler's state, tested through their internals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headgate.core.states import TaskState
 from headgate.core.view import View
 
 from .rig import Rig
-from .toys import Scripted, make_app, make_function
+from .sample_apps import Scripted, make_app, make_function
 
 
 def test_ids_are_drawn_in_steps_and_known_to_have_been_drawn() -> None:

@@ -1,4 +1,4 @@
-"""Events and actions survive JSON."""
+"""Events and actions survive a round trip through JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Thresholds: how many at once are in time, and how objectives are shared out to stages."""
+"""Thresholds: the largest concurrency within an objective, and the budgets of stages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A function on a platform: which platform, what a call takes, how many to keep ready."""
+"""A FaaS target: which platform, the time of a call, and the warm instances to keep."""
 
 from __future__ import annotations
 

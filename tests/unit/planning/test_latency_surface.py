@@ -1,4 +1,4 @@
-"""The surface: finds what it was made from, never falls, and is honest about what it misses."""
+"""The latency surface: recovers its parameters, is monotonic, and states its error honestly."""
 
 from __future__ import annotations
 

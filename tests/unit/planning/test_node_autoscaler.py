@@ -1,4 +1,4 @@
-"""Which elastic pools to rent how much of."""
+"""The node autoscaler: how many nodes to rent in which elastic pool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts that the default policy is made of, each alone."""
+"""The components of the default policy, each in isolation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many nodes are worth their rent, beside a platform that is paid by the call.
+"""How many nodes are worth their rent beside a pay-per-call platform.
 
 A node has done ten requests a second, a call costs 1 and a second of a node 4: a node is worth
 having from four requests a second on. It boots for 100 s, which costs 400.

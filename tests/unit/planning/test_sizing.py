@@ -1,4 +1,4 @@
-"""How much one place can hold, and which size a function needs."""
+"""The concurrency threshold of an instance type, and the memory size of a function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a task goes to a platform, and what is kept ready there.
+"""When a task spills to a FaaS platform, and how many instances are kept warm there.
 
 A node has one done in a second, and so has a platform, after a start of two. All are due after ten.
 """

@@ -1,4 +1,4 @@
-"""How many nodes pay, what a node and a call cost, and who is given up first."""
+"""How many nodes pay off, what nodes and calls cost, and which instances stop first."""
 
 from __future__ import annotations
 

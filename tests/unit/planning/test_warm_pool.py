@@ -1,4 +1,4 @@
-"""What a client can tell of the instances that a platform has ready."""
+"""The estimate of the warm instances of a platform."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Scheduler under a hybrid policy: nodes for rent, a function platform, and a clock by hand.
+"""A Scheduler under a hybrid policy: an elastic pool, a FaaS pool, and a clock set by the test.
 
 The instance is the one of the hybrid paper, made ten times as heavy so that fewer requests keep it
 busy: 360 ms in isolation and c times that at concurrency c, with an objective of 2 s. So five

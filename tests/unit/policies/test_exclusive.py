@@ -1,4 +1,4 @@
-"""Stealing between queues: it depends on how much fuller one is than the other."""
+"""Stealing of nodes between queues, which depends on the ratio of their backlogs."""
 
 from __future__ import annotations
 

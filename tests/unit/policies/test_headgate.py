@@ -1,4 +1,4 @@
-"""The default policy: what it admits, in which order, together with whom, and where."""
+"""The default policy: admission, order, batching and placement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The default policy with a platform beside its nodes, and with nodes for rent.
+"""The default policy with a FaaS pool beside its nodes, and with an elastic pool.
 
 A node answers one after the other, each in 360 ms; a function answers in 300 ms, after a start of
 400 ms where there is none. An answer is due after 2 s.

@@ -1,4 +1,4 @@
-"""Where a request goes: to a node below its threshold, to a function, or nowhere yet."""
+"""Routing: to a node below its threshold, to FaaS, or into the queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No policy keeps what was withdrawn while nothing could be served."""
+"""No policy keeps withdrawn tasks in its queue while nothing can be served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of what may follow what."""
+"""The tables of legal state transitions."""
 
 from __future__ import annotations
 
