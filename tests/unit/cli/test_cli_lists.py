@@ -29,7 +29,7 @@ def test_policies() -> None:
     mlfq = next(policy for policy in found if policy["name"] == "mlfq")
     assert mlfq["settings"] == {"bucket_ratio": 2.0, "clairvoyant": False}
     assert mlfq["capabilities"]["clairvoyance"] is True
-    assert mlfq["about"].startswith("Buckets of similar length")
+    assert mlfq["about"].startswith("Multi-level queues")
     shown = headgate("policies").out
     assert all(policy["about"] in shown for policy in found)
     assert "settings bucket_ratio=2.0, clairvoyant=false" in shown

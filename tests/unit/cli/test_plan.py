@@ -159,7 +159,7 @@ def test_a_profile_of_another_function(app: str, tmp_path: Path) -> None:
     assert ended.code == 2
     assert "'recommender': unknown function, did you mean recommend?" in ended.err
     text = write(tmp_path / "text.json", "no profile")
-    assert "text.json: is no JSON" in headgate("plan", app, "--profile", text).err
+    assert "text.json: is not JSON" in headgate("plan", app, "--profile", text).err
     Path(app).with_suffix(".profile.json").unlink()
     assert "app.profile.json: there is no profile" in headgate("plan", app).err
 
@@ -216,11 +216,11 @@ def test_inputs_are_not_overwritten(app: str) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "problem"),
     [
-        (("points", 3, "concurrency"), 10**9, "points[3].concurrency: 1000000000: cannot be"),
-        (("points", 3, "cores"), 1e-300, "points[3].cores: 1e-300: cannot be"),
-        (("points", 3, "p99_ms"), 1e300, "points[3].p99_ms: 1e+300: cannot be"),
-        (("cold_start", "load_ms"), -1.0, "cold_start.load_ms: -1.0: cannot be"),
-        (("peak_memory_bytes",), -1, "peak_memory_bytes: -1: cannot be"),
+        (("points", 3, "concurrency"), 10**9, "points[3].concurrency: 1000000000: is out of range"),
+        (("points", 3, "cores"), 1e-300, "points[3].cores: 1e-300: is out of range"),
+        (("points", 3, "p99_ms"), 1e300, "points[3].p99_ms: 1e+300: is out of range"),
+        (("cold_start", "load_ms"), -1.0, "cold_start.load_ms: -1.0: is out of range"),
+        (("peak_memory_bytes",), -1, "peak_memory_bytes: -1: is out of range"),
         (("points", 3, "batch"), "x", "Expected `int`, got `str` - at `$.points[3].batch`"),
     ],
 )
@@ -241,7 +241,7 @@ def test_a_missing_profile(
 
 def test_a_profile_with_an_endless_number(app: str, tmp_path: Path) -> None:
     deep = write(tmp_path / "deep.json", "[" * 100_000)
-    assert "deep.json: is no JSON: " in headgate("plan", app, "--profile", deep).err
+    assert "deep.json: is not JSON: " in headgate("plan", app, "--profile", deep).err
 
 
 def test_a_workload_without_requests(app: str) -> None:

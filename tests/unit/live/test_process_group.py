@@ -72,7 +72,7 @@ def make_group(monkeypatch: pytest.MonkeyPatch, number: int) -> Iterator[Process
     CLOCK[0] = 1000.0
     FakeChild.started = []
     config = declare(
-        functions={name: {"code": f"m:{name}", "exec": "1ms"} for name in ("good", "bad")},
+        functions={name: {"code": f"m:{name}", "exec_time": "1ms"} for name in ("good", "bad")},
         pools={"cpu": {"memory": "1GB"}},
     )
     deployment = Deployment(config.spec, ".", [NodeSpec(0, 0, "cpu1", [])])
