@@ -114,7 +114,7 @@ def until(is_so: Callable[[], bool]) -> bool:
 
 
 @contextmanager
-def outlet(kind: str) -> Iterator[int]:
+def output_pipe(kind: str) -> Iterator[int]:
     """A descriptor that output cannot be written to, or not for long."""
     if kind == "/dev/full":
         fd = os.open(kind, os.O_WRONLY)
@@ -151,7 +151,7 @@ def outlet(kind: str) -> Iterator[int]:
 )
 def test_a_server_survives_the_loss_of_its_output(tmp_path: Path, kind: str, streams: str) -> None:
     """A function prints and raises, a worker dies, a gateway dies: requests are served."""
-    with outlet(kind) as fd:
+    with output_pipe(kind) as fd:
         running = Running(tmp_path, fd if streams == "both" else subprocess.DEVNULL, fd)
         try:
             assert until(running.is_ready)
@@ -168,7 +168,7 @@ def test_a_server_survives_the_loss_of_its_output(tmp_path: Path, kind: str, str
 
 
 def test_dropped_lines_are_counted_when_output_works_again(tmp_path: Path) -> None:
-    with outlet("a full pipe that nobody reads") as fd:
+    with output_pipe("a full pipe that nobody reads") as fd:
         running = Running(tmp_path, subprocess.DEVNULL, fd)
         try:
             assert until(running.is_ready)

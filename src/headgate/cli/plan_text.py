@@ -315,7 +315,9 @@ def _current(now: CurrentSetup | None) -> Iterator[str]:
 
 
 def _sources(plan: CapacityPlan, measured: Characterisation, prices: PriceList) -> Iterator[str]:
-    if any(entry.is_extrapolated for entry in (*plan.capacities, *plan.sizes)):
+    extrapolated = [entry.is_extrapolated for entry in plan.capacities]
+    extrapolated += [row.is_extrapolated for row in plan.sizes]
+    if any(extrapolated):
         low, high = measured.cores[0], measured.cores[-1]
         span = f"{low:g} to {high:g}" if low < high else f"{low:g}"
         cores = "core" if span == "1" else "cores"

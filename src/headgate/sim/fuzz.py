@@ -46,6 +46,7 @@ from headgate.core.model import Client as DeclaredClient
 from headgate.core.policy import Capabilities, PolicyConfig, PolicyKind
 from headgate.core.rng import stream
 from headgate.core.states import OUTCOME_NAMES
+from headgate.metrics.columns import RunColumns
 from headgate.policies import find_policy
 from headgate.sim.checkers import Checkers, all_checkers
 from headgate.sim.clients import DrainWatcher, LoopClients
@@ -128,6 +129,13 @@ def fuzz_kind(
         outcomes = Counter()
     checks = (*checkers.names, "validate", "determinism", "replay")
     return FuzzReport(name, seed, checks, tuple(failures), first.counts(), outcomes)
+
+
+def run_case(kind: PolicyKind, seed: int, observer: Observer) -> RunColumns:
+    """Simulate the random case of a seed once, under an observer and without checkers."""
+    case = random_case(kind.capabilities, seed)
+    setup = _setup(case, kind, seed)
+    return simulate(setup, case.arrivals, clients=_clients(case), observer=observer)
 
 
 @dataclass(frozen=True, slots=True)
