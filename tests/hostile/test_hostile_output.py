@@ -183,7 +183,7 @@ def test_dropped_lines_are_counted_when_output_works_again(tmp_path: Path) -> No
                     text = text[-200:] + os.read(read_fd, 1 << 20)
                 except BlockingIOError:
                     assert running.ask(1.0) == 200
-                return b"lines of output were dropped" in text
+                return b"lines of output could not be written" in text
 
             try:
                 assert until(is_told)

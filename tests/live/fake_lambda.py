@@ -102,6 +102,7 @@ class FakeLambda:
 class Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
+    request_queue_size = 128  # a burst of new connections must not overflow the backlog
     platform: FakeLambda
 
     def __init__(self, address: tuple[str, int], answerer: type[Answerer]) -> None:

@@ -97,7 +97,7 @@ def ask(served: Served, model: str, count: int, first: float) -> tuple[int, dict
 
 
 def refused(body: dict[str, object]) -> tuple[object, bool]:
-    return body.get("reason"), "too large for a function" in str(body["error"])
+    return body.get("reason"), "size limit" in str(body["error"])
 
 
 def calls(served: Served, outcome: str) -> float:

@@ -275,7 +275,7 @@ def test_hanging_gateway_is_killed_and_restarted(misbehaving: Path) -> None:
     ("arguments", "complaint"),
     [
         (("--policy", "nobody"), "unknown policy"),
-        (("--log", "nowhere/run.log"), "cannot be written there"),
+        (("--log", "nowhere/run.log"), "cannot be written"),
         (("--slo", "soon"), "soon"),
     ],
 )

@@ -35,16 +35,16 @@ class Toy:
         return Result(self.NAME, [*rows, {"quick": quick}], self.checks, figures)
 
 
-@pytest.fixture(name="sample_apps")
-def have_toys(monkeypatch: pytest.MonkeyPatch) -> None:
-    sample_apps = {"good": Toy("good", GOOD), "bad": Toy("bad", GOOD, BAD)}
-    monkeypatch.setattr(reproduce_command, "experiment_names", lambda: list(sample_apps))
-    monkeypatch.setattr(reproduce_command, "find_experiment", sample_apps.__getitem__)
-    monkeypatch.setattr(bench_command, "bench_names", lambda: list(sample_apps))
-    monkeypatch.setattr(bench_command, "find_bench", sample_apps.__getitem__)
+@pytest.fixture(name="toy_experiments")
+def have_toy_experiments(monkeypatch: pytest.MonkeyPatch) -> None:
+    toys = {"good": Toy("good", GOOD), "bad": Toy("bad", GOOD, BAD)}
+    monkeypatch.setattr(reproduce_command, "experiment_names", lambda: list(toys))
+    monkeypatch.setattr(reproduce_command, "find_experiment", toys.__getitem__)
+    monkeypatch.setattr(bench_command, "bench_names", lambda: list(toys))
+    monkeypatch.setattr(bench_command, "find_bench", toys.__getitem__)
 
 
-@pytest.mark.usefixtures("sample_apps")
+@pytest.mark.usefixtures("toy_experiments")
 @pytest.mark.parametrize("command", ["reproduce", "bench"])
 def test_a_check_that_does_not_hold_is_exit_code_1(command: str) -> None:
     assert headgate(command, "good").code == 0
@@ -61,7 +61,7 @@ def test_a_check_that_does_not_hold_is_exit_code_1(command: str) -> None:
     }
 
 
-@pytest.mark.usefixtures("toys")
+@pytest.mark.usefixtures("toy_experiments")
 def test_checks_as_text(tmp_path: Path) -> None:
     ended = headgate("reproduce", "bad", "--out", tmp_path / "figures")
     assert "✓ two and two: 4, as expected  (arithmetic)" in ended.out
@@ -71,7 +71,7 @@ def test_checks_as_text(tmp_path: Path) -> None:
     assert "all 1 checks hold" in headgate("reproduce", "good").out
 
 
-@pytest.mark.usefixtures("sample_apps")
+@pytest.mark.usefixtures("toy_experiments")
 def test_all_experiments() -> None:
     ended = headgate("reproduce", "--all", "--quick", "--json")
     assert ended.code == 1
