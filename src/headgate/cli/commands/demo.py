@@ -86,7 +86,7 @@ def _show_runs(result: DemoResult) -> None:
     show(Text(f"\n{load}; objective {scale.slo_ms:g} ms\n", "bold"))
     show(rows_table(run_rows(result)))
     notes = (
-        "Predicted: simulated with the profile alone. Rows without a live run are not this machine.",
+        "Predicted: simulated by the profile alone. Rows without a live run are not this machine.",
         "Simulated: with the service times in the log of the live run, of requests and of calls.",
         "Simulated functions have a core each; "
         f"live functions share one of {len(usable_cores())} with the gateway.",
