@@ -72,7 +72,7 @@ class PeersResult:
 
 
 def measure(plan: PeerMeasurementPlan, progress: Progress) -> PeersResult:
-    """Measure all peers.
+    """Start the peers one after the other, in rounds, and measure each with every model.
 
     Peers that cannot be installed or respond incorrectly are in `missing`.
     """
