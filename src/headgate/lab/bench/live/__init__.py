@@ -44,7 +44,7 @@ CACHE = Path("build/peers")
 
 
 def run(*, progress: Progress) -> Result:
-    """Start the peers one after the other, in rounds, and measure each with every model. Takes about a quarter of an hour, and longer the first time."""
+    """Measure all peers. Takes about a quarter of an hour, and longer the first time."""
     return report(measure(default_plan(), progress))
 
 
