@@ -177,7 +177,7 @@ def test_dropped_lines_are_counted_when_output_works_again(tmp_path: Path) -> No
             read_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK)
             text = b""
 
-            def is_told() -> bool:
+            def is_reported() -> bool:
                 nonlocal text
                 try:
                     text = text[-200:] + os.read(read_fd, 1 << 20)
@@ -186,7 +186,7 @@ def test_dropped_lines_are_counted_when_output_works_again(tmp_path: Path) -> No
                 return b"lines of output could not be written" in text
 
             try:
-                assert until(is_told)
+                assert until(is_reported)
             finally:
                 os.close(read_fd)
         finally:

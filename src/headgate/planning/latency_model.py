@@ -368,10 +368,10 @@ def profile_of(characterisation: Characterisation, cores: float, quantile: float
         ),
         max,
     )
-    alone_ms = characterisation.time_ms(cores, 1, 1, quantile)
+    isolated_ms = characterisation.time_ms(cores, 1, 1, quantile)
     slowdown = accumulate(
         (
-            max(1.0, characterisation.time_ms(cores, concurrency, 1, quantile) / alone_ms)
+            max(1.0, characterisation.time_ms(cores, concurrency, 1, quantile) / isolated_ms)
             for concurrency in range(1, characterisation.concurrencies[-1] + 1)
         ),
         max,
@@ -379,7 +379,7 @@ def profile_of(characterisation: Characterisation, cores: float, quantile: float
     cold = characterisation.cold_start
     start_ms = 0.0
     if cold is not None:
-        start_ms = max(cold.total_ms - alone_ms, cold.total_ms - cold.first_call_ms)
+        start_ms = max(cold.total_ms - isolated_ms, cold.total_ms - cold.first_call_ms)
     return Profile(
         exec_ns=tuple(max(1, round(ms * 1e6)) for ms in exec_ms),
         slowdown=tuple(slowdown),

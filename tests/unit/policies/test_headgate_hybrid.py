@@ -17,6 +17,7 @@ from headgate.core.clock import MINUTE_NS, NEVER_NS, SECOND_NS
 from headgate.core.events import BatchFailed, BatchRefused, Refusal, RequestArrived
 from headgate.core.model import LAMBDA_PAYLOAD_BYTES_MAX, BreakerConfig, FaasPlatform, Pool
 from headgate.core.states import Outcome, Rejection
+from headgate.planning.spillover import RESIZE_WARM_POOL
 
 S = SECOND_NS
 ONE = replace(NODES, nodes=1)
@@ -181,7 +182,7 @@ def test_warm_instances_that_are_not_needed_are_released() -> None:
     assert kept(rig) > 0
     rig.wait(600 * S)
     assert kept(rig) == 0
-    assert not [key for key in rig.view.timers if key[0] == "tend"]
+    assert not [key for key in rig.view.timers if key[0] == RESIZE_WARM_POOL]
 
 
 def test_what_is_provisioned_is_so_where_that_is_cheaper() -> None:

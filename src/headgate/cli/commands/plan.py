@@ -61,7 +61,7 @@ from headgate.workload import Arrivals, ClosedLoop
     "--prices",
     multiple=True,
     metavar="FILE",
-    help="Price list in place of the bundled ones. May be repeated.",
+    help="Price list in capacity of the bundled ones. May be repeated.",
 )
 @click.option(
     "--instance",
@@ -281,18 +281,18 @@ def _show(
 def instance_rows(plan: CapacityPlan) -> list[dict[str, object]]:
     """Return the table of instance types, one row each."""
     rows: list[dict[str, object]] = []
-    for place, mix in zip(plan.capacities, plan.by_type, strict=True):
-        is_selected = plan.mix.capacity is place
+    for capacity, mix in zip(plan.capacities, plan.by_type, strict=True):
+        is_selected = plan.mix.capacity is capacity
         rows.append(
             {
                 "": ">" if is_selected else "",
-                "instance": place.instance_type.name + ("*" if place.is_extrapolated else ""),
-                "CPUs": place.instance_type.cpus,
-                "$/h": f"{place.instance_type.usd_per_hour:.3f}",
-                "isolated ms": f"{place.isolated_ms:.1f}",
-                "holds": f"{place.threshold}{'+' if place.is_lower_bound else ''}",
-                "per s": f"{place.rate_per_s:.1f}" if place.threshold else "-",
-                "break-even": _break_even(plan, place),
+                "instance": capacity.instance_type.name + ("*" if capacity.is_extrapolated else ""),
+                "CPUs": capacity.instance_type.cpus,
+                "$/h": f"{capacity.instance_type.usd_per_hour:.3f}",
+                "isolated ms": f"{capacity.isolated_ms:.1f}",
+                "holds": f"{capacity.threshold}{'+' if capacity.is_lower_bound else ''}",
+                "per s": f"{capacity.rate_per_s:.1f}" if capacity.threshold else "-",
+                "break-even": _break_even(plan, capacity),
                 "needed": mix.instances if mix is not None else None,
                 "$/1k": f"{mix.usd_per_1k:.5f}" if mix is not None else "-",
                 "met": percent(mix.attainment) if mix is not None else "-",
@@ -329,7 +329,7 @@ def plan_json(plan: CapacityPlan) -> dict[str, object]:
             "peak_clients": load.peak_clients,
             "duration_s": load.duration_s,
         },
-        "instances": [_instance_json(plan, place) for place in plan.capacities],
+        "instances": [_instance_json(plan, capacity) for capacity in plan.capacities],
         "sizes": [_size_json(plan, row) for row in plan.sizes],
         "mix": _mix_json(plan.mix),
         "functions_alone": _mix_json(plan.faas_only) if plan.faas_only is not None else None,
@@ -341,10 +341,10 @@ def plan_json(plan: CapacityPlan) -> dict[str, object]:
     }
 
 
-def _break_even(plan: CapacityPlan, place: InstanceCapacity) -> str:
+def _break_even(plan: CapacityPlan, capacity: InstanceCapacity) -> str:
     if plan.faas is None:
         return "-"
-    rate = break_even_rate(place.instance_type.usd_per_hour, plan.faas.row.usd_per_call)
+    rate = break_even_rate(capacity.instance_type.usd_per_hour, plan.faas.row.usd_per_call)
     return f"{rate:.1f}/s" if isfinite(rate) else "-"
 
 
@@ -352,21 +352,21 @@ def _names(plan: CapacityPlan, row: SizeRow) -> list[str]:
     return [name for name, one in (("knee", plan.knee), ("cheapest", plan.cheapest)) if one is row]
 
 
-def _instance_json(plan: CapacityPlan, place: InstanceCapacity) -> dict[str, object]:
+def _instance_json(plan: CapacityPlan, capacity: InstanceCapacity) -> dict[str, object]:
     even = None
     if plan.faas is not None:
-        even = break_even_rate(place.instance_type.usd_per_hour, plan.faas.row.usd_per_call)
+        even = break_even_rate(capacity.instance_type.usd_per_hour, plan.faas.row.usd_per_call)
     return {
-        "name": place.instance_type.name,
-        "cpus": place.instance_type.cpus,
-        "memory": format_size(place.instance_type.memory_bytes),
-        "boot_time": format_duration(place.instance_type.boot_ns),
-        "usd_per_hour": place.instance_type.usd_per_hour,
-        "threshold": place.threshold,
-        "is_at_least": place.is_lower_bound,
-        "is_measured": not place.is_extrapolated,
-        "isolated_ms": place.isolated_ms,
-        "rate_per_s": place.rate_per_s,
+        "name": capacity.instance_type.name,
+        "cpus": capacity.instance_type.cpus,
+        "memory": format_size(capacity.instance_type.memory_bytes),
+        "boot_time": format_duration(capacity.instance_type.boot_ns),
+        "usd_per_hour": capacity.instance_type.usd_per_hour,
+        "threshold": capacity.threshold,
+        "is_lower_bound": capacity.is_lower_bound,
+        "is_measured": not capacity.is_extrapolated,
+        "isolated_ms": capacity.isolated_ms,
+        "rate_per_s": capacity.rate_per_s,
         "break_even_per_s": even,
     }
 
