@@ -97,7 +97,9 @@ def test_large_messages_are_held_within_the_budget(keyed: Served) -> None:
 
 def test_messages_without_a_key_are_not_held(keyed: Served) -> None:
     with PeakMemory(keyed.gateways) as peak:
-        assert set(flood(keyed, "nobody", LARGE, 30)) == {"UNAUTHENTICATED"}
+        statuses = set(flood(keyed, "nobody", LARGE, 30))
+    # On a busy machine a client may see its connection closed before it has read the status.
+    assert "UNAUTHENTICATED" in statuses <= {"UNAUTHENTICATED", "UNAVAILABLE"}
     grown_mb = (peak.bytes_max - peak.bytes_first) / MEGABYTE
     assert grown_mb < 60, f"{grown_mb:.0f} MB"
 
