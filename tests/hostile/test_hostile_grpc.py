@@ -80,7 +80,9 @@ def flood(served: Served, key: str, size: int, count: int) -> Counter[str]:
     try:
         large = message(size)
         calls = [asking(channel, key, large) for channel in channels]
-        return Counter(call.code().name for call in calls)
+        codes = Counter(call.code().name for call in calls)
+        print(codes, {call.details() for call in calls})  # shown if an assertion fails
+        return codes
     finally:
         for channel in channels:
             channel.close()
@@ -97,9 +99,7 @@ def test_large_messages_are_held_within_the_budget(keyed: Served) -> None:
 
 def test_messages_without_a_key_are_not_held(keyed: Served) -> None:
     with PeakMemory(keyed.gateways) as peak:
-        statuses = set(flood(keyed, "nobody", LARGE, 30))
-    # On a busy machine a client may see its connection closed before it has read the status.
-    assert "UNAUTHENTICATED" in statuses <= {"UNAUTHENTICATED", "UNAVAILABLE"}
+        assert set(flood(keyed, "nobody", LARGE, 30)) == {"UNAUTHENTICATED"}
     grown_mb = (peak.bytes_max - peak.bytes_first) / MEGABYTE
     assert grown_mb < 60, f"{grown_mb:.0f} MB"
 
