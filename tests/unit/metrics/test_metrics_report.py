@@ -117,6 +117,9 @@ def test_parquet_rows_are_the_requests(directory: Path) -> None:
     assert rejected["started_ns"] is None  # it never started
     assert rejected["client"] == "web & co"
     assert rejected["cold"] is False
+    assert (rejected["pool"], rejected["node"]) == (None, None)  # it never ran
+    assert table["pool"][0].as_py() == "gpu"
+    assert table["node"][0].as_py() == "gpu-0 <b>"
 
 
 def test_trace_events_have_what_viewers_need() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from headgate.core.clock import NEVER_NS
 from headgate.core.errors import ConfigError
 from headgate.core.states import OUTCOME_NAMES
-from headgate.metrics.columns import Int8, Int32, Int64, RunColumns
+from headgate.metrics.columns import NOWHERE, Int8, Int32, Int64, RunColumns
 from headgate.metrics.report.chrome_trace import write_chrome_trace
 from headgate.metrics.report.html import Picture, run_page
 from headgate.metrics.report.plots import run_plots
@@ -37,7 +37,7 @@ def write_json(path: Path, summary: Summary, meta: Mapping[str, object]) -> Path
 
 
 def write_parquet(path: Path, run: RunColumns) -> Path:
-    """Write one row per request, for notebooks and SQL; `NEVER_NS` is null. Needs pyarrow."""
+    """Write one row per request, for notebooks and SQL; unknown values are null. Needs pyarrow."""
     try:
         import pyarrow.parquet  # noqa: PLC0415 - an extra, imported when it is asked for
     except ImportError:
@@ -57,7 +57,8 @@ def request_batch(run: RunColumns, rows: slice) -> pyarrow.RecordBatch:
         return pa.array(times_ns[rows], mask=times_ns[rows] == NEVER_NS)
 
     def names(index: Int8 | Int32, labels: tuple[str, ...]) -> pyarrow.Array:
-        return pa.DictionaryArray.from_arrays(index[rows], pa.array(labels, pa.string()))
+        known = pa.array(index[rows], mask=index[rows] == NOWHERE)
+        return pa.DictionaryArray.from_arrays(known, pa.array(labels, pa.string()))
 
     requests = run.requests
     columns = {
@@ -71,6 +72,8 @@ def request_batch(run: RunColumns, rows: slice) -> pyarrow.RecordBatch:
         "client": names(requests.client, run.clients),
         "attempts": pa.array(requests.attempts[rows]),
         "cold": pa.array(requests.cold[rows].astype(np.bool_)),
+        "pool": names(requests.pool, run.pools),
+        "node": names(requests.node, tuple(use.name for use in run.resources)),
     }
     return pa.RecordBatch.from_pydict(columns)
 
