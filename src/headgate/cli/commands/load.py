@@ -35,8 +35,9 @@ from headgate.loadgen import (
     summarise_load,
 )
 from headgate.loadgen.requests import CONNECTIONS_MAX
+from headgate.metrics.format import ms, per_second
 from headgate.metrics.report import write_report
-from headgate.metrics.table import ReportTable, TableView, format_column, format_value
+from headgate.metrics.table import ReportTable, format_column
 from headgate.workload import (
     Arrivals,
     ClosedLoop,
@@ -266,47 +267,44 @@ def progress_line(now: LoadProgress) -> str:
     """Return the text of the progress bar.
 
     >>> progress_line(LoadProgress(10**9, 200, 190, 195.0, (188, 2, 0, 0, 0, 0), 1.5, 3.25))
-    '195/s  met 188  late 2  p50 1.50 ms  p99 3.25 ms'
+    '195/s  met 188  late 2  p50 1.5 ms  p99 3.25 ms'
     """
     counts = [
         f"{name} {count:,}"
         for name, count in zip(OUTCOME_NAMES, now.outcomes, strict=True)
         if count
     ]
-    times = [
-        f"{name} {format_value('time_ms', value)}"
-        for name, value in (("p50", now.p50_ms), ("p99", now.p99_ms))
-    ]
+    times = [f"{name} {ms(value)}" for name, value in (("p50", now.p50_ms), ("p99", now.p99_ms))]
     return "  ".join((f"{now.rate_per_s:,.0f}/s", *counts, *times))
 
 
 def load_lines(summary: LoadSummary, result: LoadResult) -> Iterator[RenderableType]:
     """Yield the outcomes, the latencies, and then anything unusual."""
-    yield TableView(_outcomes(summary))
-    yield TableView(_latencies(summary))
+    yield _outcomes(summary)
+    yield _latencies(summary)
     answers = ", ".join(f"{name}: {count:,}" for name, count in summary.answers.items())
     yield Text(f"responses     {answers or 'none'}")
     run = summary.run
-    rates = f"{_rate(run.goodput_rps)} in time, {_rate(run.throughput_rps)} in all"
-    yield Text(f"throughput    {rates}, of {_rate(summary.offered_rps)} sent")
+    rates = f"{per_second(run.goodput_rps)} in time, {per_second(run.throughput_rps)} in all"
+    yield Text(f"throughput    {rates}, of {per_second(summary.offered_rps)} sent")
     if run.rejected:
         yield Text(
-            f"rejected      after {_ms(summary.rejected_p50_ms)} (p50),"
-            f" {_ms(summary.rejected_p99_ms)} (p99)"
+            f"rejected      after {ms(summary.rejected_p50_ms)} (p50),"
+            f" {ms(summary.rejected_p99_ms)} (p99)"
         )
     if summary.timings_p50_ms:
-        parts = (f"{name} {_ms(value)}" for name, value in summary.timings_p50_ms.items())
+        parts = (f"{name} {ms(value)}" for name, value in summary.timings_p50_ms.items())
         yield Text(f"in the server {', '.join(parts)} (p50)")
     waited = f", {summary.waited_for_connection:,} requests waited for one"
-    waited += f" (p99 of all {_ms(summary.connection_wait_p99_ms)})"
+    waited += f" (p99 of all {ms(summary.connection_wait_p99_ms)})"
     yield Text(
         f"connections   {summary.connections:,}{waited if summary.waited_for_connection else ''}"
     )
     if result.is_closed_loop:
         yield Text("A closed loop hides queueing: real users would see higher latencies.", "yellow")
         return
-    lag = f"{_ms(summary.lag_p50_ms)} (p50), {_ms(summary.lag_p99_ms)} (p99)"
-    yield Text(f"send lag      {lag}, {_ms(summary.lag_max_ms)} at most")
+    lag = f"{ms(summary.lag_p50_ms)} (p50), {ms(summary.lag_p99_ms)} (p99)"
+    yield Text(f"send lag      {lag}, {ms(summary.lag_max_ms)} at most")
     if summary.is_doubtful:
         yield Text(
             "Unreliable: the load generator fell behind its schedule, and its lag is part of these"
@@ -325,7 +323,7 @@ def _outcomes(summary: LoadSummary) -> ReportTable:
     ]
     total = max(run.requests, 1)
     return ReportTable(
-        "Outcomes",
+        "",
         (
             format_column("outcome", "text", [name for name, _ in rows]),
             format_column("requests", "count", [count for _, count in rows]),
@@ -342,12 +340,4 @@ def _latencies(summary: LoadSummary) -> ReportTable:
     columns = (
         format_column(name, "time_ms", [value]) for name, value in zip(names, values, strict=True)
     )
-    return ReportTable("Latency", (label, *columns))
-
-
-def _ms(value_ms: float) -> str:
-    return format_value("time_ms", value_ms)
-
-
-def _rate(rate_per_s: float) -> str:
-    return format_value("rate", rate_per_s)
+    return ReportTable("", (label, *columns))

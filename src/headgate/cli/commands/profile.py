@@ -15,13 +15,15 @@ from rich.text import Text
 
 from headgate.cli.app_loading import load_app
 from headgate.cli.options import OutputPath, check_not_read, json_option, writing
-from headgate.cli.output import Progress, json_value, rows_table, show, show_json
+from headgate.cli.output import Progress, show, show_json
 from headgate.config import AppConfig
 from headgate.config.errors import unknown_name_error
 from headgate.core.clock import NEVER_NS
 from headgate.core.errors import ConfigError
 from headgate.core.units import parse_duration, parse_fraction
+from headgate.metrics.format import json_value
 from headgate.metrics.report.style import new_figure, save_png
+from headgate.metrics.table import rows_table
 from headgate.planning.latency_model import Characterisation, Point
 from headgate.profiling.csv_import import read_tables
 from headgate.profiling.machine import this_machine, usable_cores

@@ -34,7 +34,7 @@ from headgate.cli.simulation import SimulatedRun, logging_to, run
 from headgate.cli.workload import WorkloadOptions, choose_workload, trace_files
 from headgate.metrics.columns import RunColumns
 from headgate.metrics.report import write_report
-from headgate.metrics.table import group_view, resource_view
+from headgate.metrics.table import group_table, resource_table
 
 _RESOURCES_MAX: Final = 16  # longer tables are in the JSON and in the report only
 
@@ -124,11 +124,11 @@ def _show(app: str, result: SimulatedRun) -> None:
     summary = result.summary
     show(Text(f"{app} under {result.policy}, seed {result.seed}\n", "bold"), SummaryView(summary))
     if len(summary.pipelines) > 1:
-        show(group_view("Pipelines", summary.pipelines))
+        show(group_table("Pipelines", summary.pipelines))
     if len(summary.clients) > 1:
-        show(group_view("Clients", summary.clients))
+        show(group_table("Clients", summary.clients))
     if len(summary.resources) <= _RESOURCES_MAX:
-        show(resource_view(summary.resources))
+        show(resource_table(summary.resources))
     speed = f"{result.sim_requests_per_s:,.0f} requests/s"
     show(Text(f"simulated in {result.took_s:.2f} s, {speed}", "dim"))
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headgate.metrics.confidence import Interval
+from headgate.metrics.format import Quantity
 from headgate.metrics.report.style import (
     BLUE,
     GRID,
@@ -17,6 +18,7 @@ from headgate.metrics.report.style import (
     MARKERS,
     MUTED,
     SERIES,
+    Plot,
     add_legend,
     escape_label,
     new_figure,
@@ -24,34 +26,33 @@ from headgate.metrics.report.style import (
     style_axes,
 )
 from headgate.metrics.summary import Summary
-from headgate.metrics.table import Quantity, format_column
+from headgate.metrics.table import Fields, format_column
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
-@dataclass(frozen=True, slots=True)
-class _Panel:
-    title: str
-    quantity: Quantity
-    value: Callable[[Summary], float]
-
-
-_PANELS = (
-    _Panel("SLO attainment", "share", lambda summary: summary.slo_attainment),
-    _Panel("Mean wait", "time_ms", lambda summary: summary.mean_wait_ms),
-    _Panel("Cost", "usd", lambda summary: summary.cost_usd),
+PANELS: Final[Fields] = (
+    ("SLO attainment", "share", "slo_attainment"),
+    ("Mean wait", "time_ms", "mean_wait_ms"),
+    ("Cost", "usd", "cost_usd"),
 )
+
+
+def comparison_plots(rows: Sequence[tuple[str, Summary]]) -> Iterator[Plot]:
+    """Yield the figure that compares labelled runs of one workload. Needs matplotlib."""
+    caption = "The same requests under each policy"
+    yield Plot("comparison", caption, comparison_figure(rows))
 
 
 def comparison_figure(rows: Sequence[tuple[str, Summary]]) -> Figure:
     """Plot attainment, wait and cost of labelled runs: one dot per run, with its value."""
     figure = new_figure(1.4 + 0.34 * len(rows))
     first: Axes | None = None
-    for number, panel in enumerate(_PANELS, start=1):
-        axes = figure.add_subplot(1, len(_PANELS), number, sharey=first)
-        _draw_panel(axes, panel, [panel.value(summary) for _, summary in rows])
+    for number, (title, quantity, name) in enumerate(PANELS, start=1):
+        axes = figure.add_subplot(1, len(PANELS), number, sharey=first)
+        _draw_panel(axes, title, quantity, [getattr(summary, name) for _, summary in rows])
         if first is None:
             first = axes
             axes.set_yticks(range(len(rows)), [escape_label(label, 24) for label, _ in rows])
@@ -85,12 +86,13 @@ def sweep_figure(
     return figure
 
 
-def _draw_panel(axes: Axes, panel: _Panel, values: Sequence[float]) -> None:
-    column = format_column(panel.title, panel.quantity, values)
+def _draw_panel(axes: Axes, title: str, quantity: Quantity, values: Sequence[float]) -> None:
+    column = format_column(title, quantity, values)
     rows = np.arange(len(values))
     shown = np.array(values, dtype=np.float64)
     unit = column.unit
-    if _spans_decades(panel, shown):  # else the largest would make the others invisible
+    # On a linear axis the longest time would make the others invisible.
+    if quantity == "time_ms" and _spans_decades(shown):
         unit += ", log"
         shown = np.log10(shown / (0.5 * np.nanmin(shown)))
     axes.hlines(rows, 0, shown, color=GRID, linewidth=2.5, zorder=1)
@@ -107,20 +109,15 @@ def _draw_panel(axes: Axes, panel: _Panel, values: Sequence[float]) -> None:
         )
     largest = float(np.nanmax(shown, initial=0.0))
     axes.set_xlim(0, (largest or 1.0) * 1.45)  # room for the values
-    style_axes(axes, title=f"{panel.title} ({unit})", grid="")
+    style_axes(axes, title=f"{title} ({unit})", grid="")
     axes.set_xticks([])
     axes.spines["bottom"].set_visible(False)
     axes.tick_params(axis="y", length=0)
 
 
-def _spans_decades(panel: _Panel, values: NDArray[np.float64]) -> bool:
+def _spans_decades(values: NDArray[np.float64]) -> bool:
     finite = values[np.isfinite(values)]
-    return (
-        panel.quantity == "time_ms"
-        and len(finite) > 0
-        and bool(finite.min() > 0)
-        and bool(finite.max() > 100 * finite.min())
-    )
+    return bool(len(finite) and finite.min() > 0 and finite.max() > 100 * finite.min())
 
 
 @dataclass(frozen=True, slots=True)

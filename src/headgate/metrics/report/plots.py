@@ -23,6 +23,7 @@ from headgate.metrics.report.style import (
     SERIES,
     SKY,
     VERMILION,
+    Plot,
     add_legend,
     escape_label,
     new_figure,
@@ -43,15 +44,6 @@ Floats = NDArray[np.float64]
 _CURVE_POINTS: Final = 400  # far more than a decade of the tail has pixels
 _ROWS_MAX: Final = 24  # rows of text that fit into a figure
 _TRACKS_MAX: Final = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """A figure with its file name and its caption."""
-
-    name: str
-    caption: str
-    figure: Figure
 
 
 def run_plots(run: RunColumns) -> Iterator[Plot]:

@@ -49,6 +49,15 @@ _PNG_DPI: Final = 144
 
 
 @dataclass(frozen=True, slots=True)
+class Plot:
+    """A figure with its file name and its caption."""
+
+    name: str
+    caption: str
+    figure: Figure
+
+
+@dataclass(frozen=True, slots=True)
 class TimeScale:
     """The unit of a time axis."""
 
