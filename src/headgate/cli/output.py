@@ -91,8 +91,11 @@ class SummaryView:
         yield ""
 
 
-def show_list(titles: Sequence[tuple[str, str]], usage: str) -> None:
+def show_list(titles: Sequence[tuple[str, str]], usage: str, *, as_json: bool) -> None:
     """Print names with their titles, and how to use them."""
+    if as_json:
+        show_json([{"name": name, "title": title} for name, title in titles])
+        return
     width = max((len(name) for name, _ in titles), default=0) + 2
     for name, title in titles:
         show(hanging_indent(name, width, title, "bold"))

@@ -85,15 +85,7 @@ def _read(log: Path) -> tuple[LogHeader, AppConfig, LoggedColumns, str]:
             try:
                 columns = read_columns(entries, config.app)
             except ConfigError as error:
-                if error.where is not None:
-                    raise
-                raise ConfigError(
-                    error.problem,
-                    where=entries.where,
-                    key=error.key,
-                    value=error.value,
-                    allowed=error.allowed,
-                ) from None
+                raise error.located(entries.where) from None
     return header, config, columns, entries.missing
 
 

@@ -20,9 +20,9 @@ from headgate.cli.options import (
     writing,
 )
 from headgate.cli.output import Progress, show, show_json
+from headgate.cli.workload import TRACE, WorkloadOptions, read_process
 from headgate.core.clock import MILLISECOND_NS, SECOND_NS
 from headgate.core.errors import ConfigError
-from headgate.core.rng import stream
 from headgate.core.states import OUTCOME_NAMES
 from headgate.loadgen import (
     LoadOptions,
@@ -38,15 +38,7 @@ from headgate.loadgen.requests import CONNECTIONS_MAX
 from headgate.metrics.format import ms, per_second
 from headgate.metrics.report import write_report
 from headgate.metrics.table import ReportTable, format_column
-from headgate.workload import (
-    Arrivals,
-    ClosedLoop,
-    find_trace,
-    mix,
-    parse_arrivals,
-    read_trace,
-    window,
-)
+from headgate.workload import Arrivals, ClosedLoop, mix
 
 _DURATION_NS: Final = 10 * SECOND_NS
 _AUTO: Final = "auto"
@@ -173,10 +165,9 @@ def command(
     if concurrency is not None:
         result = _closed(url, concurrency, duration_ns or _DURATION_NS, options)
     else:
-        parts = [_read_arrivals(text, duration_ns, seed, i) for i, text in enumerate(arrivals)]
-        if trace is not None:
-            parts = [_read_trace(find_trace(trace, traces), duration_ns, seed)]
-        result = _open(url, mix(parts) if len(parts) > 1 else parts[0], options)
+        processes = arrivals if trace is None else (f"{TRACE}{trace}",)
+        workload = WorkloadOptions(duration_ns=duration_ns, traces=traces)
+        result = _open(url, _arrivals(processes, workload, seed), options)
     summary = summarise_load(result)
     if report is not None:
         _write(report, url, result, summary)
@@ -220,29 +211,17 @@ def _check_one_of(given: Mapping[str, object]) -> None:
         )
 
 
-def _read_arrivals(process: str, duration_ns: int | None, seed: int, index: int) -> Arrivals:
-    own_seed = stream(seed, f"arrivals/{index}").getrandbits(63)
-    try:
-        arrivals = parse_arrivals(process, duration_ns=duration_ns or _DURATION_NS, seed=own_seed)
-    except ConfigError as error:
-        raise ConfigError(
-            error.problem,
-            where="--arrivals",
-            key=error.key,
-            value=error.value,
-            allowed=error.allowed,
-        ) from None
-    if isinstance(arrivals, ClosedLoop):
-        problem = "is a closed loop, not an arrival process"
-        raise ConfigError(problem, where="--arrivals", value=process, allowed="--concurrency N")
-    return arrivals
-
-
-def _read_trace(path: Path, duration_ns: int | None, seed: int) -> Arrivals:
-    arrivals = read_trace(path, seed=seed)
-    if duration_ns is None or duration_ns >= arrivals.duration_ns:
-        return arrivals
-    return window(arrivals, 0, duration_ns)
+def _arrivals(processes: tuple[str, ...], options: WorkloadOptions, seed: int) -> Arrivals:
+    """Return the requests to send, in order of time."""
+    parts: list[Arrivals] = []
+    for index, process in enumerate(processes):
+        where = "--trace" if process.startswith(TRACE) else "--arrivals"
+        part = read_process(process, options, _DURATION_NS, seed, index, where=where)
+        if isinstance(part, ClosedLoop):
+            problem = "is a closed loop, not an arrival process"
+            raise ConfigError(problem, where=where, value=process, allowed="--concurrency N")
+        parts.append(part)
+    return mix(parts) if len(parts) > 1 else parts[0]
 
 
 def _write(report: Path, url: str, result: LoadResult, summary: LoadSummary) -> None:

@@ -21,6 +21,7 @@ from headgate.metrics.report.style import (
     Plot,
     add_legend,
     escape_label,
+    new_axes,
     new_figure,
     number_log_axis,
     style_axes,
@@ -71,8 +72,7 @@ def sweep_figure(
     y_label: str,
 ) -> Figure:
     """Plot means over `x`, one line per series, with their confidence bands."""
-    figure = new_figure()
-    axes = figure.add_subplot()
+    figure, axes = new_axes()
     handles = []
     for index, intervals in enumerate(series.values()):
         colour, marker = SERIES[index % len(SERIES)], MARKERS[index % len(MARKERS)]
@@ -149,8 +149,7 @@ def characterisation_figure(
     Both axes are logarithmic if times span more than a decade: on linear axes the times at low
     concurrency, by which numbers of cores differ most, could not be read.
     """
-    figure = new_figure()
-    axes = figure.add_subplot()
+    figure, axes = new_axes()
     handles, labels = [], []
     for index, curve in enumerate(curves):
         colour, marker = SERIES[index % len(SERIES)], MARKERS[index % len(MARKERS)]

@@ -85,6 +85,12 @@ def new_figure(height_in: float = 3.4) -> Figure:
     return Figure(figsize=(_WIDTH_IN, height_in), layout="constrained", facecolor="white")
 
 
+def new_axes(height_in: float = 3.4) -> tuple[Figure, Axes]:
+    """Return a figure with one pair of axes."""
+    figure = new_figure(height_in)
+    return figure, figure.add_subplot()
+
+
 def style_axes(
     axes: Axes, *, title: str, x_label: str = "", y_label: str = "", grid: str = "y"
 ) -> None:
