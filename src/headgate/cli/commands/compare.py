@@ -14,12 +14,9 @@ from rich.text import Text
 
 from headgate.cli.app_loading import (
     SelectedPolicy,
-    assumed_times,
-    load_app,
+    load_for_simulation,
     policies_for,
     select_policy,
-    warn_of_unreachable_objectives,
-    with_known_times,
 )
 from headgate.cli.options import (
     app_argument,
@@ -104,9 +101,7 @@ def command(
     headgate compare examples/kaas.yaml
     headgate compare examples/kaas.yaml --policies balance,affinity --seeds 5 --report out
     """
-    original = load_app(app)
-    config = with_known_times(original, app, assumed_ns)
-    warn_of_unreachable_objectives(config, app)
+    config, assumed = load_for_simulation(app, assumed_ns)
     selected = _select_policies(config, app, policies, settings)
     options = WorkloadOptions(trace, arrivals, duration_ns, sort, traces)
     if report is not None:
@@ -118,7 +113,7 @@ def command(
             title = f"seed {number}," if seeds > 1 else "simulating"
             result, _ = run(config, each, workload, seed=number, title=title)
             runs[each.name].append(result)
-    comparison = Comparison(app, seed, seeds, runs, assumed_times(original, assumed_ns))
+    comparison = Comparison(app, seed, seeds, runs, assumed)
     if report is not None:
         with writing(report, "--report"):
             page = comparison.write(report)

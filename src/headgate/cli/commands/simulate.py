@@ -8,13 +8,7 @@ from typing import Final
 import click
 from rich.text import Text
 
-from headgate.cli.app_loading import (
-    assumed_times,
-    load_app,
-    select_policy,
-    warn_of_unreachable_objectives,
-    with_known_times,
-)
+from headgate.cli.app_loading import load_for_simulation, select_policy
 from headgate.cli.options import (
     OutputPath,
     app_argument,
@@ -78,10 +72,7 @@ def command(
     headgate simulate examples/kaas.yaml --policy affinity --report out
     headgate simulate app.yaml --arrivals poisson:rate=50/s --duration 10min --json
     """
-    original = load_app(app)
-    config = with_known_times(original, app, assumed_ns)
-    assumed = assumed_times(original, assumed_ns)
-    warn_of_unreachable_objectives(config, app)
+    config, assumed = load_for_simulation(app, assumed_ns)
     selected = select_policy(config, app, policy, dict(settings))
     options = WorkloadOptions(trace, arrivals, duration_ns, sort, traces)
     workload = choose_workload(config, app, options, seed)
