@@ -32,6 +32,7 @@ from headgate.metrics.table import Fields, format_column
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 
 PANELS: Final[Fields] = (
@@ -75,12 +76,10 @@ def sweep_figure(
     figure, axes = new_axes()
     handles = []
     for index, intervals in enumerate(series.values()):
-        colour, marker = SERIES[index % len(SERIES)], MARKERS[index % len(MARKERS)]
-        means = [interval.mean for interval in intervals]
-        low = np.array([interval.low for interval in intervals])
-        high = np.array([interval.high for interval in intervals])
-        axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
-        handles += axes.plot(x, means, color=colour, marker=marker, markersize=5, linewidth=1.8)
+        means, lows, highs = zip(
+            *((each.mean, each.low, each.high) for each in intervals), strict=True
+        )
+        handles += _draw_line(axes, index, x, means, lows, highs)
     style_axes(axes, title=title, x_label=x_label, y_label=y_label, grid="both")
     add_legend(axes, handles, list(series))
     return figure
@@ -113,6 +112,21 @@ def _draw_panel(axes: Axes, title: str, quantity: Quantity, values: Sequence[flo
     axes.set_xticks([])
     axes.spines["bottom"].set_visible(False)
     axes.tick_params(axis="y", length=0)
+
+
+def _draw_line(
+    axes: Axes,
+    index: int,
+    x: Sequence[float],
+    y: Sequence[float],
+    lows: Sequence[float],
+    highs: Sequence[float],
+) -> list[Line2D]:
+    """Draw a line in the style of series `index`, with its confidence band if that is known."""
+    colour, marker = SERIES[index % len(SERIES)], MARKERS[index % len(MARKERS)]
+    if lows:
+        axes.fill_between(x, lows, highs, color=colour, alpha=0.18, linewidth=0)
+    return axes.plot(x, y, color=colour, marker=marker, markersize=5, linewidth=1.8)
 
 
 def _spans_decades(values: NDArray[np.float64]) -> bool:
@@ -152,13 +166,8 @@ def characterisation_figure(
     figure, axes = new_axes()
     handles, labels = [], []
     for index, curve in enumerate(curves):
-        colour, marker = SERIES[index % len(SERIES)], MARKERS[index % len(MARKERS)]
-        if curve.lows_ms:
-            axes.fill_between(
-                curve.concurrency, curve.lows_ms, curve.highs_ms, color=colour, alpha=0.18, lw=0
-            )
-        handles += axes.plot(
-            curve.concurrency, curve.times_ms, color=colour, marker=marker, ms=5, linewidth=1.8
+        handles += _draw_line(
+            axes, index, curve.concurrency, curve.times_ms, curve.lows_ms, curve.highs_ms
         )
         labels.append(curve.label)
     if slo_ms is not None:
