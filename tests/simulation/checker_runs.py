@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from headgate.core.actions import Action, Dispatch, Settle
 from headgate.core.events import BatchFinished, Event, RequestArrived, TimerFired
 from headgate.core.model import App, Function, Pipeline, Pool, Profile, Slo, Stage, Variant
-from headgate.metrics.columns import RequestColumns, ResourceUse, RunColumns, SpanColumns, SpanKind
+from headgate.metrics.columns import ResourceUse, RunColumns, SpanKind, build_requests, build_spans
 from headgate.sim.checkers import Checker
 
 # Functions 0 and 1; pipeline 0 is a chain of both, 1 and 2 are cascades: 0, then 1 if unsure.
@@ -52,33 +50,29 @@ def does(*actions: Action, now_ns: int = 1) -> Entry:
 def columns(*spans: Span, finished_ns: tuple[int, ...] = (), outcome: int = 0) -> RunColumns:
     """Return columns of requests that arrived at 0, with deadline 100, and of batches that ran."""
     count = len(finished_ns)
-    zeros = np.zeros(count, dtype=np.int32)
     node, start_ns, end_ns, batch, items = zip(*spans, strict=True) if spans else ((),) * 5
     return RunColumns(
-        requests=RequestColumns(
-            arrival_ns=np.zeros(count, dtype=np.int64),
-            started_ns=np.zeros(count, dtype=np.int64),
-            finished_ns=np.array(finished_ns, dtype=np.int64),
-            deadline_ns=np.full(count, 100, dtype=np.int64),
-            outcome=np.full(count, outcome, dtype=np.int8),
-            pipeline=zeros,
-            client=zeros,
-            attempts=zeros,
-            cold=np.zeros(count, dtype=np.int8),
+        requests=build_requests(
+            [0] * count,
+            started_ns=[0] * count,
+            finished_ns=finished_ns,
+            deadline_ns=[100] * count,
+            outcome=[outcome] * count,
         ),
-        spans=SpanColumns(
-            node=np.array(node, dtype=np.int32),
-            function=np.zeros(len(node), dtype=np.int32),
-            kind=np.full(len(node), SpanKind.RUN, dtype=np.int8),
-            start_ns=np.array(start_ns, dtype=np.int64),
-            end_ns=np.array(end_ns, dtype=np.int64),
-            batch=np.array(batch, dtype=np.int64),
-            items=np.array(items, dtype=np.int32),
+        spans=build_spans(
+            node=node,
+            function=[0] * len(node),
+            kind=[SpanKind.RUN] * len(node),
+            start_ns=start_ns,
+            end_ns=end_ns,
+            batch=batch,
+            items=items,
         ),
         resources=tuple(ResourceUse(f"gpu{i}", "gpu", "gpu", 0, 0, 0, 0, 0.0, 0.0) for i in (1, 2)),
         pipelines=("chain", "cascade"),
         functions=("f0", "f1"),
         clients=("client",),
+        pools=("gpu",),
         window_ns=100,
         end_ns=1_000,
     )

@@ -6,12 +6,14 @@ from itertools import pairwise
 
 import pytest
 
+from headgate.core.actions import Dispatch
 from headgate.core.errors import ConfigError
 from headgate.core.events import BatchFinished, RequestArrived, RequestCancelled
 from headgate.core.model import Pool
 from headgate.core.policy import Policy, PolicyKind
-from headgate.core.records import Node, Request, Task
+from headgate.core.records import STAGES_MAX, Node, Request, Task
 from headgate.core.states import Outcome
+from headgate.metrics.columns import NOWHERE
 from headgate.policies import find_policy
 from headgate.sim.clients import PAUSE_NS, DrainWatcher, HedgingClient, LoopClients
 from headgate.sim.faults import Fault, FaultPlan
@@ -73,13 +75,20 @@ def test_requests_max_ends_the_loop() -> None:
 @pytest.mark.parametrize("concurrency", [1, 3, 7])
 def test_open_requests_never_exceed_the_concurrency(concurrency: int) -> None:
     app = make_app(exec_ms=(7,), pools=FOUR)
-    columns, _ = run(app, None, clients=[LoopClients(loop((0, concurrency), think_ms=2), app)])
+    clients = [LoopClients(loop((0, concurrency), think_ms=2), app)]
+    columns, observer = run(app, None, clients=clients)
     requests = columns.requests
     ends = sorted(requests.finished_ns.tolist())
     for count, begin_ns in enumerate(sorted(requests.arrival_ns.tolist()), 1):
         ended = sum(end_ns <= begin_ns for end_ns in ends)
         assert count - ended <= concurrency
     assert len(requests) > 3 * concurrency
+    sent = [action for action in observer.actions if isinstance(action, Dispatch)]
+    nodes = {
+        task_id // STAGES_MAX: action.node_id for action in sent for task_id in action.task_ids
+    }
+    assert dict(enumerate(requests.node.tolist())) == nodes
+    assert set(requests.pool.tolist()) == {0}
 
 
 class RejectAll(Policy):
@@ -104,6 +113,7 @@ def test_a_rejected_client_pauses_before_its_next_request() -> None:
     times = [now_ns for now_ns, event in observer.events if isinstance(event, RequestArrived)]
     assert {later - earlier for earlier, later in pairwise(times)} == {PAUSE_NS}
     assert set(columns.requests.outcome.tolist()) == {Outcome.REJECTED}
+    assert set(columns.requests.pool.tolist()) == set(columns.requests.node.tolist()) == {NOWHERE}
 
 
 def test_a_loop_names_a_pipeline_and_a_client_of_the_application() -> None:

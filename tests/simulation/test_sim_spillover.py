@@ -10,7 +10,7 @@ from headgate.core.events import BatchRefused
 from headgate.core.model import App, FaasPlatform, Pipeline, Pool, Stage
 from headgate.core.policy import Policy, PolicyKind
 from headgate.core.records import Node, Task
-from headgate.metrics.columns import SpanKind
+from headgate.metrics.columns import NOWHERE, SpanKind
 
 from .apps import CLOUD, GPU, MS, at_ms, make_app, run, waits_ms
 from .policies import SPILL
@@ -30,6 +30,9 @@ def test_requests_without_a_free_node_spill_over() -> None:
     assert (platform.name, platform.cold_starts) == ("cloud", 2)
     ran = columns.spans.node[columns.spans.kind == SpanKind.RUN].tolist()
     assert sorted(ran) == [0, 0, 1, 1]
+    assert columns.pools == ("gpu", "cloud")
+    assert columns.requests.pool.tolist() == [0, 1, 1, 0]
+    assert columns.requests.node.tolist() == [0, NOWHERE, NOWHERE, 0]
 
 
 def test_an_idle_faas_instance_is_reused_during_keep_alive() -> None:

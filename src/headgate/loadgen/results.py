@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from headgate.core.clock import MICROSECOND_NS, MILLISECOND_NS, NEVER_NS, SECOND_NS
 from headgate.core.states import OUTCOME_NAMES, Outcome
-from headgate.metrics.columns import Int8, Int32, Int64, RequestColumns, RunColumns, SpanColumns
+from headgate.metrics.columns import Int8, Int32, Int64, RunColumns, build_requests, build_spans
 from headgate.metrics.summary import Summary, nearest_rank, summarise
 
 Int16 = NDArray[np.int16]
@@ -164,8 +164,8 @@ class LoadResult:
         """Return the columns that summaries and reports read, without spans and resources."""
         never = np.full(len(self), NEVER_NS, np.int64)
         deadline_ns = never if self.slo_ns is None else self.intended_ns + self.slo_ns
-        requests = RequestColumns(
-            arrival_ns=self.intended_ns,
+        requests = build_requests(
+            self.intended_ns,
             started_ns=self._started_ns(),
             finished_ns=self.ended_ns,
             deadline_ns=deadline_ns,
@@ -173,15 +173,15 @@ class LoadResult:
             pipeline=self.pipeline,
             client=self.client,
             attempts=np.ones(len(self), np.int32),
-            cold=np.zeros(len(self), np.int8),
         )
         return RunColumns(
             requests,
-            _no_spans(),
+            build_spans(),
             resources=(),
             pipelines=self.pipelines,
             functions=self.pipelines,
             clients=self.clients,
+            pools=(),  # the server does not tell where a request ran
             window_ns=self.window_ns,
             end_ns=int(self.ended_ns.max(initial=self.window_ns)),
         )
@@ -270,12 +270,6 @@ def parse_timings(texts: list[bytes]) -> dict[str, Int64]:
                 columns[key] = np.full(len(texts), NEVER_NS, np.int64)
             columns[key][row] = min(max(took_ns, 0), NEVER_NS)
     return columns
-
-
-def _no_spans() -> SpanColumns:
-    empty = np.zeros(0, np.int64)
-    narrow = empty.astype(np.int32)
-    return SpanColumns(narrow, narrow, empty.astype(np.int8), empty, empty, empty, narrow)
 
 
 @dataclass(frozen=True, slots=True)

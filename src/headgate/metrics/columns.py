@@ -6,11 +6,12 @@ traces read them. Times are nanoseconds since the start of the run; `NEVER_NS` m
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from headgate.core.clock import NEVER_NS
 from headgate.core.states import Outcome
@@ -18,6 +19,8 @@ from headgate.core.states import Outcome
 Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
 Int8 = NDArray[np.int8]
+
+NOWHERE: Final = -1  # the pool of a request that never ran, and the node of one that ran on FaaS
 
 
 class SpanKind:
@@ -41,6 +44,8 @@ class RequestColumns:
     client: Int32  # index into `RunColumns.clients`
     attempts: Int32  # batches it was part of
     cold: Int8  # 1 if it waited for an instance to start
+    pool: Int32  # index into `RunColumns.pools`: where its last batch ran, or NOWHERE
+    node: Int32  # index into `RunColumns.resources`: where its last batch ran, or NOWHERE
 
     def __len__(self) -> int:
         return len(self.arrival_ns)
@@ -87,8 +92,53 @@ class RunColumns:
     pipelines: tuple[str, ...]
     functions: tuple[str, ...]
     clients: tuple[str, ...]
+    pools: tuple[str, ...]
     window_ns: int  # end of the arrivals; goodput counts responses inside [0, window_ns)
     end_ns: int  # time of the last event
+
+
+# By column: the type code, and the value where nothing is known.
+REQUEST_CODES: Final[Mapping[str, tuple[str, int]]] = {
+    "arrival_ns": ("q", NEVER_NS),
+    "started_ns": ("q", NEVER_NS),
+    "finished_ns": ("q", NEVER_NS),
+    "deadline_ns": ("q", NEVER_NS),
+    "outcome": ("b", Outcome.CANCELLED),
+    "pipeline": ("i", 0),
+    "client": ("i", 0),
+    "attempts": ("i", 0),
+    "cold": ("b", 0),
+    "pool": ("i", NOWHERE),
+    "node": ("i", NOWHERE),
+}
+SPAN_CODES: Final[Mapping[str, str]] = {
+    "node": "i",
+    "function": "i",
+    "kind": "b",
+    "start_ns": "q",
+    "end_ns": "q",
+    "batch": "q",
+    "items": "i",
+}
+
+
+def build_requests(arrival_ns: ArrayLike, **known: ArrayLike) -> RequestColumns:
+    """Return the columns of requests. A column that is not known has its default throughout."""
+    count = len(np.asarray(arrival_ns))
+    columns = {
+        name: np.broadcast_to(np.array(default, code), count)
+        for name, (code, default) in REQUEST_CODES.items()
+    }
+    for name, values in {"arrival_ns": arrival_ns, **known}.items():
+        columns[name] = np.asarray(values, REQUEST_CODES[name][0])
+    return RequestColumns(**columns)
+
+
+def build_spans(**known: ArrayLike) -> SpanColumns:
+    """Return the columns of spans: all of them, or no span."""
+    return SpanColumns(
+        **{name: np.asarray(known.get(name, ()), code) for name, code in SPAN_CODES.items()}
+    )
 
 
 def with_client_overhead(requests: RequestColumns, overhead_ns: int) -> RequestColumns:

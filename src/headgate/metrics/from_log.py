@@ -15,7 +15,6 @@ from typing import Final, final
 import numpy as np
 
 from headgate.core.actions import Action, Dispatch, LoadWeights, Settle, StartInstance
-from headgate.core.clock import NEVER_NS
 from headgate.core.errors import ConfigError
 from headgate.core.event_log import LogEntry
 from headgate.core.events import (
@@ -30,8 +29,15 @@ from headgate.core.events import (
 )
 from headgate.core.model import App
 from headgate.core.records import STAGES_MAX
-from headgate.core.states import Outcome
-from headgate.metrics.columns import Int8, Int32, Int64, RequestColumns
+from headgate.metrics.columns import (
+    NOWHERE,
+    REQUEST_CODES,
+    Int8,
+    Int32,
+    Int64,
+    RequestColumns,
+    build_requests,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +59,8 @@ class BatchColumns:
 class LoggedColumns:
     """The columns of a log. Requests that are open at its end count as CANCELLED at NEVER_NS."""
 
-    requests: RequestColumns  # `started_ns` is the time of the first dispatch
+    # `started_ns` is the time of the first dispatch, `pool` and `node` are those of the last one.
+    requests: RequestColumns
     items: Int32  # by request
     own_deadline: Int8  # by request: 1 if the client set the deadline, 0 if the SLO did
     batches: BatchColumns
@@ -76,7 +83,9 @@ class _Reader:
         self._app = app
         self._first_ns: int | None = None
         self._now_ns = 0
-        self._requests = {name: array(code) for name, code in _REQUEST_TYPES.items()}
+        self._requests = {name: array(code) for name, (code, _) in REQUEST_CODES.items()}
+        self._items = array("i")
+        self._own_deadline = array("b")
         self._rows: dict[int, int] = {}  # by id of an open request
         self._batches = {name: array(code) for name, code in _BATCH_TYPES.items()}
         # By batch id: the action, when it was sent, and whether it waits for a start or a load.
@@ -106,7 +115,7 @@ class _Reader:
             is_cold = action.instance_id is None or action.instance_id in self._preparing
             self._in_flight[action.batch_id] = (action, self._now_ns, is_cold)
             for task_id in action.task_ids:
-                self._on_dispatch(task_id // STAGES_MAX, is_cold)
+                self._on_dispatch(task_id // STAGES_MAX, action, is_cold)
         elif isinstance(action, Settle):
             row = self._rows.pop(action.request_id, None)
             if row is not None:
@@ -120,67 +129,58 @@ class _Reader:
         app = self._app
         slo = app.pipelines[_checked("pipeline", event.pipeline, len(app.pipelines))].slo
         own_ns = event.deadline_ns
-        self._rows[event.request_id] = len(self._requests["arrival_ns"])
-        _append(
-            self._requests,
-            arrival_ns=self._now_ns,
-            started_ns=NEVER_NS,
-            finished_ns=NEVER_NS,
-            deadline_ns=own_ns - self._first_ns if own_ns else slo.deadline_ns(self._now_ns),
-            outcome=Outcome.CANCELLED,
-            pipeline=event.pipeline,
-            client=_checked("client", event.client, len(app.clients)),
-            attempts=0,
-            cold=0,
-            items=_checked("items", event.items, _ITEMS_MAX),
-            own_deadline=1 if own_ns else 0,
-        )
+        self._rows[event.request_id] = len(self._items)
+        self._items.append(_checked("items", event.items, _ITEMS_MAX))
+        self._own_deadline.append(1 if own_ns else 0)
+        known = {
+            "arrival_ns": self._now_ns,
+            "deadline_ns": own_ns - self._first_ns if own_ns else slo.deadline_ns(self._now_ns),
+            "pipeline": event.pipeline,
+            "client": _checked("client", event.client, len(app.clients)),
+        }
+        for name, (_, default) in REQUEST_CODES.items():
+            self._requests[name].append(known.get(name, default))
 
-    def _on_dispatch(self, request_id: int, is_cold: bool) -> None:
+    def _on_dispatch(self, request_id: int, dispatch: Dispatch, is_cold: bool) -> None:
         row = self._rows.get(request_id)
         if row is None:
             return
-        started_ns = self._requests["started_ns"]
-        started_ns[row] = min(started_ns[row], self._now_ns)
-        self._requests["attempts"][row] += 1
-        self._requests["cold"][row] |= is_cold
+        requests = self._requests
+        requests["started_ns"][row] = min(requests["started_ns"][row], self._now_ns)
+        requests["attempts"][row] += 1
+        requests["cold"][row] |= is_cold
+        requests["pool"][row] = _checked("pool", dispatch.pool_id, len(self._app.pools))
+        if dispatch.node_id is None:
+            requests["node"][row] = NOWHERE
+        else:
+            requests["node"][row] = _checked("node", dispatch.node_id, _IDS_MAX)
 
     def _on_batch_end(
         self, dispatch: Dispatch, sent_ns: int, is_cold: bool, *, is_finished: bool
     ) -> None:
-        _append(
-            self._batches,
-            variant=_checked("variant", dispatch.variant_id, len(self._app.variants)),
-            items=_checked("items", dispatch.items, _ITEMS_MAX),
-            sent_ns=sent_ns,
-            ended_ns=self._now_ns,
-            cold=int(is_cold),
-            finished=int(is_finished),
-        )
+        row = {
+            "variant": _checked("variant", dispatch.variant_id, len(self._app.variants)),
+            "items": _checked("items", dispatch.items, _ITEMS_MAX),
+            "sent_ns": sent_ns,
+            "ended_ns": self._now_ns,
+            "cold": int(is_cold),
+            "finished": int(is_finished),
+        }
+        for name, value in row.items():
+            self._batches[name].append(value)
 
     def columns(self) -> LoggedColumns:
-        requests = {name: np.array(column) for name, column in self._requests.items()}
-        items, own_deadline = requests.pop("items"), requests.pop("own_deadline")
-        batches = {name: np.array(column) for name, column in self._batches.items()}
         return LoggedColumns(
-            RequestColumns(**requests), items, own_deadline, BatchColumns(**batches), self._now_ns
+            requests=build_requests(**self._requests),
+            items=np.array(self._items),
+            own_deadline=np.array(self._own_deadline),
+            batches=BatchColumns(**{name: np.array(c) for name, c in self._batches.items()}),
+            end_ns=self._now_ns,
         )
 
 
+_IDS_MAX: Final = 1 << 31
 _ITEMS_MAX: Final = 1 << 31
-_REQUEST_TYPES: Final[Mapping[str, str]] = {
-    "arrival_ns": "q",
-    "started_ns": "q",
-    "finished_ns": "q",
-    "deadline_ns": "q",
-    "outcome": "b",
-    "pipeline": "i",
-    "client": "i",
-    "attempts": "i",
-    "cold": "b",
-    "items": "i",
-    "own_deadline": "b",
-}
 _BATCH_TYPES: Final[Mapping[str, str]] = {
     "variant": "i",
     "items": "i",
@@ -189,11 +189,6 @@ _BATCH_TYPES: Final[Mapping[str, str]] = {
     "cold": "b",
     "finished": "b",
 }
-
-
-def _append(columns: Mapping[str, array[int]], **row: int) -> None:
-    for name, value in row.items():
-        columns[name].append(value)
 
 
 def _checked(key: str, value: int, limit: int) -> int:

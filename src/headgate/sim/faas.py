@@ -193,7 +193,7 @@ class SimFaasPlatform:
         dispatch, now_ns, start_ns = invocation.dispatch, invocation.began_ns, invocation.start_ns
         self._running += 1
         self._change_running(dispatch.variant_id, 0 if invocation.is_provisioned else 1)
-        self._recorder.began(now_ns, dispatch.task_ids)
+        self._recorder.began(now_ns, self.id, dispatch.task_ids)
         if start_ns:
             self._recorder.waiting_for_start(now_ns, dispatch.task_ids)
         variant = self._app.variants[dispatch.variant_id]

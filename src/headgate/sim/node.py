@@ -242,7 +242,7 @@ class SimNode:
         length_ns = self._truth.exec_ns(variant, action.items)
         if action.moved_bytes and self.pool.bytes_per_s > 0:
             length_ns += int(action.moved_bytes / self.pool.bytes_per_s * 1e9)
-        self._recorder.began(now_ns, action.task_ids)
+        self._recorder.began(now_ns, self.id, action.task_ids)
         self._begin(NodeJob(self, action, variant, now_ns), length_ns)
 
     def _begin_start_or_load(self, now_ns: int, action: Action) -> None:

@@ -16,7 +16,16 @@ from headgate.core.clock import NEVER_NS
 from headgate.core.model import App
 from headgate.core.records import STAGES_MAX
 from headgate.core.states import Outcome
-from headgate.metrics.columns import Int32, Int64, RequestColumns, SpanColumns
+from headgate.metrics.columns import (
+    NOWHERE,
+    SPAN_CODES,
+    Int32,
+    Int64,
+    RequestColumns,
+    SpanColumns,
+    build_requests,
+    build_spans,
+)
 
 _MET: Final = Outcome.MET  # interpreted code reads a global much faster than a class attribute
 
@@ -41,12 +50,15 @@ class Recorder:
         self._finished = np.full(size, NEVER_NS, dtype=np.int64)
         self._started_ns = self._started.data
         self._finished_ns = self._finished.data
+        # The node or the platform on which a request began to run last, as a row of the resources.
+        self._places = np.full(size, NOWHERE, dtype=np.int32)
+        self._place_of = self._places.data
         self._retry_rows = array("q")  # one entry for every attempt after the first of a request
         self._cold_rows = array("q")
         self._cold_ns = array("q")
         self._other_rows = array("q")  # requests whose outcome is not MET
         self._other_outcomes = array("b")
-        self._spans = [array(code) for code in "iibqqqi"]
+        self._spans = [array(code) for code in SPAN_CODES.values()]
 
     def arrived(self, now_ns: int, pipeline: int, client: int) -> None:
         """Record an arrival that was not known beforehand, in the last row."""
@@ -56,11 +68,13 @@ class Recorder:
         if self.count > len(self._started):
             self._grow()
 
-    def began(self, now_ns: int, task_ids: list[int]) -> None:
-        """Record that a node or a platform begins to run these tasks."""
+    def began(self, now_ns: int, place: int, task_ids: list[int]) -> None:
+        """Record that a node or a platform, a row of the resources, begins to run these tasks."""
         started_ns = self._started_ns
+        place_of = self._place_of
         for task_id in task_ids:
             row = task_id // STAGES_MAX
+            place_of[row] = place
             if started_ns[row] == NEVER_NS:
                 started_ns[row] = now_ns
             else:
@@ -116,8 +130,9 @@ class Recorder:
         cold[cold_rows] = 1
         outcome = np.full(n, _MET, dtype=np.int8)
         outcome[np.array(self._other_rows)] = np.array(self._other_outcomes)
-        return RequestColumns(
-            arrival_ns=arrival_ns[:n],
+        pool, node = _places(app, self._places[:n])
+        return build_requests(
+            arrival_ns[:n],
             started_ns=started_ns,
             finished_ns=self._finished[:n],
             deadline_ns=_deadlines(app, arrival_ns[:n], pipeline[:n]),
@@ -126,27 +141,34 @@ class Recorder:
             client=client[:n],
             attempts=attempts,
             cold=cold,
+            pool=pool,
+            node=node,
         )
 
     def spans(self) -> SpanColumns:
-        node, function, kind, start_ns, end_ns, batch, items = self._spans
-        return SpanColumns(
-            node=np.array(node, dtype=np.int32),
-            function=np.array(function, dtype=np.int32),
-            kind=np.array(kind, dtype=np.int8),
-            start_ns=np.array(start_ns, dtype=np.int64),
-            end_ns=np.array(end_ns, dtype=np.int64),
-            batch=np.array(batch, dtype=np.int64),
-            items=np.array(items, dtype=np.int32),
-        )
+        return build_spans(**dict(zip(SPAN_CODES, self._spans, strict=True)))
 
     def _grow(self) -> None:
         """Double the capacity: appending a row costs amortized O(1)."""
         more = np.full(max(self.count, 1_024), NEVER_NS, dtype=np.int64)
         self._started = np.concatenate((self._started, more))
         self._finished = np.concatenate((self._finished, more))
+        nowhere = np.full(len(more), NOWHERE, dtype=np.int32)
+        self._places = np.concatenate((self._places, nowhere))
         self._started_ns = self._started.data
         self._finished_ns = self._finished.data
+        self._place_of = self._places.data
+
+
+def _places(app: App, places: Int32) -> tuple[Int32, Int32]:
+    """Return pool and node of each request. The resources are the nodes, then the platforms."""
+    pools = [pool.id for pool in app.pools if pool.faas is None for _ in range(pool.nodes)]
+    nodes = list(range(len(pools)))
+    platforms = [pool.id for pool in app.pools if pool.faas is not None]
+    # NOWHERE, which is -1, is the last entry.
+    pool_of = np.array([*pools, *platforms, NOWHERE], dtype=np.int32)
+    node_of = np.array([*nodes, *(NOWHERE for _ in platforms), NOWHERE], dtype=np.int32)
+    return pool_of[places], node_of[places]
 
 
 def _deadlines(app: App, arrival_ns: Int64, pipeline: Int32) -> Int64:

@@ -171,6 +171,7 @@ def _columns(engine: Engine, cursor: ArrivalCursor, window_ns: int, request_ns: 
         pipelines=tuple(p.name for p in app.pipelines),
         functions=tuple(f.name for f in app.functions),
         clients=tuple(c.name for c in app.clients),
+        pools=tuple(p.name for p in app.pools),
         window_ns=window_ns,
         end_ns=end_ns,
     )

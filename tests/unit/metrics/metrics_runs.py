@@ -9,7 +9,15 @@ import numpy as np
 
 from headgate.core.clock import MILLISECOND_NS, NEVER_NS
 from headgate.core.states import Outcome
-from headgate.metrics.columns import RequestColumns, ResourceUse, RunColumns, SpanColumns, SpanKind
+from headgate.metrics.columns import (
+    NOWHERE,
+    ResourceUse,
+    RunColumns,
+    SpanColumns,
+    SpanKind,
+    build_requests,
+    build_spans,
+)
 
 
 @dataclass(frozen=True)
@@ -63,18 +71,20 @@ def make_run(
     end_ms: int = 1000,
 ) -> RunColumns:
     """Build a run; `make_run([])` is an empty one."""
-    requests = RequestColumns(
-        arrival_ns=_ns([row.arrival for row in rows]),
+    requests = build_requests(
+        _ns([row.arrival for row in rows]),
         started_ns=_ns([row.started for row in rows]),
         finished_ns=_ns([row.finished for row in rows]),
         deadline_ns=_ns(
             [None if row.deadline is None else row.arrival + row.deadline for row in rows]
         ),
-        outcome=np.array([row.outcome for row in rows], dtype=np.int8),
-        pipeline=np.array([row.pipeline for row in rows], dtype=np.int32),
-        client=np.array([row.client for row in rows], dtype=np.int32),
-        attempts=np.array([row.started is not None for row in rows], dtype=np.int32),
-        cold=np.array([row.cold for row in rows], dtype=np.int8),
+        outcome=[row.outcome for row in rows],
+        pipeline=[row.pipeline for row in rows],
+        client=[row.client for row in rows],
+        attempts=[row.started is not None for row in rows],
+        cold=[row.cold for row in rows],
+        pool=[NOWHERE if row.started is None else 0 for row in rows],
+        node=[NOWHERE if row.started is None else 0 for row in rows],
     )
     return RunColumns(
         requests=requests,
@@ -83,6 +93,7 @@ def make_run(
         pipelines=tuple(pipelines),
         functions=tuple(functions),
         clients=tuple(clients),
+        pools=tuple(dict.fromkeys(use.pool for use in resources)) or ("gpu",),
         window_ns=window_ms * MILLISECOND_NS,
         end_ns=end_ms * MILLISECOND_NS,
     )
@@ -115,12 +126,12 @@ def _ns(times_ms: Sequence[int | None]) -> np.ndarray[tuple[int], np.dtype[np.in
 
 
 def _span_columns(spans: Sequence[Span]) -> SpanColumns:
-    return SpanColumns(
-        node=np.array([span.node for span in spans], dtype=np.int32),
-        function=np.array([span.function for span in spans], dtype=np.int32),
-        kind=np.array([span.kind for span in spans], dtype=np.int8),
+    return build_spans(
+        node=[span.node for span in spans],
+        function=[span.function for span in spans],
+        kind=[span.kind for span in spans],
         start_ns=_ns([span.start for span in spans]),
         end_ns=_ns([span.end for span in spans]),
-        batch=np.arange(len(spans), dtype=np.int64),
-        items=np.ones(len(spans), dtype=np.int32),
+        batch=range(len(spans)),
+        items=[1] * len(spans),
     )

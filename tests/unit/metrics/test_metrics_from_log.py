@@ -80,6 +80,7 @@ def test_request_columns_of_a_log() -> None:
     ]
     assert requests.attempts.tolist() == [1, 1, 1, 2]
     assert requests.cold.tolist() == [1, 0, 0, 0]
+    assert (requests.pool.tolist(), requests.node.tolist()) == ([0] * 4, [0] * 4)
     assert day().own_deadline.tolist() == [0, 0, 1, 0]
 
 
