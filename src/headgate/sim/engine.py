@@ -69,7 +69,7 @@ from headgate.sim.event_queue import (
 from headgate.sim.faas import KeepWarmTick, SimFaasPlatform, SimInvocation
 from headgate.sim.ground_truth import GroundTruth
 from headgate.sim.interfaces import Observer, SimClient
-from headgate.sim.node import RESTART_NS, EventInTransit, IdleCheck, NodeJob, Restart, SimNode
+from headgate.sim.node import RESTART_NS, EventInTransit, IdleTimerDue, NodeJob, Restart, SimNode
 from headgate.sim.recorder import Recorder
 from headgate.sim.shared_pools import SharedPools
 
@@ -221,8 +221,8 @@ class Engine:
         elif isinstance(item, Cancellation):
             index = self._scheduler_of_request(item.request_id)
             self.handle_event(now_ns, index, RequestCancelled(item.request_id))
-        elif isinstance(item, IdleCheck):
-            item.node.on_idle_timeout(now_ns, item.instance_id)
+        elif isinstance(item, IdleTimerDue):
+            item.node.on_idle_timer(now_ns, item.timer)
         elif isinstance(item, Inbox):
             self._decide(now_ns, item.scheduler, self._inboxes[item.scheduler].popleft())
             if self._inboxes[item.scheduler]:
