@@ -370,19 +370,20 @@ def _build_stages(
     if len(spec.stages) > _STAGES_MAX:
         problem = f"has {len(spec.stages)} stages"
         raise reader.error("stages", problem, allowed=f"at most {_STAGES_MAX}")
-    names = list(spec.stages)
-    stages = tuple(
+    names = _sort_stages(reader, spec.stages)
+    return tuple(
         _build_stage(
-            FieldReader(body, reader.where, f"{reader.path('stages')}.{name}"), functions, names
+            name,
+            FieldReader(spec.stages[name], reader.where, f"{reader.path('stages')}.{name}"),
+            functions,
+            names,
         )
-        for name, body in spec.stages.items()
+        for name in names
     )
-    _refuse_cycle(reader, spec.stages)
-    return stages
 
 
 def _build_stage(
-    reader: FieldReader[StageSpec], functions: Mapping[str, Function], names: list[str]
+    name: str, reader: FieldReader[StageSpec], functions: Mapping[str, Function], names: list[str]
 ) -> Stage:
     spec = reader.spec
     probability = reader.fraction("unsure_probability")
@@ -401,15 +402,32 @@ def _build_stage(
         after=tuple(names.index(before) for before in reader.some_of("stage", "after", names)),
         only_if_unsure=spec.only_if_unsure,
         unsure_probability=probability,
+        name=name,
     )
 
 
-def _refuse_cycle(reader: FieldReader[PipelineSpec], stages: Mapping[str, StageSpec]) -> None:
+def _sort_stages(reader: FieldReader[PipelineSpec], stages: Mapping[str, StageSpec]) -> list[str]:
+    """The names of stages in a topological order that does not depend on their order in the file.
+
+    Raises `ConfigError` for a cycle.
+    """
+    sorter = TopologicalSorter(
+        {
+            name: [before for before in body.after if before in stages]
+            for name, body in stages.items()
+        }
+    )
     try:
-        TopologicalSorter({name: body.after for name, body in stages.items()}).prepare()
+        sorter.prepare()
     except CycleError as error:
         problem = f"form a cycle: {' -> '.join(error.args[1])}"
         raise reader.error("stages", problem, allowed="no cycles") from None
+    names: list[str] = []
+    while sorter.is_active():
+        ready = sorted(sorter.get_ready())
+        names += ready
+        sorter.done(*ready)
+    return names
 
 
 def _build_pools(specs: Mapping[str, PoolSpec], where: str) -> tuple[Pool, ...]:
