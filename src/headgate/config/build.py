@@ -34,11 +34,10 @@ from headgate.config.schema import (
 )
 from headgate.config.source import normalise
 from headgate.core import units
-from headgate.core.clock import NEVER_NS
 from headgate.core.errors import ConfigError
 from headgate.core.model import (
-    PREWARM_ALL_NODES,
     TIER_NAMES,
+    UNLIMITED,
     App,
     BreakerConfig,
     Client,
@@ -190,7 +189,7 @@ def _prewarm_nodes(spec: FunctionSpec) -> int:
     if spec.prewarm_nodes is not None:
         return spec.prewarm_nodes
     is_served = any(_is_served(variant) for variant in (spec.variants.values() or (spec,)))
-    return PREWARM_ALL_NODES if is_served else 0
+    return UNLIMITED if is_served else 0
 
 
 def _variants(
@@ -451,7 +450,7 @@ def _build_nodes(id: int, name: str, reader: FieldReader[PoolSpec]) -> Pool:
     if spec.gpu_share is not None:
         gpu_sevenths = reader.gpu_sevenths("gpu_share")
     else:
-        gpu_sevenths = 0 if spec.tier == "dedicated" else NEVER_NS
+        gpu_sevenths = 0 if spec.tier == "dedicated" else UNLIMITED
     return Pool(
         id,
         name,
@@ -459,7 +458,7 @@ def _build_nodes(id: int, name: str, reader: FieldReader[PoolSpec]) -> Pool:
         nodes=spec.nodes,
         slots=spec.slots,
         queue_max=spec.queue_max,
-        cpu_milli=NEVER_NS if spec.cpus is None else reader.cpu_milli("cpus"),
+        cpu_milli=UNLIMITED if spec.cpus is None else reader.cpu_milli("cpus"),
         gpu_sevenths=gpu_sevenths,
         memory_bytes=reader.size_or_unlimited_bytes("memory"),
         host_memory_bytes=reader.size_bytes("host_memory"),

@@ -33,7 +33,7 @@ from headgate.core.actions import (
 from headgate.core.clock import NEVER_NS
 from headgate.core.errors import DriverError
 from headgate.core.events import BatchRefused, Event, InstanceStopped, Refusal, WeightsEvicted
-from headgate.core.model import Pool, Variant
+from headgate.core.model import UNLIMITED, Pool, Variant
 
 INSTANCES_MAX: Final = 4096  # per node: a Scheduler cannot fill the memory of a worker
 
@@ -127,7 +127,7 @@ class Backend:
         self._pool = pool
         self._variants = variants
         self._slots = pool.slots
-        self._limits_compute = pool.cpu_milli < NEVER_NS or pool.gpu_sevenths < NEVER_NS
+        self._limits_compute = pool.cpu_milli < UNLIMITED or pool.gpu_sevenths < UNLIMITED
         self._has_idle_timeout = pool.idle_timeout_ns < NEVER_NS
         self._running = 0
         self._cpu_milli = 0

@@ -23,7 +23,9 @@ class Tier:
 
 
 LAMBDA_PAYLOAD_BYTES_MAX: Final = 6 << 20  # payload limit of an AWS Lambda call, each way
-PREWARM_ALL_NODES: Final = 1_000_001  # sentinel: more nodes than a pool can have
+# No limit on a size, a share or a count: the largest integer that a compiled build keeps in a
+# register.
+UNLIMITED: Final = 2**62 - 1
 TIER_NAMES: Final = ("dedicated", "gpu", "serverless")
 
 
@@ -257,9 +259,9 @@ class Pool:
     nodes: int = 1
     slots: int = 1  # batches a node runs at once: 1 is exclusive
     queue_max: int = 0  # batches a node may queue while its slots are taken
-    cpu_milli: int = NEVER_NS  # compute of one node; NEVER_NS: unlimited
-    gpu_sevenths: int = NEVER_NS
-    memory_bytes: int = NEVER_NS  # device memory of one node
+    cpu_milli: int = UNLIMITED  # compute of one node
+    gpu_sevenths: int = UNLIMITED
+    memory_bytes: int = UNLIMITED  # device memory of one node
     host_memory_bytes: int = 0  # host memory of one node for evicted weights
     idle_timeout_ns: int = NEVER_NS  # an instance that is idle for this long stops
     is_elastic: bool = False  # nodes are rented, and paid for, only while they hold an instance

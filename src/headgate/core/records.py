@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from headgate.core.clock import NEVER_NS
-from headgate.core.model import Function, Pipeline, Pool, Stage, Variant
+from headgate.core.model import UNLIMITED, Function, Pipeline, Pool, Stage, Variant
 from headgate.core.states import (
     BATCH_IN_FLIGHT,
     REQUEST_OPEN,
@@ -194,7 +193,7 @@ class Node:
         self.pool = pool
         self.variants = variants  # by function id: the variant that this node would run, or None
         self.slots = pool.slots
-        self.limits_compute = pool.cpu_milli < NEVER_NS or pool.gpu_sevenths < NEVER_NS
+        self.limits_compute = pool.cpu_milli < UNLIMITED or pool.gpu_sevenths < UNLIMITED
         self.state: int = NodeState.DOWN
         self.running = 0
         self.blocked_until_ns = 0

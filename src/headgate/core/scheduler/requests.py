@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import final
 
-from headgate.core.clock import NEVER_NS
 from headgate.core.errors import DriverError, PolicyError
 from headgate.core.events import RequestAnnounced, RequestArrived, RequestCancelled
-from headgate.core.model import App, Pipeline
+from headgate.core.model import UNLIMITED, App, Pipeline
 from headgate.core.policy import Policy, overrides
 from headgate.core.records import STAGES_MAX, Batch, Request, Task
 from headgate.core.scheduler.state import StateWriter
@@ -246,12 +245,14 @@ def payload_bytes_max(app: App, pipeline: Pipeline) -> int:
 
     Nodes take any size. For a function that runs on FaaS pools only, the largest limit counts.
     """
-    most = NEVER_NS
+    most = UNLIMITED
     for stage in pipeline.stages:
         platforms = [app.pools[id].faas for v in stage.function.variants for id in v.pool_ids]
         if not stage.after:
             largest = 0
             for platform in platforms:
-                largest = max(largest, NEVER_NS if platform is None else platform.payload_bytes_max)
+                largest = max(
+                    largest, UNLIMITED if platform is None else platform.payload_bytes_max
+                )
             most = min(most, largest)
     return most
