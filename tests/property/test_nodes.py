@@ -30,9 +30,9 @@ from headgate.live.ipc.messages import RunBatch
 from headgate.live.worker import node as live_node
 from headgate.live.worker.executor import BatchJob, Job, PrepareJob, UnloadJob
 from headgate.live.worker.node import WorkerNode
-from headgate.sim.event_queue import EventQueue
+from headgate.sim.event_queue import Callback, EventQueue
 from headgate.sim.ground_truth import GroundTruth, GroundTruthConfig
-from headgate.sim.node import EventInTransit, IdleTimerDue, NodeJob, SimNode
+from headgate.sim.node import EventInTransit, NodeJob, SimNode
 from headgate.sim.recorder import Recorder
 
 REQUESTS_MAX = 1_000
@@ -140,8 +140,8 @@ class Pair:
                 assert event is not None
                 self.events.append(event)
                 self.live.end(item.action)
-            elif isinstance(item, IdleTimerDue):
-                self.sim.on_idle_timer(at_ns, item.timer)
+            elif isinstance(item, Callback):  # an idle timer
+                item.call(at_ns)
                 self.live.node.retire_idle(at_ns)
             else:
                 assert isinstance(item, EventInTransit)

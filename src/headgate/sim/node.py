@@ -8,6 +8,7 @@ ends. A node of an elastic pool is paid for only while it is rented (`NodeRental
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final, final
 
 from headgate.core.actions import Action, Dispatch, LoadWeights, StartInstance, StopInstance
@@ -27,7 +28,7 @@ from headgate.core.events import (
 )
 from headgate.core.model import App, Pool, Variant
 from headgate.metrics.columns import SpanKind
-from headgate.sim.event_queue import EventQueue, QueueItem
+from headgate.sim.event_queue import Callback, EventQueue, QueueItem
 from headgate.sim.ground_truth import GroundTruth, has_cascades, unsure_tasks
 from headgate.sim.recorder import Recorder
 
@@ -100,27 +101,6 @@ class EventInTransit(QueueItem):
 
     def __init__(self, event: Event) -> None:
         self.event = event
-
-
-@final
-class IdleTimerDue(QueueItem):
-    """An idle timer of a node's Backend is due."""
-
-    __slots__ = ("node", "timer")
-
-    def __init__(self, node: SimNode, timer: IdleTimer) -> None:
-        self.node = node
-        self.timer = timer
-
-
-@final
-class Restart(QueueItem):
-    """A node that a poisonous request has killed joins again."""
-
-    __slots__ = ("node",)
-
-    def __init__(self, node: SimNode) -> None:
-        self.node = node
 
 
 @final
@@ -197,7 +177,8 @@ class SimNode:
             if isinstance(effect, Dispatch):
                 self._begin_batch(now_ns, effect)
             elif isinstance(effect, IdleTimer):
-                self._queue.push(effect.at_ns, _COMPLETION, IdleTimerDue(self, effect))
+                due = Callback(partial(self._on_idle_timer, effect))
+                self._queue.push(effect.at_ns, _COMPLETION, due)
             elif isinstance(effect, Event):
                 self.report(now_ns, effect)
             else:
@@ -312,8 +293,8 @@ class SimNode:
         self._release_node(now_ns)
         return InstanceStopped(instance_id, "failed to start")
 
-    def on_idle_timer(self, now_ns: int, timer: IdleTimer) -> None:
-        """Hand an idle timer that is due to the Backend; after a crash it means nothing to it."""
+    def _on_idle_timer(self, timer: IdleTimer, now_ns: int) -> None:
+        """Hand in an idle timer that is due; to the Backend after a crash it means nothing."""
         self._apply(now_ns, self.backend.handle(now_ns, timer))
 
     def _release_node(self, now_ns: int) -> None:
