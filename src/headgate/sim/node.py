@@ -167,10 +167,12 @@ class SimNode:
             self.report(now_ns, BatchRefused(action.batch_id, reason))
             return
         effects = self.backend.handle(now_ns, action)
-        if effects:
-            self._apply(now_ns, effects)
-        else:
+        if not effects:
             self._record_hold(now_ns, action)
+        elif effects[0] is action:  # the usual case: it begins, and nothing else follows
+            self._begin_batch(now_ns, action)
+        else:
+            self._apply(now_ns, effects)
 
     def _apply(self, now_ns: int, effects: list[Effect]) -> None:
         for effect in effects:
