@@ -8,8 +8,7 @@ from math import isfinite
 
 from headgate.config.prices import PriceList, Provenance
 from headgate.core.catalog import InstanceType
-from headgate.core.clock import NEVER_NS
-from headgate.core.model import App, Function, Pool, Tier
+from headgate.core.model import UNLIMITED, App, Function, Pool, Tier
 from headgate.metrics.format import about, format_value, ms, per_second, percent, significant, usd
 from headgate.planning.capacity.mix import FaasChoice, Mix, best_of_type, break_even_rate, evaluate
 from headgate.planning.capacity.plan import (
@@ -42,7 +41,7 @@ def current_setup(
     """Return how the application performs as declared; None if it does not give `cpus` of nodes."""
     pool_ids = {pool_id for variant in function.variants for pool_id in variant.pool_ids}
     pools = [pool for pool in app.pools if pool.id in pool_ids]
-    pool = next((p for p in pools if p.tier == Tier.DEDICATED and p.cpu_milli != NEVER_NS), None)
+    pool = next((p for p in pools if p.tier == Tier.DEDICATED and p.cpu_milli != UNLIMITED), None)
     if pool is None:
         return None
     terms = plan.terms

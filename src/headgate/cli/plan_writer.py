@@ -9,8 +9,7 @@ from typing import Final, cast
 
 from headgate.cli.workload import WorkloadOptions
 from headgate.config import AppConfig
-from headgate.core.clock import NEVER_NS
-from headgate.core.model import Function, Pipeline, Profile
+from headgate.core.model import UNLIMITED, Function, Pipeline, Profile
 from headgate.core.units import format_duration, format_size
 from headgate.planning.capacity.mix import FaasChoice, Mix
 from headgate.planning.capacity.plan import CapacityPlan
@@ -109,7 +108,7 @@ def _instances(mix: Mix, site: InstanceCapacity, base: Spec) -> Spec:
         "slots": site.threshold,
         "cpus": offer.cpus,
         "memory": "unlimited"
-        if offer.memory_bytes == NEVER_NS
+        if offer.memory_bytes == UNLIMITED
         else format_size(offer.memory_bytes),
         "price": f"${_decimal(offer.usd_per_hour)}/h",
         "boot_time": format_duration(offer.boot_ns),

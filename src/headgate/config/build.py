@@ -34,11 +34,10 @@ from headgate.config.schema import (
 )
 from headgate.config.source import normalise
 from headgate.core import units
-from headgate.core.clock import NEVER_NS
 from headgate.core.errors import ConfigError
 from headgate.core.model import (
-    PREWARM_ALL_NODES,
     TIER_NAMES,
+    UNLIMITED,
     App,
     BreakerConfig,
     Client,
@@ -190,7 +189,7 @@ def _prewarm_nodes(spec: FunctionSpec) -> int:
     if spec.prewarm_nodes is not None:
         return spec.prewarm_nodes
     is_served = any(_is_served(variant) for variant in (spec.variants.values() or (spec,)))
-    return PREWARM_ALL_NODES if is_served else 0
+    return UNLIMITED if is_served else 0
 
 
 def _variants(
@@ -370,19 +369,20 @@ def _build_stages(
     if len(spec.stages) > _STAGES_MAX:
         problem = f"has {len(spec.stages)} stages"
         raise reader.error("stages", problem, allowed=f"at most {_STAGES_MAX}")
-    names = list(spec.stages)
-    stages = tuple(
+    names = _sort_stages(reader, spec.stages)
+    return tuple(
         _build_stage(
-            FieldReader(body, reader.where, f"{reader.path('stages')}.{name}"), functions, names
+            name,
+            FieldReader(spec.stages[name], reader.where, f"{reader.path('stages')}.{name}"),
+            functions,
+            names,
         )
-        for name, body in spec.stages.items()
+        for name in names
     )
-    _refuse_cycle(reader, spec.stages)
-    return stages
 
 
 def _build_stage(
-    reader: FieldReader[StageSpec], functions: Mapping[str, Function], names: list[str]
+    name: str, reader: FieldReader[StageSpec], functions: Mapping[str, Function], names: list[str]
 ) -> Stage:
     spec = reader.spec
     probability = reader.fraction("unsure_probability")
@@ -401,15 +401,32 @@ def _build_stage(
         after=tuple(names.index(before) for before in reader.some_of("stage", "after", names)),
         only_if_unsure=spec.only_if_unsure,
         unsure_probability=probability,
+        name=name,
     )
 
 
-def _refuse_cycle(reader: FieldReader[PipelineSpec], stages: Mapping[str, StageSpec]) -> None:
+def _sort_stages(reader: FieldReader[PipelineSpec], stages: Mapping[str, StageSpec]) -> list[str]:
+    """The names of stages in a topological order that does not depend on their order in the file.
+
+    Raises `ConfigError` for a cycle.
+    """
+    sorter = TopologicalSorter(
+        {
+            name: [before for before in body.after if before in stages]
+            for name, body in stages.items()
+        }
+    )
     try:
-        TopologicalSorter({name: body.after for name, body in stages.items()}).prepare()
+        sorter.prepare()
     except CycleError as error:
         problem = f"form a cycle: {' -> '.join(error.args[1])}"
         raise reader.error("stages", problem, allowed="no cycles") from None
+    names: list[str] = []
+    while sorter.is_active():
+        ready = sorted(sorter.get_ready())
+        names += ready
+        sorter.done(*ready)
+    return names
 
 
 def _build_pools(specs: Mapping[str, PoolSpec], where: str) -> tuple[Pool, ...]:
@@ -433,7 +450,7 @@ def _build_nodes(id: int, name: str, reader: FieldReader[PoolSpec]) -> Pool:
     if spec.gpu_share is not None:
         gpu_sevenths = reader.gpu_sevenths("gpu_share")
     else:
-        gpu_sevenths = 0 if spec.tier == "dedicated" else NEVER_NS
+        gpu_sevenths = 0 if spec.tier == "dedicated" else UNLIMITED
     return Pool(
         id,
         name,
@@ -441,7 +458,7 @@ def _build_nodes(id: int, name: str, reader: FieldReader[PoolSpec]) -> Pool:
         nodes=spec.nodes,
         slots=spec.slots,
         queue_max=spec.queue_max,
-        cpu_milli=NEVER_NS if spec.cpus is None else reader.cpu_milli("cpus"),
+        cpu_milli=UNLIMITED if spec.cpus is None else reader.cpu_milli("cpus"),
         gpu_sevenths=gpu_sevenths,
         memory_bytes=reader.size_or_unlimited_bytes("memory"),
         host_memory_bytes=reader.size_bytes("host_memory"),

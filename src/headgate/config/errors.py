@@ -22,6 +22,7 @@ from headgate.config.source import join
 from headgate.core import units
 from headgate.core.clock import NEVER_NS
 from headgate.core.errors import ConfigError
+from headgate.core.model import UNLIMITED
 
 # Larger than any machine, yet small enough for sums of sizes to stay within 64 bits.
 SIZE_BYTES_MAX: Final = 10**18
@@ -158,7 +159,7 @@ class FieldReader(Generic[SectionT_co]):
     def size_or_unlimited_bytes(self, name: str) -> int:
         """Read a size that is not zero, or `unlimited`."""
         if getattr(self.spec, name) == "unlimited":
-            return NEVER_NS
+            return UNLIMITED
         size_bytes = self.size_bytes(name)
         if size_bytes == 0:
             raise self.error(name, "must be more than zero", allowed="16GB, unlimited")

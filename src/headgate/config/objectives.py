@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from headgate.config.options import AppConfig
-from headgate.core.clock import NEVER_NS
 from headgate.core.errors import ConfigError
 from headgate.core.model import App, Function, Pipeline
 from headgate.core.units import format_duration
-
-
-@dataclass(frozen=True, slots=True)
-class StageTime:
-    """A stage of a pipeline, with its shortest possible time."""
-
-    function: Function
-    time_ns: int  # 0: not measured
 
 
 def unreachable_objectives(config: AppConfig, where: str) -> list[ConfigError]:
@@ -30,33 +20,14 @@ def unreachable_objectives(config: AppConfig, where: str) -> list[ConfigError]:
     times_ns = [_shortest_ns(config, function) for function in config.app.functions]
     errors = []
     for pipeline in config.app.pipelines:
-        steps = critical_path(pipeline, times_ns)
-        total_ns = sum(step.time_ns for step in steps)
-        if pipeline.slo.latency_ns != NEVER_NS and pipeline.slo.latency_ns < total_ns:
-            errors.append(_error(config, pipeline, steps, where))
+        stages_ns = [0 if s.only_if_unsure else times_ns[s.function.id] for s in pipeline.stages]
+        path = [
+            (pipeline.stages[index].function.name, stages_ns[index])
+            for index in pipeline.critical_path(stages_ns)
+        ]
+        if pipeline.slo.latency_ns < sum(time_ns for _, time_ns in path):
+            errors.append(_error(config, pipeline, path, where))
     return errors
-
-
-def critical_path(pipeline: Pipeline, times_ns: Sequence[int]) -> list[StageTime]:
-    """Return the longest chain of stages, given the shortest time of each function.
-
-    Stages may be in any order.
-    """
-    paths: dict[int, list[StageTime]] = {}
-
-    def path_to(index: int) -> list[StageTime]:
-        if index not in paths:
-            stage = pipeline.stages[index]
-            before = max(map(path_to, stage.after), key=_length_ns, default=[])
-            time_ns = 0 if stage.only_if_unsure else times_ns[stage.function.id]
-            paths[index] = [*before, StageTime(stage.function, time_ns)]
-        return paths[index]
-
-    return max(map(path_to, range(len(pipeline.stages))), key=_length_ns)
-
-
-def _length_ns(path: list[StageTime]) -> int:
-    return sum(step.time_ns for step in path)
 
 
 def _shortest_ns(config: AppConfig, function: Function) -> int:
@@ -79,17 +50,15 @@ def _network_ns(app: App, pool_ids: Sequence[int]) -> int:
 
 
 def _error(
-    config: AppConfig, pipeline: Pipeline, steps: list[StageTime], where: str
+    config: AppConfig, pipeline: Pipeline, path: list[tuple[str, int]], where: str
 ) -> ConfigError:
-    total = format_duration(_length_ns(steps))
-    path = " -> ".join(
-        f"{step.function.name} {format_duration(step.time_ns)}" for step in steps if step.time_ns
-    )
+    total = format_duration(sum(time_ns for _, time_ns in path))
+    steps = " -> ".join(f"{name} {format_duration(time_ns)}" for name, time_ns in path if time_ns)
     sections = config.spec["pipelines"]
     section = sections.get(pipeline.name) if isinstance(sections, dict) else None
     has_own = isinstance(section, dict) and section.get("slo") is not None
     return ConfigError(
-        f"is below the critical path of pipeline {pipeline.name}, {total}: {path}",
+        f"is below the critical path of pipeline {pipeline.name}, {total}: {steps}",
         where=where,
         key=f"pipelines.{pipeline.name}.slo.latency" if has_own else "slo.latency",
         value=format_duration(pipeline.slo.latency_ns),

@@ -1,34 +1,96 @@
-"""The Backend: admission of orders on one node, in the simulator and in every live worker.
+"""The Backend: the rules of one node, the same in the simulator and in every live worker.
 
 A node may serve several Schedulers, so only its Backend knows whether a slot is free: it begins an
-order, holds it back, or refuses it. Orders are carried out in the order they were given as far as
-slots, compute and residency allow: a dispatch that follows the start of its own instance waits for
-that start.
+order, holds it, or refuses it. Orders are carried out in the order they were given as far as slots,
+compute and residency allow: a dispatch that follows the start of its own instance waits for that
+start.
 
-Like the Scheduler, the Backend is pure: time is an argument, and its driver does what it returns.
-The driver calls `start`, `load`, `offer`, `evict`, `stop` and `cancel` for orders, and `on_ended`
-when something that it began has ended. Whatever the Backend begins, the driver must begin at once.
+Like the Scheduler, the Backend is pure and has one entry: `handle(now_ns, message) -> effects`.
+
+A message is an order (an action of a Scheduler for this node), or tells what has happened:
+`Ended` (an order that had begun is over), `IdleTimer` (it is due), `SchedulerLeft` or `Drain`.
+
+The driver applies the effects in their order. An effect is one of
+- an order (`Dispatch`, `StartInstance` or `LoadWeights`): begin it now, and hand in `Ended` for it
+  exactly once. The driver reports the event of its end, because only the driver knows the result;
+- an event: report it to the Scheduler whose order it ends;
+- an `IdleTimer`: hand it in again at its `at_ns`.
 """
 
 from __future__ import annotations
 
-from typing import Final, final
+from typing import Final, TypeAlias, final
 
-from headgate.core.actions import Action, Dispatch, LoadWeights, StartInstance
+from headgate.core.actions import (
+    Action,
+    CancelBatch,
+    Dispatch,
+    EvictWeights,
+    LoadWeights,
+    StartInstance,
+    StopInstance,
+)
 from headgate.core.clock import NEVER_NS
-from headgate.core.model import Pool, Variant
+from headgate.core.errors import DriverError
+from headgate.core.events import BatchRefused, Event, InstanceStopped, Refusal, WeightsEvicted
+from headgate.core.model import UNLIMITED, Pool, Variant
+
+INSTANCES_MAX: Final = 4096  # per node: a Scheduler cannot fill the memory of a worker
+
+# Why an instance has stopped, in the words of logs.
+STOPPED: Final = "stopped"
+IDLE: Final = "idle for too long"
+DRAINING: Final = "the node is draining"
+ABANDONED: Final = "its gateway has left"
 
 
-class Verdict:
-    """A Backend's answer to an order."""
+@final
+class Ended:
+    """An order that had begun is over: a batch, a load or a start, which may have failed.
 
-    BEGIN: Final = 0
-    HOLD: Final = 1  # accepted, begins later
-    BUSY: Final = 2  # refused: no slot, and the queue is full
-    GONE: Final = 3  # refused: the instance is not there, or it is draining
+    The Backend keeps no reference to it, so a driver may use one object again and again.
+    """
+
+    __slots__ = ("has_failed", "order")
+
+    def __init__(self, order: Action, has_failed: bool = False) -> None:
+        self.order = order
+        self.has_failed = has_failed  # of a start only: there is no instance
 
 
-_BEGIN: Final = Verdict.BEGIN  # CPython reads a module global much faster than a class attribute
+@final
+class IdleTimer:
+    """At `at_ns` this instance may have reached the idle timeout of its pool."""
+
+    __slots__ = ("at_ns", "instance_id")
+
+    def __init__(self, instance_id: int, at_ns: int) -> None:
+        self.instance_id = instance_id
+        self.at_ns = at_ns
+
+
+@final
+class SchedulerLeft:
+    """Nobody waits any more for the batches and needs the instances with these ids."""
+
+    __slots__ = ("ids",)
+
+    def __init__(self, ids: range) -> None:
+        self.ids = ids
+
+
+@final
+class Drain:
+    """Accept and begin nothing from now on. What runs may finish."""
+
+    __slots__ = ()
+
+
+Message: TypeAlias = Action | Ended | IdleTimer | SchedulerLeft | Drain
+Effect: TypeAlias = Action | Event | IdleTimer
+
+# Returned where nothing follows, as after most batches. Drivers only read effects.
+_NOTHING: Final[list[Effect]] = []
 
 
 @final
@@ -39,10 +101,10 @@ class ResidentInstance:
         "held",
         "id",
         "idle_since_ns",
-        "is_draining",
         "is_evicting",
         "is_ready",
         "running",
+        "stop_reason",
         "variant",
     )
 
@@ -50,7 +112,7 @@ class ResidentInstance:
         self.id = id
         self.variant = variant
         self.is_ready = False  # weights on the device: started, and not being loaded
-        self.is_draining = False
+        self.stop_reason = ""  # why it stops as soon as its work has ended; "": it does not
         self.is_evicting = False  # its weights leave the device as soon as its work has ended
         self.running = 0
         self.held = 0  # dispatches accepted and not begun
@@ -65,103 +127,172 @@ class Backend:
         self._pool = pool
         self._variants = variants
         self._slots = pool.slots
-        self._limits_compute = pool.cpu_milli < NEVER_NS or pool.gpu_sevenths < NEVER_NS
-        self.running = 0
+        self._limits_compute = pool.cpu_milli < UNLIMITED or pool.gpu_sevenths < UNLIMITED
+        self._has_idle_timeout = pool.idle_timeout_ns < NEVER_NS
+        self._running = 0
         self._cpu_milli = 0
         self._gpu_sevenths = 0
-        self.instances: dict[int, ResidentInstance] = {}
         self._held: list[Action] = []
+        self.instances: dict[int, ResidentInstance] = {}
+        self.is_draining = False
 
-    def offer(self, order: Dispatch) -> int:
-        """Whether a batch begins now, is held, or is refused."""
+    def handle(self, now_ns: int, message: Message) -> list[Effect]:
+        """Take an order or learn what has happened; return what the driver must do now.
+
+        A dispatch, a start or a load without effect is held. O(held orders), else O(1).
+        """
+        if isinstance(message, Dispatch):
+            return self._dispatch(message)
+        if isinstance(message, Ended):
+            return self._end(now_ns, message.order, message.has_failed)
+        if isinstance(message, StartInstance):
+            return self._start(message)
+        if isinstance(message, LoadWeights):
+            return self._load(message)
+        effects: list[Effect] = []
+        if isinstance(message, EvictWeights):
+            self._evict(message.instance_id, effects)
+        elif isinstance(message, StopInstance):
+            self._stop(message.instance_id, STOPPED, effects)
+        elif isinstance(message, CancelBatch):
+            for batch in self.held_batches():
+                if batch.batch_id == message.batch_id:
+                    self._refuse_held(batch, Refusal.CANCELLED, effects)
+        elif isinstance(message, IdleTimer):
+            self._stop_if_idle(now_ns, message.instance_id, effects)
+        elif isinstance(message, SchedulerLeft):
+            self._release(message.ids, ABANDONED, effects)
+        elif isinstance(message, Drain):
+            self.is_draining = True
+            self._release(range(NEVER_NS), DRAINING, effects)
+        else:
+            raise DriverError(f"{type(message).__name__} is not for a node")
+        return effects
+
+    def held_batches(self) -> list[Dispatch]:
+        """Batches accepted and not begun."""
+        return [order for order in self._held if isinstance(order, Dispatch)]
+
+    def _dispatch(self, order: Dispatch) -> list[Effect]:
         instance_id = order.instance_id
         instance = None if instance_id is None else self.instances.get(instance_id)
-        if instance is None or instance.is_draining:
-            return Verdict.GONE
+        if instance is None or instance.stop_reason:
+            return [BatchRefused(order.batch_id, Refusal.GONE)]
         is_next = not self._held or not self._has_waiting_order()
         if is_next and self._try_begin(instance):
-            return _BEGIN
+            return [order]
         # A batch may wait for its own instance to become ready, up to the instance's concurrency.
         may_wait = not instance.is_ready and instance.held < instance.variant.concurrency
         if not may_wait and self._queue_length() >= self._pool.queue_max:
-            return Verdict.BUSY
+            return [BatchRefused(order.batch_id, Refusal.BUSY)]
         instance.held += 1
         self._held.append(order)
-        return Verdict.HOLD
+        return _NOTHING
 
-    def start(self, order: StartInstance) -> int:
-        """Start an instance, or hold the start until a slot is free."""
+    def _start(self, order: StartInstance) -> list[Effect]:
+        if self.is_draining:
+            return [InstanceStopped(order.instance_id, DRAINING)]
+        if len(self.instances) >= INSTANCES_MAX:
+            return [InstanceStopped(order.instance_id, "too many instances")]
         instance = ResidentInstance(order.instance_id, self._variants[order.variant_id])
         self.instances[order.instance_id] = instance
         return self._prepare(order, instance)
 
-    def load(self, order: LoadWeights) -> int:
-        """Load an instance's weights, or hold the load until a slot is free."""
+    def _load(self, order: LoadWeights) -> list[Effect]:
         instance = self.instances.get(order.instance_id)
-        if instance is None or instance.is_draining:
-            return Verdict.GONE
+        if instance is None or instance.stop_reason:
+            return _NOTHING  # the Scheduler learns, or has learnt, that the instance has stopped
         instance.is_ready = False
         instance.is_evicting = False
         return self._prepare(order, instance)
 
-    def evict(self, instance_id: int) -> bool:
-        """Whether the weights are off the device now; else they leave when its work has ended.
+    def _prepare(self, order: Action, instance: ResidentInstance) -> list[Effect]:
+        if not self._has_waiting_order() and self._try_take_slot(instance):
+            return [order]
+        self._held.append(order)
+        return _NOTHING
+
+    def _evict(self, instance_id: int, effects: list[Effect]) -> None:
+        """Take weights off the device, now or when the instance's work has ended.
 
         A Scheduler evicts only instances that it believes to be idle. It can be wrong: a batch that
         it gave up as lost may still run, and it does not know the batches of other Schedulers.
         """
         instance = self.instances.get(instance_id)
         if instance is None:
-            return True
-        if instance.running or instance.held:
+            effects.append(WeightsEvicted(instance_id))
+        else:
             instance.is_evicting = True
-            return False
-        instance.is_ready = False
-        return True
+            self._finish_if_idle(instance, effects)
 
-    def stop(self, instance_id: int) -> bool:
-        """Whether the instance has stopped now; else it stops when its work has ended."""
+    def _stop(self, instance_id: int, reason: str, effects: list[Effect]) -> None:
+        """Stop an instance, now or when its work has ended."""
         instance = self.instances.get(instance_id)
         if instance is None:
-            return True
-        instance.is_draining = True
-        if instance.running or instance.held:
-            return False
-        self._drop(instance_id)
-        return True
+            effects.append(InstanceStopped(instance_id, reason))
+        else:
+            instance.stop_reason = reason
+            self._finish_if_idle(instance, effects)
 
-    def cancel(self, batch_id: int) -> Dispatch | None:
-        """Remove and return a held batch; None if it has begun or is unknown."""
-        for order in self._held:
-            if isinstance(order, Dispatch) and order.batch_id == batch_id:
-                self._held.remove(order)
-                assert order.instance_id is not None
-                self.instances[order.instance_id].held -= 1
-                return order
-        return None
+    def _stop_if_idle(self, now_ns: int, instance_id: int, effects: list[Effect]) -> None:
+        """Stop an instance that nobody has used since the idle timer was set."""
+        instance = self.instances.get(instance_id)
+        if instance is None or instance.running or instance.held or not instance.is_ready:
+            return
+        if now_ns - instance.idle_since_ns >= self._pool.idle_timeout_ns:
+            self._stop(instance_id, IDLE, effects)
 
-    def on_ended(self, now_ns: int, order: Action) -> bool:
-        """Record the end of a start, a load or a batch that had begun.
+    def _release(self, ids: range, reason: str, effects: list[Effect]) -> None:
+        """Refuse the held batches with these ids, and stop the instances."""
+        for batch in self.held_batches():
+            if batch.batch_id in ids:
+                self._refuse_held(batch, Refusal.GONE, effects)
+        for instance_id in list(self.instances):
+            if instance_id in ids:
+                self._stop(instance_id, reason, effects)
+        self._begin_held(effects)
 
-        Returns whether `begin_held`, `drained_instance` or `evicted_instance` now has work to do.
-        """
+    def _refuse_held(self, batch: Dispatch, refusal: int, effects: list[Effect]) -> None:
+        self._held.remove(batch)
+        effects.append(BatchRefused(batch.batch_id, refusal))
+        instance = self.instances[_instance_of(batch)]
+        instance.held -= 1
+        self._finish_if_idle(instance, effects)
+
+    def _end(self, now_ns: int, order: Action, has_failed: bool) -> list[Effect]:
+        """Give back the slot of an order, and begin what waited for it."""
         instance = self.instances[_instance_of(order)]
         if not isinstance(order, Dispatch):
             instance.is_ready = True
         instance.idle_since_ns = now_ns
         instance.running -= 1
-        self.running -= 1
+        self._running -= 1
         if self._limits_compute:
             shape = instance.variant.shape
             self._cpu_milli -= shape.cpu_milli
             self._gpu_sevenths -= shape.gpu_sevenths
-        return instance.is_draining or instance.is_evicting or len(self._held) > 0
+        if has_failed:
+            effects: list[Effect] = []
+            self._remove(instance, effects)
+            self._begin_held(effects)
+            return effects
+        if self._held or instance.stop_reason or instance.is_evicting or self._has_idle_timeout:
+            return self._after_end(now_ns, instance)
+        return _NOTHING
 
-    def begin_held(self) -> list[Action]:
-        """Begin the held orders that can begin now, and return them."""
+    def _after_end(self, now_ns: int, instance: ResidentInstance) -> list[Effect]:
+        effects: list[Effect] = []
+        self._begin_held(effects)
+        self._finish_if_idle(instance, effects)
+        is_idle = instance.is_ready and not (instance.running or instance.held)
+        if self._has_idle_timeout and is_idle and not instance.stop_reason:
+            effects.append(IdleTimer(instance.id, now_ns + self._pool.idle_timeout_ns))
+        return effects
+
+    def _begin_held(self, effects: list[Effect]) -> None:
+        """Begin the held orders that can begin now."""
         if not self._held:
-            return []
-        begun: list[Action] = []
+            return
         still_held: list[Action] = []
         for order in self._held:
             instance = self.instances[_instance_of(order)]
@@ -172,52 +303,33 @@ class Backend:
             else:
                 has_begun = self._try_take_slot(instance)
             if has_begun:
-                begun.append(order)
+                effects.append(order)
             else:
                 still_held.append(order)
         self._held = still_held
-        return begun
 
-    def drained_instance(self, order: Action) -> int | None:
-        """The draining instance that has stopped because this order was its last; None if none.
+    def _finish_if_idle(self, instance: ResidentInstance, effects: list[Effect]) -> None:
+        """Carry out the eviction and the stop that waited for the end of an instance's work."""
+        if instance.running or instance.held:
+            return
+        if instance.is_evicting:
+            instance.is_evicting = False
+            instance.is_ready = False
+            effects.append(WeightsEvicted(instance.id))
+        if instance.stop_reason:
+            self._remove(instance, effects)
+            effects.append(InstanceStopped(instance.id, instance.stop_reason))
 
-        Call this and `evicted_instance` whenever an order is over: after `on_ended`, and after
-        `cancel` has removed it.
-        """
-        instance_id = _instance_of(order)
-        instance = self.instances.get(instance_id)
-        if instance is None or not instance.is_draining or instance.running or instance.held:
-            return None
-        self._drop(instance_id)
-        return instance_id
-
-    def evicted_instance(self, order: Action) -> int | None:
-        """The instance whose pending eviction happened because this order was its last; or None."""
-        instance = self.instances.get(_instance_of(order))
-        if instance is None or not instance.is_evicting or instance.running or instance.held:
-            return None
-        instance.is_evicting = False
-        instance.is_ready = False
-        return instance.id
-
-    def on_start_failed(self, instance_id: int) -> list[Dispatch]:
-        """Drop an instance that could not be started; return the batches held for it."""
-        del self.instances[instance_id]
-        return self._drop_held(instance_id)
-
-    def retire_idle(self, now_ns: int, instance_id: int) -> bool:
-        """Drop an instance that has been idle for the pool's `idle_timeout_ns`; whether it was."""
-        instance = self.instances.get(instance_id)
-        if instance is None or instance.running or instance.held or not instance.is_ready:
-            return False
-        if now_ns - instance.idle_since_ns < self._pool.idle_timeout_ns:
-            return False
-        del self.instances[instance_id]
-        return True
-
-    def held_batches(self) -> list[Dispatch]:
-        """Batches accepted and not begun."""
-        return [order for order in self._held if isinstance(order, Dispatch)]
+    def _remove(self, instance: ResidentInstance, effects: list[Effect]) -> None:
+        """Remove an instance with everything that is held for it."""
+        del self.instances[instance.id]
+        still_held: list[Action] = []
+        for order in self._held:
+            if _instance_of(order) != instance.id:
+                still_held.append(order)
+            elif isinstance(order, Dispatch):
+                effects.append(BatchRefused(order.batch_id, Refusal.GONE))
+        self._held = still_held
 
     def _try_begin(self, instance: ResidentInstance) -> bool:
         """Take a slot for a batch if its instance is ready and a slot is free."""
@@ -229,7 +341,7 @@ class Backend:
 
     def _try_take_slot(self, instance: ResidentInstance) -> bool:
         """Take a slot and the variant's compute if both are free."""
-        if self.running >= self._slots:
+        if self._running >= self._slots:
             return False
         if self._limits_compute:
             shape = instance.variant.shape
@@ -239,7 +351,7 @@ class Backend:
                 return False
             self._cpu_milli = cpu_milli
             self._gpu_sevenths = gpu_sevenths
-        self.running += 1
+        self._running += 1
         instance.running += 1
         return True
 
@@ -252,30 +364,11 @@ class Backend:
                 return True
         return False
 
-    def _prepare(self, order: Action, instance: ResidentInstance) -> int:
-        if not self._has_waiting_order() and self._try_take_slot(instance):
-            return Verdict.BEGIN
-        self._held.append(order)
-        return Verdict.HOLD
-
     def _queue_length(self) -> int:
         """Number of held batches whose instance is ready: those that wait for a slot."""
         return sum(
-            1
-            for order in self._held
-            if isinstance(order, Dispatch) and self.instances[_instance_of(order)].is_ready
+            1 for batch in self.held_batches() if self.instances[_instance_of(batch)].is_ready
         )
-
-    def _drop(self, instance_id: int) -> None:
-        """Drop an instance, and its start if that is still held."""
-        del self.instances[instance_id]
-        if self._held:
-            self._held = [o for o in self._held if _instance_of(o) != instance_id]
-
-    def _drop_held(self, instance_id: int) -> list[Dispatch]:
-        dropped = [o for o in self.held_batches() if o.instance_id == instance_id]
-        self._held = [o for o in self._held if _instance_of(o) != instance_id]
-        return dropped
 
 
 def _instance_of(order: Action) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from headgate.core.clock import NEVER_NS
-from headgate.core.model import FaasPlatform
+from headgate.core.model import UNLIMITED, FaasPlatform
 
 MIB: Final = 1 << 20
 
@@ -33,9 +33,9 @@ class FaasOffering:
     sizes_bytes: tuple[int, ...]  # the memory sizes on offer, ascending
     network_ns: int = 0  # one way
     timeout_ns: int = NEVER_NS  # limit on one call
-    package_bytes: int = NEVER_NS  # limit on the code and its dependencies, unpacked
-    image_bytes: int = NEVER_NS  # limit on a container image
-    payload_bytes: int = NEVER_NS  # limit on one request or response
+    package_bytes: int = UNLIMITED  # limit on the code and its dependencies, unpacked
+    image_bytes: int = UNLIMITED  # limit on a container image
+    payload_bytes: int = UNLIMITED  # limit on one request or response
 
     def cpus(self, memory_bytes: int) -> float:
         """CPUs of an instance of this memory size."""

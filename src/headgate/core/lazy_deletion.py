@@ -10,12 +10,12 @@ the number of tasks that really wait.
 from __future__ import annotations
 
 from collections import deque
-from typing import Final, final
+from typing import final
 
 from headgate.core.records import Task
-from headgate.core.states import TaskState
-
-_READY: Final = TaskState.READY
+from headgate.core.states import (
+    TASK_READY,
+)
 
 
 @final
@@ -43,6 +43,6 @@ class LazyDeletions:
 
 def sweep(queue: deque[Task]) -> None:
     """Remove the tasks that are no longer READY, keeping the order of the others."""
-    waiting = [task for task in queue if task.state == _READY]
+    waiting = [task for task in queue if task.state == TASK_READY]
     queue.clear()
     queue.extend(waiting)

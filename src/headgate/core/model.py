@@ -6,6 +6,7 @@ because the hot path and the logs use ids; names are for people.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Final
@@ -22,7 +23,9 @@ class Tier:
 
 
 LAMBDA_PAYLOAD_BYTES_MAX: Final = 6 << 20  # payload limit of an AWS Lambda call, each way
-PREWARM_ALL_NODES: Final = 1_000_001  # sentinel: more nodes than a pool can have
+# No limit on a size, a share or a count: the largest integer that a compiled build keeps in a
+# register.
+UNLIMITED: Final = 2**62 - 1
 TIER_NAMES: Final = ("dedicated", "gpu", "serverless")
 
 
@@ -133,11 +136,17 @@ class Stage:
     # A cascade: this stage runs only for requests whose previous stages were unsure.
     only_if_unsure: bool = False
     unsure_probability: float = 1.0
+    name: str = ""  # unique within the pipeline, where it comes from a file
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A directed acyclic graph of stages under one SLO."""
+    """A directed acyclic graph of stages under one SLO, in topological order.
+
+    Raises `ValueError` if a stage precedes one that it waits for. The order of stages with no path
+    between them decides ties, so whoever reads stages from a file must make it independent of the
+    order in the file.
+    """
 
     id: int
     name: str
@@ -149,8 +158,41 @@ class Pipeline:
         successors: list[list[int]] = [[] for _ in self.stages]
         for index, stage in enumerate(self.stages):
             for before in stage.after:
+                if before >= index:
+                    raise ValueError(f"pipeline {self.name}: stage {index} precedes stage {before}")
                 successors[before].append(index)
         object.__setattr__(self, "successors", tuple(tuple(s) for s in successors))
+
+    def longest_to(self, times: Sequence[float]) -> list[float]:
+        """By stage: the length of the longest path that ends with it, given each stage's time."""
+        lengths: list[float] = []
+        for stage, time in zip(self.stages, times, strict=True):
+            lengths.append(time + max([lengths[i] for i in stage.after], default=0.0))
+        return lengths
+
+    def longest_from(self, times: Sequence[float]) -> list[float]:
+        """By stage: the length of the longest path that begins with it, given each stage's time."""
+        lengths = list(times)
+        for index in reversed(range(len(lengths))):
+            lengths[index] += max([lengths[i] for i in self.successors[index]], default=0.0)
+        return lengths
+
+    def critical_path(self, times: Sequence[float]) -> list[int]:
+        """The stages of the longest path, the first one first, given each stage's time.
+
+        >>> f = Function(0, "f", ())
+        >>> fork = Pipeline(0, "p", (Stage(f), Stage(f, (0,)), Stage(f, (0,)), Stage(f, (1, 2))))
+        >>> fork.critical_path([1, 2, 5, 1]), fork.longest_to([1, 2, 5, 1])
+        ([0, 2, 3], [1.0, 3.0, 6.0, 7.0])
+        """
+        lengths = self.longest_to(times)
+        path: list[int] = []
+        candidates: Sequence[int] = range(len(lengths))
+        while candidates:
+            last = max(candidates, key=lambda index: lengths[index])
+            path.append(last)
+            candidates = self.stages[last].after
+        return path[::-1]
 
 
 @dataclass(frozen=True)
@@ -217,9 +259,9 @@ class Pool:
     nodes: int = 1
     slots: int = 1  # batches a node runs at once: 1 is exclusive
     queue_max: int = 0  # batches a node may queue while its slots are taken
-    cpu_milli: int = NEVER_NS  # compute of one node; NEVER_NS: unlimited
-    gpu_sevenths: int = NEVER_NS
-    memory_bytes: int = NEVER_NS  # device memory of one node
+    cpu_milli: int = UNLIMITED  # compute of one node
+    gpu_sevenths: int = UNLIMITED
+    memory_bytes: int = UNLIMITED  # device memory of one node
     host_memory_bytes: int = 0  # host memory of one node for evicted weights
     idle_timeout_ns: int = NEVER_NS  # an instance that is idle for this long stops
     is_elastic: bool = False  # nodes are rented, and paid for, only while they hold an instance

@@ -7,13 +7,16 @@ condition to handle.
 
 from __future__ import annotations
 
-from typing import Final, final
+from typing import final
 
 from headgate.core.errors import PolicyError
 from headgate.core.model import Pool, Variant
 from headgate.core.records import Batch, Instance, Node, Request, Task
 from headgate.core.scheduler.state import InstanceWriter, StateWriter
 from headgate.core.states import (
+    NODE_UP,
+    ON_HOST,
+    TASK_READY,
     InstanceState,
     NodeState,
     Outcome,
@@ -22,11 +25,6 @@ from headgate.core.states import (
     TaskState,
 )
 from headgate.core.view import View, is_evictable
-
-# CPython reads a module global many times faster than a class attribute.
-_HOST: Final = Residency.HOST
-_READY: Final = TaskState.READY
-_UP: Final = NodeState.UP
 
 # Names of the Scheduler's own timers. A policy must choose other names for its timers.
 RESERVED_TIMERS = frozenset(
@@ -75,7 +73,7 @@ class Orders:
                 raise _illegal(tasks, f"{node.name} cannot run {first.function.name}")
         elif node.pool.id not in variant.pool_ids:
             raise _illegal(tasks, f"{variant.name} does not run on pool {node.pool.name}")
-        if node.state != _UP:
+        if node.state != NODE_UP:
             raise _illegal(tasks, f"{node.name} is down")
         return self._send(tasks, variant, node, node.pool)
 
@@ -118,7 +116,7 @@ class Orders:
         task_ids: list[int] = []
         items = 0
         for task in tasks:
-            if task.state != _READY:
+            if task.state != TASK_READY:
                 self._check_copy(tasks, task)
             if task.function.id != function_id:
                 raise _illegal(tasks, f"task {task.id} is not of the function of {variant.name}")
@@ -131,7 +129,7 @@ class Orders:
         instance = None
         if node is not None:
             instance = node.instances.get(variant.id)
-            if instance is None or instance.residency == _HOST:
+            if instance is None or instance.residency == ON_HOST:
                 instance = self._make_resident(tasks, variant, node, instance)
         batch = self._state.send(tasks, task_ids, items, variant, instance, node, pool)
         if self._has_timeouts:

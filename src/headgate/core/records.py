@@ -12,21 +12,15 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from headgate.core.clock import NEVER_NS
-from headgate.core.model import Function, Pipeline, Pool, Stage, Variant
+from headgate.core.model import UNLIMITED, Function, Pipeline, Pool, Stage, Variant
 from headgate.core.states import (
-    BatchState,
+    BATCH_IN_FLIGHT,
+    REQUEST_OPEN,
+    TASK_BLOCKED,
     InstanceState,
     NodeState,
-    RequestState,
     Residency,
-    TaskState,
 )
-
-# CPython reads a module global many times faster than a class attribute.
-_BLOCKED: Final = TaskState.BLOCKED
-_OPEN: Final = RequestState.OPEN
-_IN_FLIGHT: Final = BatchState.IN_FLIGHT
 
 # Task ids are request id * STAGES_MAX + stage, so that a log needs no table to read them.
 STAGES_MAX: Final = 256
@@ -72,7 +66,7 @@ class Request:
         self.deadline_ns = deadline_ns
         self.payload_bytes = payload_bytes  # of a FaaS call that carries its inputs; 0: unknown
         self.is_hard = False  # it expires if it still waits at its deadline
-        self.state: int = _OPEN
+        self.state: int = REQUEST_OPEN
         self.outcome: int | None = None
         tasks: list[Task] = []
         for stage in pipeline.stages:
@@ -106,7 +100,7 @@ class Task:
         self.request = request
         self.stage = stage
         self.function: Function = stage.function
-        self.state: int = _BLOCKED
+        self.state: int = TASK_BLOCKED
         self.waits_for = len(stage.after)
         self.copies_in_flight = 0  # attempts in flight beside the first, while it is RUNNING
         self.attempts_made = 0
@@ -199,7 +193,7 @@ class Node:
         self.pool = pool
         self.variants = variants  # by function id: the variant that this node would run, or None
         self.slots = pool.slots
-        self.limits_compute = pool.cpu_milli < NEVER_NS or pool.gpu_sevenths < NEVER_NS
+        self.limits_compute = pool.cpu_milli < UNLIMITED or pool.gpu_sevenths < UNLIMITED
         self.state: int = NodeState.DOWN
         self.running = 0
         self.blocked_until_ns = 0
@@ -246,7 +240,7 @@ class Batch:
         self.node = node
         self.pool = pool
         self.sent_ns = sent_ns
-        self.state: int = _IN_FLIGHT
+        self.state: int = BATCH_IN_FLIGHT
 
 
 @final

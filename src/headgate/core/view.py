@@ -6,17 +6,20 @@ is its first entry and costs O(1) to find.
 
 from __future__ import annotations
 
-from typing import Final, final
+from typing import final
 
 from headgate.core.circuit_breaker import CircuitBreaker
 from headgate.core.events import TimerKey
 from headgate.core.model import App, Pipeline, Pool, Variant
 from headgate.core.records import Batch, Datum, Instance, LoadFailure, Node, Request, Task
-from headgate.core.states import InstanceState, NodeState, Residency, TaskState
-
-# CPython reads a module global much faster than a class attribute.
-_HOST: Final = Residency.HOST
-_STARTING: Final = InstanceState.STARTING
+from headgate.core.states import (
+    INSTANCE_STARTING,
+    ON_HOST,
+    InstanceState,
+    NodeState,
+    Residency,
+    TaskState,
+)
 
 
 @final
@@ -50,7 +53,7 @@ class View:
         if variant is None or (self.load_failures and self.is_barred(node, variant)):
             return False
         instance = node.instances.get(variant.id)
-        if instance is None or instance.residency == _HOST:
+        if instance is None or instance.residency == ON_HOST:
             if not self.can_make_room(node, variant):
                 return False
         elif instance.running >= variant.concurrency:
@@ -62,7 +65,7 @@ class View:
         if variant.id not in self.load_failures:
             return False
         instance = node.instances.get(variant.id)
-        return instance is None or instance.state == _STARTING
+        return instance is None or instance.state == INSTANCE_STARTING
 
     def _has_compute(self, node: Node, variant: Variant) -> bool:
         shape = variant.shape

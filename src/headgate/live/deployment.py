@@ -15,9 +15,8 @@ from msgspec import Struct
 
 from headgate.config import AppConfig, from_spec
 from headgate.config.providers import Provider
-from headgate.core.clock import NEVER_NS
 from headgate.core.errors import ConfigError
-from headgate.core.model import App, Tier
+from headgate.core.model import UNLIMITED, App, Tier
 
 _FILE: Final = "deployment.json"
 
@@ -87,7 +86,7 @@ def assign_cores(
             )
             allowed = "tier: dedicated, or headgate simulate"
             raise ConfigError(problem, where=where, key=f"pools.{pool.name}", allowed=allowed)
-        if pool.cpu_milli < NEVER_NS:
+        if pool.cpu_milli < UNLIMITED:
             cores_declared += pool.nodes * _cpus(pool.cpu_milli)
         else:
             nodes_undeclared += pool.nodes
@@ -97,7 +96,7 @@ def assign_cores(
     ordered_cores = sorted(cores, reverse=True)
     taken = 0
     for pool in pools:
-        count = _cpus(pool.cpu_milli) if pool.cpu_milli < NEVER_NS else share
+        count = _cpus(pool.cpu_milli) if pool.cpu_milli < UNLIMITED else share
         for number in range(pool.nodes):
             node_cores = [
                 ordered_cores[(taken + i) % len(ordered_cores)]

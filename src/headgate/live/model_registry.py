@@ -211,7 +211,7 @@ def _mismatch(pipeline: Pipeline, index: int, problem: str) -> ConfigError:
 
 
 def _stage(pipeline: Pipeline, index: int) -> str:
-    return f"stage {index + 1} ({pipeline.stages[index].function.name})"
+    return f"stage {pipeline.stages[index].name}"
 
 
 def _fill_measured(section: dict[str, Any], function: MeasuredFunction) -> None:

@@ -29,8 +29,8 @@ from time import monotonic
 from types import FrameType
 from typing import Final, final
 
-from headgate.core.clock import NEVER_NS
 from headgate.core.errors import ConfigError
+from headgate.core.model import UNLIMITED
 from headgate.live.deployment import Deployment, NodeSpec, write_deployment
 from headgate.live.ipc.crash_markers import LOAD, CrashMarkers
 from headgate.live.model_registry import LoadsNeeded
@@ -292,7 +292,7 @@ class ProcessGroup:
 
     def _kill_if_over_memory(self, worker: ChildProcess, node: NodeSpec) -> None:
         limit_bytes = self.config.app.pools[node.pool_id].memory_bytes
-        if limit_bytes < NEVER_NS and worker.private_bytes() > limit_bytes:
+        if limit_bytes < UNLIMITED and worker.private_bytes() > limit_bytes:
             problem = "MemoryError: loading exceeds the memory of the pool"
             self._kill(worker, "exceeds the memory of its pool", problem)
 

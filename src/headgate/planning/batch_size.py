@@ -7,9 +7,10 @@ from typing import Final
 
 from headgate.core.model import Profile
 from headgate.core.records import Node, Task
-from headgate.core.states import TaskState
+from headgate.core.states import (
+    TASK_READY,
+)
 
-_READY: Final = TaskState.READY  # CPython reads a module global much faster than a class attribute
 _BATCH_OVERHEAD_NS: Final = 1_000_000  # cost of a batch beyond its profile: dispatch and response
 _KNEE_TOLERANCE: Final = 1.05  # time per item at the knee, relative to the best
 
@@ -70,7 +71,7 @@ def take_batch(queue: deque[Task], node: Node, items_max: int) -> list[Task]:
     items = first.request.items
     while queue:
         following = queue[0]
-        if following.state == _READY:
+        if following.state == TASK_READY:
             items += following.request.items
             if (
                 following.function is not first.function

@@ -48,9 +48,11 @@ def budgets_ns(app: App) -> list[int]:
     for pipeline in app.pipelines:
         if pipeline.slo.latency_ns == NEVER_NS:
             continue
-        through_ns = _longest_through_ns(pipeline)
-        for stage, path_ns in zip(pipeline.stages, through_ns, strict=True):
-            share = stage.function.reference_exec_ns / max(1, path_ns)
+        times_ns = _reference_times_ns(pipeline)
+        to_ns, from_ns = pipeline.longest_to(times_ns), pipeline.longest_from(times_ns)
+        for index, stage in enumerate(pipeline.stages):
+            path_ns = to_ns[index] + from_ns[index] - times_ns[index]  # the stage is in both
+            share = times_ns[index] / max(1.0, path_ns)
             id = stage.function.id
             budgets[id] = min(budgets[id], int(pipeline.slo.latency_ns * share))
     return budgets
@@ -58,32 +60,13 @@ def budgets_ns(app: App) -> list[int]:
 
 def shares_of_remaining_path(pipeline: Pipeline) -> list[float]:
     """By stage: the share of the time left at its start that the stage may use for itself."""
-    paths_ns = _longest_ns(pipeline, pipeline.successors)
-    isolated_ns = [stage.function.reference_exec_ns for stage in pipeline.stages]
-    return [own_ns / max(1, path_ns) for own_ns, path_ns in zip(isolated_ns, paths_ns, strict=True)]
+    times_ns = _reference_times_ns(pipeline)
+    paths_ns = pipeline.longest_from(times_ns)
+    return [own_ns / max(1.0, path_ns) for own_ns, path_ns in zip(times_ns, paths_ns, strict=True)]
 
 
-def _longest_through_ns(pipeline: Pipeline) -> list[int]:
-    """By stage: the length of the critical path through it."""
-    before_ns = _longest_ns(pipeline, tuple(stage.after for stage in pipeline.stages))
-    after_ns = _longest_ns(pipeline, pipeline.successors)
-    return [
-        before + after - stage.function.reference_exec_ns
-        for before, after, stage in zip(before_ns, after_ns, pipeline.stages, strict=True)
-    ]
-
-
-def _longest_ns(pipeline: Pipeline, neighbours: tuple[tuple[int, ...], ...]) -> list[int]:
-    """By stage: the longest path that begins with it and follows `neighbours`."""
-    known: dict[int, int] = {}
-
-    def longest(index: int) -> int:
-        if index not in known:
-            beyond_ns = max((longest(i) for i in neighbours[index]), default=0)
-            known[index] = beyond_ns + pipeline.stages[index].function.reference_exec_ns
-        return known[index]
-
-    return [longest(index) for index in range(len(pipeline.stages))]
+def _reference_times_ns(pipeline: Pipeline) -> list[float]:
+    return [float(stage.function.reference_exec_ns) for stage in pipeline.stages]
 
 
 @final

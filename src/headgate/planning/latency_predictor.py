@@ -6,7 +6,7 @@ from math import exp, inf
 from typing import final
 
 from headgate.core.clock import NEVER_NS
-from headgate.core.model import App, Function, Pipeline, Pool, Profile, Variant
+from headgate.core.model import App, Function, Pipeline, Pool, Variant
 from headgate.core.records import Batch, Instance, Node, Task
 from headgate.core.states import BatchState
 from headgate.core.view import View
@@ -196,8 +196,8 @@ class LatencyPredictor:
         key = (pipeline.id, items)
         latency_ns = self._isolated_ns.get(key)
         if latency_ns is None:
-            times_ns = [_fastest_ns(profiles, items) for profiles in _profiles_by_stage(pipeline)]
-            latency_ns = int(_longest_path_ns(pipeline, times_ns))
+            times_ns = [_fastest_ns(stage.function, items) for stage in pipeline.stages]
+            latency_ns = int(max(pipeline.longest_to(times_ns)))
             self._isolated_ns[key] = latency_ns
         return latency_ns
 
@@ -226,7 +226,7 @@ class LatencyPredictor:
             queued = items + self._queued[stage.function.id]  # the last of these share its batch
             size = max((queued - 1) % largest + 1, min(items, largest))
             times_ns.append(self.expected_ns(variant, size))
-        return _longest_path_ns(pipeline, times_ns)
+        return times_ns[0] if len(times_ns) == 1 else max(pipeline.longest_to(times_ns))
 
     def earliest_free_in_ns(self, pipeline: Pipeline) -> float:
         """Time until a node that can run the first stage of a pipeline is free."""
@@ -306,23 +306,6 @@ def _competitors(app: App) -> list[list[int]]:
     ]
 
 
-def _profiles_by_stage(pipeline: Pipeline) -> list[list[Profile]]:
-    return [[v.profile for v in stage.function.variants] for stage in pipeline.stages]
-
-
-def _fastest_ns(profiles: list[Profile], items: int) -> float:
-    return min(p.exec_ns[min(items, p.items_max) - 1] for p in profiles)
-
-
-def _longest_path_ns(pipeline: Pipeline, times_ns: list[float]) -> float:
-    """Length of the critical path, given the time of each stage.
-
-    A file may list stages in any order; a predecessor that is listed later counts as 0 here.
-    """
-    if len(times_ns) == 1:
-        return times_ns[0]
-    finish_ns: list[float] = []
-    for stage, time_ns in zip(pipeline.stages, times_ns, strict=True):
-        before_ns = [finish_ns[i] for i in stage.after if i < len(finish_ns)]
-        finish_ns.append(time_ns + max(before_ns, default=0.0))
-    return max(finish_ns)
+def _fastest_ns(function: Function, items: int) -> float:
+    profiles = [variant.profile for variant in function.variants]
+    return float(min(p.exec_ns[min(items, p.items_max) - 1] for p in profiles))

@@ -12,24 +12,24 @@ waits for a node in a separate queue; otherwise it would keep the tasks behind i
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
 
 from headgate.core.lazy_deletion import LazyDeletions, sweep
 from headgate.core.model import Variant
 from headgate.core.policy import Context, Plan, Policy, PolicyConfig, Target
 from headgate.core.records import Batch, Instance, Node, Task
-from headgate.core.states import InstanceState, NodeState, Residency, TaskState
+from headgate.core.states import (
+    INSTANCE_BUSY,
+    INSTANCE_IDLE,
+    ON_DEVICE,
+    TASK_READY,
+    InstanceState,
+    NodeState,
+)
 from headgate.planning.concurrency import Thresholds
 from headgate.planning.forecast import ArrivalCounts
 from headgate.planning.placement import has_room
 from headgate.planning.rent_or_call import active_instances, excess_instances, has_no_instance
 from headgate.planning.targets import FaasOption, NodeOption, Targets
-
-# CPython reads a module global many times faster than a class attribute.
-_BUSY: Final = InstanceState.BUSY
-_DEVICE: Final = Residency.DEVICE
-_IDLE: Final = InstanceState.IDLE
-_READY: Final = TaskState.READY
 
 
 class ThresholdRouter(Policy):
@@ -108,7 +108,7 @@ class ThresholdRouter(Policy):
         """Dispatch the task if possible; else queue it."""
         queue = self._queues[self._queue_number(task)]
         queue.append(task)
-        if len(queue) == 1 or queue[0].state != _READY:
+        if len(queue) == 1 or queue[0].state != TASK_READY:
             self._serve(queue)
 
     def on_task_returned(self, task: Task) -> None:
@@ -146,7 +146,7 @@ class ThresholdRouter(Policy):
 
     def _serve(self, queue: deque[Task]) -> None:
         while queue:
-            if queue[0].state == _READY and not self._send(queue[0]):
+            if queue[0].state == TASK_READY and not self._send(queue[0]):
                 return
             queue.popleft()
 
@@ -255,8 +255,8 @@ class ThresholdRouter(Policy):
 def _is_ready(instance: Instance | None) -> bool:
     return (
         instance is not None
-        and (instance.state == _IDLE or instance.state == _BUSY)
-        and instance.residency == _DEVICE
+        and (instance.state == INSTANCE_IDLE or instance.state == INSTANCE_BUSY)
+        and instance.residency == ON_DEVICE
         and not instance.is_preparing
     )
 

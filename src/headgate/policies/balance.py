@@ -17,16 +17,16 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Final, final
+from typing import final
 
 from headgate.core.errors import ConfigError
 from headgate.core.lazy_deletion import LazyDeletions, sweep
 from headgate.core.policy import Capabilities, Context, Policy, PolicyConfig, PolicyKind
 from headgate.core.records import Node, Task
-from headgate.core.states import TaskState
+from headgate.core.states import (
+    TASK_READY,
+)
 from headgate.planning.batch_size import take_batch
-
-_READY: Final = TaskState.READY  # CPython reads a module global much faster than a class attribute
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Balance(Policy):
         free = self.view.free_nodes
         while queue and free:
             task = queue[0]
-            if task.state != _READY:
+            if task.state != TASK_READY:
                 queue.popleft()
                 continue
             node = self.view.first_free(task.function.id)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from heapq import heappop
 from typing import final
 
@@ -56,20 +57,17 @@ from headgate.core.scheduler.scheduler import Scheduler
 from headgate.sim.event_queue import (
     ActionInTransit,
     ArrivalCursor,
-    Cancellation,
-    ClientDue,
+    Callback,
     DelayedAction,
     EventQueue,
-    FaultDue,
-    Inbox,
     QueueItem,
     Submission,
     TimerDue,
 )
-from headgate.sim.faas import KeepWarmTick, SimFaasPlatform, SimInvocation
+from headgate.sim.faas import SimFaasPlatform, SimInvocation
 from headgate.sim.ground_truth import GroundTruth
 from headgate.sim.interfaces import Observer, SimClient
-from headgate.sim.node import RESTART_NS, EventInTransit, IdleCheck, NodeJob, Restart, SimNode
+from headgate.sim.node import RESTART_NS, EventInTransit, NodeJob, SimNode
 from headgate.sim.recorder import Recorder
 from headgate.sim.shared_pools import SharedPools
 
@@ -205,36 +203,16 @@ class Engine:
             self._deliver(now_ns, item.event)
         elif isinstance(item, ActionInTransit):
             self._execute(now_ns, item.scheduler, item.action)
-        else:
-            self._process_rare(now_ns, item)
-
-    def _process_rare(self, now_ns: int, item: QueueItem) -> None:
-        if isinstance(item, Submission):
+        elif isinstance(item, Submission):
             self._pending_clients -= 1
             if item.sender is not None:
                 self._senders[self.recorder.count] = item.sender
                 item.sender.on_arrived(self, now_ns, self.recorder.count)
             self._admit(now_ns, item.pipeline, item.client, item.items)
-        elif isinstance(item, ClientDue):
-            self._pending_clients -= 1
-            item.client.on_wake(self, now_ns)
-        elif isinstance(item, Cancellation):
-            index = self._scheduler_of_request(item.request_id)
-            self.handle_event(now_ns, index, RequestCancelled(item.request_id))
-        elif isinstance(item, IdleCheck):
-            item.node.on_idle_timeout(now_ns, item.instance_id)
-        elif isinstance(item, Inbox):
-            self._decide(now_ns, item.scheduler, self._inboxes[item.scheduler].popleft())
-            if self._inboxes[item.scheduler]:
-                self.queue.push(self._free_at_ns[item.scheduler], Rank.COMPLETION, item)
         elif isinstance(item, DelayedAction):
             self._send_action(now_ns, item.scheduler, item.action)
-        elif isinstance(item, KeepWarmTick):
-            item.platform.on_keep_warm_tick(now_ns, item)
-        elif isinstance(item, FaultDue):
-            item.apply(now_ns)
-        elif isinstance(item, Restart):
-            self.join(now_ns, item.node)
+        elif isinstance(item, Callback):
+            item.call(now_ns)
         else:
             raise DriverError(f"unknown kind of queue item: {type(item).__name__}")
 
@@ -302,9 +280,18 @@ class Engine:
             inbox.append(event)
         elif now_ns < self._free_at_ns[index]:
             inbox.append(event)
-            self.queue.push(self._free_at_ns[index], Rank.COMPLETION, Inbox(index))
+            self._decide_when_free(index)
         else:
             self._decide(now_ns, index, event)
+
+    def _decide_when_free(self, index: int) -> None:
+        due = Callback(partial(self._read_inbox, index))
+        self.queue.push(self._free_at_ns[index], Rank.COMPLETION, due)
+
+    def _read_inbox(self, index: int, now_ns: int) -> None:
+        self._decide(now_ns, index, self._inboxes[index].popleft())
+        if self._inboxes[index]:
+            self._decide_when_free(index)
 
     def _decide(self, now_ns: int, index: int, event: Event) -> None:
         scheduler = self.schedulers[index]
@@ -392,12 +379,20 @@ class Engine:
 
     def cancel(self, now_ns: int, request_id: int) -> None:
         """Cancel a request, if it is still open."""
-        self.queue.push(now_ns, Rank.ARRIVAL, Cancellation(request_id))
+        self.queue.push(now_ns, Rank.ARRIVAL, Callback(partial(self._on_cancelled, request_id)))
+
+    def _on_cancelled(self, request_id: int, now_ns: int) -> None:
+        index = self._scheduler_of_request(request_id)
+        self.handle_event(now_ns, index, RequestCancelled(request_id))
 
     def wake_client(self, at_ns: int, client: SimClient) -> None:
         """Call `client.on_wake` at `at_ns`."""
         self._pending_clients += 1
-        self.queue.push(at_ns, Rank.ARRIVAL, ClientDue(client))
+        self.queue.push(at_ns, Rank.ARRIVAL, Callback(partial(self._on_wake, client)))
+
+    def _on_wake(self, client: SimClient, now_ns: int) -> None:
+        self._pending_clients -= 1
+        client.on_wake(self, now_ns)
 
     def announce(self, request_id: int, pipeline: int, client: int, arrival_ns: int) -> None:
         """Announce to a clairvoyant policy, before the run, a request that will arrive."""
@@ -406,7 +401,7 @@ class Engine:
 
     def schedule_fault(self, at_ns: int, apply: Callable[[int], None]) -> None:
         """Call `apply` with the time at `at_ns`: a fault begins or ends."""
-        self.queue.push(at_ns, Rank.TIMER, FaultDue(apply))
+        self.queue.push(at_ns, Rank.TIMER, Callback(apply))
 
     def has_pending_completions(self) -> bool:
         """Whether any batch, start, load or message is still in flight. O(queue length)."""
@@ -424,7 +419,8 @@ class Engine:
     def _kill_node(self, now_ns: int, node: SimNode) -> None:
         """Crash a node because of the request it runs, and restart it after `RESTART_NS`."""
         self.crash(now_ns, node)
-        self.queue.push(now_ns + RESTART_NS, Rank.TIMER, Restart(node))
+        restart = Callback(partial(self.join, node=node))
+        self.queue.push(now_ns + RESTART_NS, Rank.TIMER, restart)
 
     def crash(self, now_ns: int, node: SimNode) -> None:
         """Take a node down; its batches are lost and its instances are gone. Idempotent."""

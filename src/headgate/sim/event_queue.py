@@ -72,33 +72,13 @@ class Submission(QueueItem):
 
 
 @final
-class Cancellation(QueueItem):
-    """A client cancels a request."""
+class Callback(QueueItem):
+    """Whatever is too rare for a kind of its own: `call` is called with the time."""
 
-    __slots__ = ("request_id",)
+    __slots__ = ("call",)
 
-    def __init__(self, request_id: int) -> None:
-        self.request_id = request_id
-
-
-@final
-class ClientDue(QueueItem):
-    """A client asked to be called at this time."""
-
-    __slots__ = ("client",)
-
-    def __init__(self, client: SimClient) -> None:
-        self.client = client
-
-
-@final
-class FaultDue(QueueItem):
-    """A fault begins or ends: `apply` is called with the time."""
-
-    __slots__ = ("apply",)
-
-    def __init__(self, apply: Callable[[int], None]) -> None:
-        self.apply = apply
+    def __init__(self, call: Callable[[int], None]) -> None:
+        self.call = call
 
 
 @final
@@ -121,16 +101,6 @@ class DelayedAction(QueueItem):
     def __init__(self, scheduler: int, action: Action) -> None:
         self.scheduler = scheduler
         self.action = action
-
-
-@final
-class Inbox(QueueItem):
-    """A Scheduler has finished a decision and handles the next event in its inbox."""
-
-    __slots__ = ("scheduler",)
-
-    def __init__(self, scheduler: int) -> None:
-        self.scheduler = scheduler
 
 
 @final

@@ -12,13 +12,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import final
 
 from headgate.core.actions import Dispatch, KeepWarm
 from headgate.core.events import BatchFinished, BatchRefused, Rank, Refusal
 from headgate.core.model import App, FaasPlatform, Pool
 from headgate.metrics.columns import SpanKind
-from headgate.sim.event_queue import EventQueue, QueueItem
+from headgate.sim.event_queue import Callback, EventQueue, QueueItem
 from headgate.sim.ground_truth import GroundTruth, has_cascades, unsure_tasks
 from headgate.sim.node import EventInTransit
 from headgate.sim.recorder import Recorder
@@ -106,18 +107,6 @@ class SimInvocation(QueueItem):
         self.born_ns = born_ns
         self.start_ns = start_ns
         self.is_provisioned = is_provisioned
-
-
-@final
-class KeepWarmTick(QueueItem):
-    """It is time to ping the instances that are kept warm, or one started for that is ready."""
-
-    __slots__ = ("cycle", "platform", "variant_id")
-
-    def __init__(self, platform: SimFaasPlatform, variant_id: int, cycle: int | None) -> None:
-        self.platform = platform
-        self.variant_id = variant_id
-        self.cycle = cycle  # which `KeepWarm` the ping belongs to; None: an instance is ready
 
 
 @final
@@ -281,18 +270,12 @@ class SimFaasPlatform:
         provisioned.resize(now_ns, action.count if action.is_provisioned else 0)
         self._ping_counts[variant_id] = 0 if action.is_provisioned else action.count
         cycle = self._ping_cycles[variant_id] = self._ping_cycles.get(variant_id, 0) + 1
-        self.on_keep_warm_tick(now_ns, KeepWarmTick(self, variant_id, cycle))
+        self._ping(variant_id, cycle, now_ns)
 
-    def on_keep_warm_tick(self, now_ns: int, tick: KeepWarmTick) -> None:
-        """Make a started instance idle; or ping those kept warm and start the missing ones."""
-        variant_id = tick.variant_id
-        if tick.cycle is None:
-            self._running -= 1
-            self._change_running(variant_id, -1)
-            self._put_idle(now_ns, variant_id, now_ns)
-            return
+    def _ping(self, variant_id: int, cycle: int, now_ns: int) -> None:
+        """Ping the instances that are kept warm, start the missing ones, and do so again later."""
         count = self._ping_counts[variant_id]
-        is_over = tick.cycle != self._ping_cycles[variant_id] or count == 0
+        is_over = cycle != self._ping_cycles[variant_id] or count == 0
         if is_over or self._spec.ping_every_ns == 0:  # without keep-alive pings keep nothing warm
             return
         idle = self._idle.setdefault(variant_id, [])
@@ -304,7 +287,8 @@ class SimFaasPlatform:
             self._calls_usd += self._spec.usd(self._spec.ping_ns)
         for _ in range(count - len(idle) - self._running_of.get(variant_id, 0)):
             self._start_keep_warm(now_ns, variant_id)
-        self._queue.push(now_ns + self._spec.ping_every_ns, Rank.TIMER, tick)
+        again = Callback(partial(self._ping, variant_id, cycle))
+        self._queue.push(now_ns + self._spec.ping_every_ns, Rank.TIMER, again)
 
     def _start_keep_warm(self, now_ns: int, variant_id: int) -> None:
         is_full = self._running >= self._spec.concurrency_max or self.throttles > 0
@@ -315,7 +299,13 @@ class SimFaasPlatform:
         self._change_running(variant_id, 1)
         billed_ns = self._spec.ping_ns + (start_ns if self._spec.bills_cold_start else 0)
         self._calls_usd += self._spec.usd(billed_ns)
-        self._queue.push(now_ns + start_ns, Rank.COMPLETION, KeepWarmTick(self, variant_id, None))
+        ready = Callback(partial(self._on_kept_warm_ready, variant_id))
+        self._queue.push(now_ns + start_ns, Rank.COMPLETION, ready)
+
+    def _on_kept_warm_ready(self, variant_id: int, now_ns: int) -> None:
+        self._running -= 1
+        self._change_running(variant_id, -1)
+        self._put_idle(now_ns, variant_id, now_ns)
 
     def _report(self, now_ns: int, report: EventInTransit) -> None:
         self._queue.push(now_ns + self.pool.network_ns, Rank.COMPLETION, report)

@@ -43,6 +43,7 @@ class FaultAction:
 
 
 @final
+@dataclass(frozen=True, slots=True)
 class SetFault(FaultAction):
     """Sets how many faults of one kind are in force on one node, platform or function.
 
@@ -50,94 +51,55 @@ class SetFault(FaultAction):
     behind, not even the rounding error of a factor and its inverse.
     """
 
-    __slots__ = ("_factor", "_in_force", "_kind", "_target")
-
-    def __init__(self, kind: str, target: int, in_force: int, factor: float) -> None:
-        self._kind = kind
-        self._target = target
-        self._in_force = in_force
-        self._factor = factor  # the product over all faults in force
+    kind: str
+    target: int
+    in_force: int
+    factor: float  # the product over all faults in force
 
     def apply(self, engine: Engine, now_ns: int) -> None:
-        if self._kind == "throttle":
-            engine.platforms[self._target].throttles = self._in_force
+        if self.kind == "throttle":
+            engine.platforms[self.target].throttles = self.in_force
             return
-        if self._kind == "cannot_load":
+        if self.kind == "cannot_load":
             unloadable = engine.truth.unloadable
-            (unloadable.add if self._in_force else unloadable.discard)(self._target)
+            (unloadable.add if self.in_force else unloadable.discard)(self.target)
             return
-        node = engine.nodes[self._target]
-        if self._kind == "slow":
-            node.slow_factor = self._factor
-        elif self._kind != "crash":
-            setattr(node, COUNTERS[self._kind], self._in_force)
-        elif self._in_force:
+        node = engine.nodes[self.target]
+        if self.kind == "slow":
+            node.slow_factor = self.factor
+        elif self.kind != "crash":
+            setattr(node, COUNTERS[self.kind], self.in_force)
+        elif self.in_force:
             engine.crash(now_ns, node)
         else:
             engine.join(now_ns, node)
 
 
 @final
-class Cancellations(FaultAction):
-    """Clients cancel a random share of the open requests."""
+@dataclass(frozen=True, slots=True)
+class Instant(FaultAction):
+    """A fault without an end: cancelled or poisonous requests, a burst, or a wrong profile."""
 
-    __slots__ = ("_share",)
-
-    def __init__(self, share: float) -> None:
-        self._share = share
+    fault: Fault
 
     def apply(self, engine: Engine, now_ns: int) -> None:
-        rng = stream(now_ns, "cancellations")
-        for request_id in engine.open_requests():
-            if rng.random() < self._share:
-                engine.cancel(now_ns, request_id)
-
-
-@final
-class Poison(FaultAction):
-    """A random share of the open requests crashes every node that runs one of them from now on."""
-
-    __slots__ = ("_share",)
-
-    def __init__(self, share: float) -> None:
-        self._share = share
-
-    def apply(self, engine: Engine, now_ns: int) -> None:
-        rng = stream(now_ns, "poison")
-        for request_id in engine.open_requests():
-            if rng.random() < self._share:
-                engine.poisonous_requests.add(request_id)
-
-
-@final
-class Burst(FaultAction):
-    """`count` additional requests arrive at once, unless the run is over by then."""
-
-    __slots__ = ("_count", "_pipeline")
-
-    def __init__(self, pipeline: int, count: int) -> None:
-        self._pipeline = pipeline
-        self._count = count
-
-    def apply(self, engine: Engine, now_ns: int) -> None:
-        for _ in range(self._count):
-            engine.submit(now_ns, self._pipeline, client=0)
-
-
-@final
-class WrongProfile(FaultAction):
-    """From now on a function takes `factor` times as long; its profile does not change."""
-
-    __slots__ = ("_factor", "_function")
-
-    def __init__(self, function: int, factor: float) -> None:
-        self._function = function
-        self._factor = factor
-
-    def apply(self, engine: Engine, now_ns: int) -> None:
-        scale = engine.truth.scale
-        scale.extend([1.0] * (self._function + 1 - len(scale)))
-        scale[self._function] *= self._factor
+        fault = self.fault
+        if fault.share is not None:
+            is_poison = fault.kind == "poison"
+            rng = stream(now_ns, "poison" if is_poison else "cancellations")
+            for request_id in engine.open_requests():
+                if rng.random() < fault.share:
+                    if is_poison:  # a node that runs the request from now on crashes
+                        engine.poisonous_requests.add(request_id)
+                    else:
+                        engine.cancel(now_ns, request_id)
+        elif fault.pipeline is not None and fault.count is not None:
+            for _ in range(fault.count):  # they arrive unless the run is over by then
+                engine.submit(now_ns, fault.pipeline, client=0)
+        elif fault.function is not None and fault.factor is not None:
+            scale = engine.truth.scale
+            scale.extend([1.0] * (fault.function + 1 - len(scale)))
+            scale[fault.function] *= fault.factor
 
 
 # The fields that each kind of fault has besides `at_ns`. A kind with `until_ns` is a window.
@@ -239,7 +201,7 @@ class FaultPlan:
             if fault.until_ns is not None and target is None:
                 target = fault.function
             if target is None:
-                actions.append((fault.at_ns, _instant_action(fault)))
+                actions.append((fault.at_ns, Instant(fault)))
             else:
                 windows.setdefault((fault.kind, target), []).append(fault)
         for (kind, target), group in windows.items():
@@ -420,16 +382,6 @@ _TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
     "at_ns": int,
     **{name: (int, float) if name in ("factor", "share") else int for name in _FIELDS},
 }
-
-
-def _instant_action(fault: Fault) -> FaultAction:
-    """Return the action of a fault that is not a window."""
-    if fault.share is not None:
-        is_poison = fault.kind == "poison"
-        return Poison(fault.share) if is_poison else Cancellations(fault.share)
-    if fault.pipeline is not None:
-        return Burst(fault.pipeline, fault.count or 0)
-    return WrongProfile(fault.function or 0, fault.factor or 1.0)
 
 
 def _fault(entry: object, where: str | None, key: str) -> Fault:

@@ -28,6 +28,7 @@ from headgate.core.event_log import LogEntry, Wire, replay, to_wire
 from headgate.core.events import Event
 from headgate.core.model import (
     LAMBDA_PAYLOAD_BYTES_MAX,
+    UNLIMITED,
     App,
     BreakerConfig,
     FaasPlatform,
@@ -213,8 +214,8 @@ class _AppGenerator:
             nodes=rng.randint(1, 4),
             slots=1 if self._is_shared else rng.choice((1, 1, 2, 3)),
             queue_max=rng.choice((0, 0, 2)),
-            cpu_milli=4_000 if limits_compute else NEVER_NS,
-            gpu_sevenths=7 if limits_compute else NEVER_NS,
+            cpu_milli=4_000 if limits_compute else UNLIMITED,
+            gpu_sevenths=7 if limits_compute else UNLIMITED,
             idle_timeout_ns=rng.choice((NEVER_NS, NEVER_NS, 30 * MILLISECOND_NS)),
             usd_per_hour=1.0,
             network_ns=rng.choice((0, 0, MILLISECOND_NS, 300_000)),

@@ -8,19 +8,11 @@ ends. A node of an elastic pool is paid for only while it is rented (`NodeRental
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import partial
 from typing import Final, final
 
-from headgate.core.actions import (
-    Action,
-    CancelBatch,
-    Dispatch,
-    EvictWeights,
-    LoadWeights,
-    StartInstance,
-    StopInstance,
-)
-from headgate.core.backend import Backend, Verdict
+from headgate.core.actions import Action, Dispatch, LoadWeights, StartInstance, StopInstance
+from headgate.core.backend import Backend, Effect, Ended, IdleTimer
 from headgate.core.clock import MILLISECOND_NS, NEVER_NS
 from headgate.core.events import (
     BatchFailed,
@@ -32,19 +24,17 @@ from headgate.core.events import (
     InstanceStopped,
     Rank,
     Refusal,
-    WeightsEvicted,
     WeightsLoaded,
 )
 from headgate.core.model import App, Pool, Variant
 from headgate.metrics.columns import SpanKind
-from headgate.sim.event_queue import EventQueue, QueueItem
+from headgate.sim.event_queue import Callback, EventQueue, QueueItem
 from headgate.sim.ground_truth import GroundTruth, has_cascades, unsure_tasks
 from headgate.sim.recorder import Recorder
 
 RESTART_NS: Final = 20 * MILLISECOND_NS  # until a node that was killed joins again
 
 # Interpreted code reads a global of the module many times faster than an attribute of a class.
-_BEGIN: Final = Verdict.BEGIN
 _COMPLETION: Final = Rank.COMPLETION
 
 
@@ -114,27 +104,6 @@ class EventInTransit(QueueItem):
 
 
 @final
-class IdleCheck(QueueItem):
-    """The idle timeout of an instance; void if the instance has been used since."""
-
-    __slots__ = ("instance_id", "node")
-
-    def __init__(self, node: SimNode, instance_id: int) -> None:
-        self.node = node
-        self.instance_id = instance_id
-
-
-@final
-class Restart(QueueItem):
-    """A node that a poisonous request has killed joins again."""
-
-    __slots__ = ("node",)
-
-    def __init__(self, node: SimNode) -> None:
-        self.node = node
-
-
-@final
 class SimNode:
     """One node: its Backend, the jobs in progress and the faults in force."""
 
@@ -157,13 +126,13 @@ class SimNode:
         self._truth = truth
         self._recorder = recorder
         self.backend = Backend(pool, app.variants)
+        self._ended = Ended(Action())  # used again for every job: no allocation per batch
         self.jobs: list[NodeJob] = []
         self._records_spans = recorder.records_spans
         self._has_cascades = has_cascades(app)
         self._has_processor_sharing = pool.slots > 1 and any(
             len(v.profile.slowdown) > 1 for v in app.variants if pool.id in v.pool_ids
         )
-        self._has_idle_timeout = pool.idle_timeout_ns < NEVER_NS
         self._changed_ns = 0  # when the set of jobs last changed, under processor sharing
         self.is_up = False
         self.up_since_ns = 0
@@ -181,58 +150,43 @@ class SimNode:
         self.loads = 0
 
     def execute(self, now_ns: int, action: Action) -> None:
-        """Carry out an action, hold it back or refuse it."""
+        """Give an action to the Backend, if the node is up."""
         if isinstance(action, Dispatch):
             self.execute_batch(now_ns, action)
-        elif not self.is_up:
-            self._reject_while_down(now_ns, action)
-        elif isinstance(action, StartInstance):
-            if self.rental is not None:
+        elif self.is_up:
+            if self.rental is not None and isinstance(action, StartInstance):
                 self.rental.begin(now_ns)
-            self._apply_verdict(now_ns, action, self.backend.start(action))
-        elif isinstance(action, LoadWeights):
-            self._apply_verdict(now_ns, action, self.backend.load(action))
-        elif isinstance(action, EvictWeights):
-            if self.backend.evict(action.instance_id):
-                self.report(now_ns, WeightsEvicted(action.instance_id))
-        elif isinstance(action, StopInstance):
-            if self.backend.stop(action.instance_id):
-                self.report(now_ns, InstanceStopped(action.instance_id, "stopped"))
-        elif isinstance(action, CancelBatch):
-            held = self.backend.cancel(action.batch_id)
-            if held is not None:
-                self.report(now_ns, BatchRefused(held.batch_id, Refusal.CANCELLED))
-                self._release_instance(now_ns, held)
+            self._apply(now_ns, self.backend.handle(now_ns, action))
+        elif isinstance(action, StartInstance | StopInstance):
+            self.report(now_ns, InstanceStopped(action.instance_id, "the node is down"))
 
     def execute_batch(self, now_ns: int, action: Dispatch) -> None:
-        """Begin a batch, hold it back or refuse it."""
+        """Give a batch to the Backend, unless the node is down or a fault makes it refuse."""
         if self.refuse_faults or not self.is_up:
             reason = Refusal.BUSY if self.is_up else Refusal.GONE
             self.report(now_ns, BatchRefused(action.batch_id, reason))
             return
-        verdict = self.backend.offer(action)
-        if verdict == _BEGIN:
+        effects = self.backend.handle(now_ns, action)
+        if not effects:
+            self._record_hold(now_ns, action)
+        elif effects[0] is action:  # the usual case: it begins, and nothing else follows
             self._begin_batch(now_ns, action)
         else:
-            self._apply_verdict(now_ns, action, verdict)
+            self._apply(now_ns, effects)
 
-    def _reject_while_down(self, now_ns: int, action: Action) -> None:
-        if isinstance(action, StartInstance | StopInstance):
-            self.report(now_ns, InstanceStopped(action.instance_id, "the node is down"))
-
-    def _apply_verdict(self, now_ns: int, action: Action, verdict: int) -> None:
-        if verdict == Verdict.BEGIN:
-            if isinstance(action, Dispatch):
-                self._begin_batch(now_ns, action)
+    def _apply(self, now_ns: int, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Dispatch):
+                self._begin_batch(now_ns, effect)
+            elif isinstance(effect, IdleTimer):
+                due = Callback(partial(self._on_idle_timer, effect))
+                self._queue.push(effect.at_ns, _COMPLETION, due)
+            elif isinstance(effect, Event):
+                self.report(now_ns, effect)
             else:
-                self._begin_start_or_load(now_ns, action)
-        elif isinstance(action, Dispatch):
-            if verdict == Verdict.HOLD:
-                self._hold(now_ns, action)
-            else:
-                self.report(now_ns, BatchRefused(action.batch_id, _REFUSALS[verdict]))
+                self._begin_start_or_load(now_ns, effect)
 
-    def _hold(self, now_ns: int, action: Dispatch) -> None:
+    def _record_hold(self, now_ns: int, action: Dispatch) -> None:
         resident = self.backend.instances[_instance_id(action)]
         if resident.running and not resident.is_ready:
             self._recorder.waiting_for_start(now_ns, action.task_ids)
@@ -285,10 +239,13 @@ class SimNode:
         self.jobs.remove(job)
         action = job.action
         self.busy_ns += now_ns - job.began_ns
-        has_more_to_do = self.backend.on_ended(now_ns, action)
+        ended = self._ended
+        ended.order = action
+        ended.has_failed = isinstance(action, StartInstance) and self._fails_to_start(job.variant)
+        effects = self.backend.handle(now_ns, ended)
         event: Event | None
         if not isinstance(action, Dispatch):
-            event = self._on_prepared(now_ns, action)
+            event = self._prepared_event(now_ns, action, ended.has_failed)
         elif self.lose_faults or self.break_faults or self.duplicate_faults:
             event = self._faulty_completion(now_ns, action)
         elif self._has_cascades:
@@ -297,11 +254,14 @@ class SimNode:
             event = BatchFinished(action.batch_id)
         if self._records_spans:
             self._record(now_ns, job)
-        if has_more_to_do or self._has_idle_timeout:
-            self._after_job(now_ns, action)
+        if effects:
+            self._apply(now_ns, effects)
         if self._has_processor_sharing:
             self._reschedule(now_ns)
         return event
+
+    def _fails_to_start(self, variant: Variant) -> bool:
+        return self.break_start_faults > 0 or variant.function_id in self._truth.unloadable
 
     def _record(self, now_ns: int, job: NodeJob) -> None:
         action, function_id, began_ns = job.action, job.variant.function_id, job.began_ns
@@ -326,43 +286,18 @@ class SimNode:
             unsure = unsure_tasks(self._app, self._recorder, action.task_ids)
         return BatchFinished(action.batch_id, unsure)
 
-    def _on_prepared(self, now_ns: int, action: Action) -> Event:
+    def _prepared_event(self, now_ns: int, action: Action, has_failed: bool) -> Event:
         instance_id = _instance_id(action)
         if not isinstance(action, StartInstance):
             return WeightsLoaded(instance_id)
-        function_id = self.backend.instances[instance_id].variant.function_id
-        if not self.break_start_faults and function_id not in self._truth.unloadable:
+        if not has_failed:
             return InstanceStarted(instance_id, self.id)
-        for batch in self.backend.on_start_failed(instance_id):
-            self.report(now_ns, BatchRefused(batch.batch_id, Refusal.GONE))
         self._release_node(now_ns)
         return InstanceStopped(instance_id, "failed to start")
 
-    def _after_job(self, now_ns: int, action: Action) -> None:
-        """Begin what was held back; stop the instance if it drains, else arm its idle timeout."""
-        self._begin_held(now_ns)
-        if not self._release_instance(now_ns, action) and self._has_idle_timeout:
-            at_ns = now_ns + self.pool.idle_timeout_ns
-            self._queue.push(at_ns, Rank.COMPLETION, IdleCheck(self, _instance_id(action)))
-
-    def _begin_held(self, now_ns: int) -> None:
-        for held in self.backend.begin_held():
-            self._apply_verdict(now_ns, held, _BEGIN)
-
-    def _release_instance(self, now_ns: int, action: Action) -> bool:
-        """Report what the end of an action has evicted or stopped; return whether it stopped."""
-        evicted_id = self.backend.evicted_instance(action)
-        if evicted_id is not None:
-            self.report(now_ns, WeightsEvicted(evicted_id))
-        stopped_id = self.backend.drained_instance(action)
-        if stopped_id is not None:
-            self.report(now_ns, InstanceStopped(stopped_id, "stopped"))
-        return stopped_id is not None
-
-    def on_idle_timeout(self, now_ns: int, instance_id: int) -> None:
-        """Stop an instance that has been idle for the pool's idle timeout."""
-        if self.is_up and self.backend.retire_idle(now_ns, instance_id):
-            self.report(now_ns, InstanceStopped(instance_id, "idle timeout"))
+    def _on_idle_timer(self, timer: IdleTimer, now_ns: int) -> None:
+        """Hand in an idle timer that is due; to the Backend after a crash it means nothing."""
+        self._apply(now_ns, self.backend.handle(now_ns, timer))
 
     def _release_node(self, now_ns: int) -> None:
         """End the rental of a node that holds no instance."""
@@ -419,12 +354,6 @@ class SimNode:
         if self.rental is not None and isinstance(event, InstanceStopped):
             self._release_node(now_ns)
         self._queue.push(now_ns + self.pool.network_ns, Rank.COMPLETION, EventInTransit(event))
-
-
-_REFUSALS: Final[Mapping[int, int]] = {
-    Verdict.BUSY: Refusal.BUSY,
-    Verdict.GONE: Refusal.GONE,
-}
 
 
 def _instance_id(action: Action) -> int:

@@ -8,14 +8,14 @@ appended to lists, which are merged into the rows when the columns are built.
 from __future__ import annotations
 
 from array import array
-from typing import Final, final
+from typing import final
 
 import numpy as np
 
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import App
 from headgate.core.records import STAGES_MAX
-from headgate.core.states import Outcome
+from headgate.core.states import OUTCOME_MET
 from headgate.metrics.columns import (
     NOWHERE,
     SPAN_CODES,
@@ -26,8 +26,6 @@ from headgate.metrics.columns import (
     build_requests,
     build_spans,
 )
-
-_MET: Final = Outcome.MET  # interpreted code reads a global much faster than a class attribute
 
 
 @final
@@ -90,7 +88,7 @@ class Recorder:
         """Record the outcome of a request."""
         self.ended += 1
         self._finished_ns[request_id] = now_ns
-        if outcome != _MET:
+        if outcome != OUTCOME_MET:
             self._other_rows.append(request_id)
             self._other_outcomes.append(outcome)
 
@@ -128,7 +126,7 @@ class Recorder:
         np.minimum.at(started_ns, cold_rows, np.array(self._cold_ns))
         cold = np.zeros(n, dtype=np.int8)
         cold[cold_rows] = 1
-        outcome = np.full(n, _MET, dtype=np.int8)
+        outcome = np.full(n, OUTCOME_MET, dtype=np.int8)
         outcome[np.array(self._other_rows)] = np.array(self._other_outcomes)
         pool, node = _places(app, self._places[:n])
         return build_requests(

@@ -39,14 +39,14 @@ def line_of(stages: dict[str, object], **signatures: tuple[dict[str, str], dict[
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"y": "FP64[-1]"}, "stage 1 (a) outputs FP64[-1]"),
-        ({"y": "FP32[-1, 3]"}, "stage 1 (a) outputs FP32[-1, 3]"),
+        ({"y": "FP64[-1]"}, "stage a outputs FP64[-1]"),
+        ({"y": "FP32[-1, 3]"}, "stage a outputs FP32[-1, 3]"),
         ({"z": "FP32[-1]"}, "no earlier stage outputs it"),
     ],
 )
 def test_stage_must_get_its_inputs(given: dict[str, str], problem: str) -> None:
     line = line_of({"a": FIRST, "b": THEN}, a=({}, given), b=({"y": "FP32[-1]"}, {}))
-    assert line == f"pipelines.p: stage 2 (b) takes 'y' as FP32[-1]; {problem}"
+    assert line == f"pipelines.p: stage b takes 'y' as FP32[-1]; {problem}"
 
 
 def test_unknown_sizes_are_checked_per_request() -> None:
@@ -61,11 +61,11 @@ def test_input_must_come_from_one_stage_that_always_runs() -> None:
     y = {"y": "FP32[-1]"}
     join = {"function": "c", "after": ["a", "b"]}
     line = line_of({"a": FIRST, "b": THEN, "c": join}, a=({}, y), b=({}, y), c=(y, {}))
-    assert line == "pipelines.p: stage 3 (c) takes 'y' as FP32[-1]; several stages output it"
+    assert line == "pipelines.p: stage c takes 'y' as FP32[-1]; several stages output it"
     late = {"function": "c", "after": ["b"]}
     stages: dict[str, object] = {"a": FIRST, "b": IF_UNSURE, "c": late}
     line = line_of(stages, a=({}, y), b=({}, y), c=(y, {}))
-    assert line.endswith("takes 'y' as FP32[-1]; stage 2 (b) does not always run")
+    assert line.endswith("takes 'y' as FP32[-1]; stage b does not always run")
     stages["c"] = {**late, "only_if_unsure": True}
     assert model(stages, a=({}, y), b=({}, y), c=(y, {}))
 
@@ -73,7 +73,7 @@ def test_input_must_come_from_one_stage_that_always_runs() -> None:
 def test_first_stages_must_accept_the_same_request() -> None:
     stages: dict[str, object] = {"a": FIRST, "b": {"function": "b"}}
     line = line_of(stages, a=({"x": "FP32[-1]"}, {}), b=({"x": "FP64[-1]"}, {}))
-    assert line.startswith("pipelines.p: stage 2 (b) takes 'x' as FP64[-1], ")
+    assert line.startswith("pipelines.p: stage b takes 'x' as FP64[-1], ")
     both = model(stages, a=({"x": "FP32[-1, 3]"}, {}), b=({"x": "FP32[-1, -1]"}, {}))
     assert both.inputs == parse_specs({"x": "FP32[-1, 3]"}, "")
 

@@ -15,7 +15,7 @@ from headgate.cli.workload import WorkloadOptions, choose_workload
 from headgate.config import AppConfig, make_config
 from headgate.config.objectives import unreachable_objectives
 from headgate.core.clock import NEVER_NS
-from headgate.core.model import TIER_NAMES, App, Pipeline, Pool, Variant
+from headgate.core.model import TIER_NAMES, UNLIMITED, App, Pipeline, Pool, Variant
 from headgate.core.units import format_duration, format_size
 from headgate.metrics.format import percent
 from headgate.metrics.table import rows_table
@@ -109,7 +109,7 @@ def _pipeline(pipeline: Pipeline) -> dict[str, object]:
 
 
 def _pool(pool: Pool) -> dict[str, object]:
-    is_unlimited = pool.memory_bytes == NEVER_NS
+    is_unlimited = pool.memory_bytes == UNLIMITED
     return {
         "pool": pool.name,
         "tier": TIER_NAMES[pool.tier],

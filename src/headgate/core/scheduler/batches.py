@@ -23,6 +23,9 @@ from headgate.core.scheduler.policy_hooks import PolicyHooks
 from headgate.core.scheduler.requests import RequestHandlers
 from headgate.core.scheduler.state import StateWriter
 from headgate.core.states import (
+    BATCH_FINISHED,
+    NODE_UP,
+    TASK_RUNNING,
     BatchState,
     Failure,
     InstanceState,
@@ -35,9 +38,6 @@ from headgate.core.states import (
 from headgate.core.view import View
 
 # CPython reads a module global many times faster than a class attribute.
-_FINISHED: Final = BatchState.FINISHED
-_RUNNING: Final = TaskState.RUNNING
-_UP: Final = NodeState.UP
 _NO_RETRY: Final = 1 << 30  # attempts and refusals of a task that is not to be retried
 
 
@@ -162,10 +162,10 @@ class BatchHandlers:
             self._state.timeouts.on_late_finish(event.batch_id, now_ns)
             return
         view.now_ns = now_ns
-        self._state.end_batch(batch, _FINISHED)
+        self._state.end_batch(batch, BATCH_FINISHED)
         failed_tasks, too_large = event.failed_tasks, event.too_large
         for task in batch.tasks:
-            if task.state != _RUNNING:
+            if task.state != TASK_RUNNING:
                 continue
             if failed_tasks and task.id in failed_tasks:
                 self._requests.task_failed(task)
@@ -263,7 +263,7 @@ class BatchHandlers:
                 self._requests.fault("on_batch_ended", error)
         node = batch.node
         if node is not None:
-            if node.state == _UP:
+            if node.state == NODE_UP:
                 try:
                     self._policy.on_capacity(node)
                 except Exception as error:
@@ -313,7 +313,7 @@ class BatchHandlers:
 
         Nothing happens if a competing copy is still in flight, or if the task was dropped.
         """
-        if task.state != _RUNNING:
+        if task.state != TASK_RUNNING:
             return
         if task.copies_in_flight:
             task.copies_in_flight -= 1

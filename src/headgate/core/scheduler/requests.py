@@ -6,25 +6,28 @@ it does not need; a request with a hard deadline expires if the deadline passes 
 
 from __future__ import annotations
 
-from typing import Final, final
+from typing import final
 
-from headgate.core.clock import NEVER_NS
 from headgate.core.errors import DriverError, PolicyError
 from headgate.core.events import RequestAnnounced, RequestArrived, RequestCancelled
-from headgate.core.model import App, Pipeline
+from headgate.core.model import UNLIMITED, App, Pipeline
 from headgate.core.policy import Policy, overrides
 from headgate.core.records import STAGES_MAX, Batch, Request, Task
 from headgate.core.scheduler.state import StateWriter
-from headgate.core.states import Failure, Outcome, Rejection, RequestState, TaskState
+from headgate.core.states import (
+    OUTCOME_LATE,
+    OUTCOME_MET,
+    REQUEST_OPEN,
+    TASK_BLOCKED,
+    TASK_DONE,
+    TASK_READY,
+    Failure,
+    Outcome,
+    Rejection,
+    RequestState,
+    TaskState,
+)
 from headgate.core.view import View
-
-# CPython reads a module global many times faster than a class attribute.
-_BLOCKED: Final = TaskState.BLOCKED
-_DONE: Final = TaskState.DONE
-_LATE: Final = Outcome.LATE
-_MET: Final = Outcome.MET
-_OPEN: Final = RequestState.OPEN
-_READY: Final = TaskState.READY
 
 
 @final
@@ -85,16 +88,16 @@ class RequestHandlers:
                 self._policy.on_arrival(request)
             except Exception as error:
                 self.fault("on_arrival", error)
-                if request.state == _OPEN:
+                if request.state == REQUEST_OPEN:
                     self.settle_early(request, Outcome.FAILED, Failure.POLICY_FAULT)
-            if request.state != _OPEN:
+            if request.state != REQUEST_OPEN:
                 return
         if event.is_hard or slo.is_hard:
             request.is_hard = True
             self._state.set_timer(("deadline", request_id), request.deadline_ns)
         for task in request.tasks:
-            if task.waits_for == 0 and task.state == _BLOCKED:
-                task.state = _READY
+            if task.waits_for == 0 and task.state == TASK_BLOCKED:
+                task.state = TASK_READY
                 try:
                     self._policy.on_task_ready(task)
                 except Exception as error:
@@ -133,14 +136,14 @@ class RequestHandlers:
 
     def task_done(self, task: Task, batch: Batch, unsure: tuple[int, ...]) -> None:
         """Complete a running task after its first successful attempt."""
-        task.state = _DONE
+        task.state = TASK_DONE
         if task.copies_in_flight:  # competing copies are no longer needed
             self._state.cancel_batches_of(task)
         request = task.request
         request.tasks_left -= 1
         if request.tasks_left == 0:
             is_late = self._view.now_ns > request.deadline_ns
-            self._state.settle(request, _LATE if is_late else _MET)
+            self._state.settle(request, OUTCOME_LATE if is_late else OUTCOME_MET)
             return
         task.pool_id = batch.pool.id
         task.node_id = None if batch.node is None else batch.node.id
@@ -174,7 +177,7 @@ class RequestHandlers:
         request.tasks_left -= 1
         if request.tasks_left == 0:
             is_late = self._view.now_ns > request.deadline_ns
-            self._state.settle(request, _LATE if is_late else _MET)
+            self._state.settle(request, OUTCOME_LATE if is_late else OUTCOME_MET)
         else:
             self._unblock_successors(task, is_unsure=False)
 
@@ -233,7 +236,7 @@ class RequestHandlers:
 
     def fail_if_ready(self, task: Task) -> None:
         """Fail a task that the policy may have lost, unless it is running or dropped."""
-        if task.state == _READY:
+        if task.state == TASK_READY:
             self.settle_early(task.request, Outcome.FAILED, Failure.POLICY_FAULT)
 
 
@@ -242,12 +245,14 @@ def payload_bytes_max(app: App, pipeline: Pipeline) -> int:
 
     Nodes take any size. For a function that runs on FaaS pools only, the largest limit counts.
     """
-    most = NEVER_NS
+    most = UNLIMITED
     for stage in pipeline.stages:
         platforms = [app.pools[id].faas for v in stage.function.variants for id in v.pool_ids]
         if not stage.after:
             largest = 0
             for platform in platforms:
-                largest = max(largest, NEVER_NS if platform is None else platform.payload_bytes_max)
+                largest = max(
+                    largest, UNLIMITED if platform is None else platform.payload_bytes_max
+                )
             most = min(most, largest)
     return most

@@ -12,9 +12,8 @@ from collections import Counter
 from threading import Lock
 from typing import final
 
-from headgate.core.clock import NEVER_NS
 from headgate.core.errors import ConfigError
-from headgate.core.model import App, Pool, Variant
+from headgate.core.model import UNLIMITED, App, Pool, Variant
 from headgate.live.worker.loading import Loader
 from headgate.live.worker.runner import BatchRunner
 
@@ -76,7 +75,7 @@ class ModelCache:
 
     def evict_for(self, variant: Variant) -> None:
         """Evict everything for a model of unknown size, if the pool limits memory."""
-        if self._sizes_bytes[variant.id] is None and self._pool.memory_bytes < NEVER_NS:
+        if self._sizes_bytes[variant.id] is None and self._pool.memory_bytes < UNLIMITED:
             self.clear()
 
     def record_size(self, variant: Variant, size_bytes: int) -> int:
@@ -87,7 +86,7 @@ class ModelCache:
         fit beside the process. Raises `ConfigError` if this model can never fit.
         """
         limit_bytes = self._pool.memory_bytes
-        if limit_bytes >= NEVER_NS:
+        if limit_bytes >= UNLIMITED:
             return size_bytes
         room_bytes = limit_bytes - self._own_bytes
         if self._sizes_bytes[variant.id] is None:

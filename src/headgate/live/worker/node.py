@@ -8,8 +8,7 @@ instances stop once they are idle, but their models stay in the cache for the ne
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from heapq import heappop, heappush
+from collections import deque
 from pathlib import Path
 from time import monotonic_ns
 from typing import Final, final
@@ -23,14 +22,21 @@ from headgate.core.actions import (
     StartInstance,
     StopInstance,
 )
-from headgate.core.backend import Backend, Verdict
+from headgate.core.backend import (
+    Backend,
+    Drain,
+    Effect,
+    Ended,
+    IdleTimer,
+    Message,
+    SchedulerLeft,
+)
 from headgate.core.clock import NEVER_NS
 from headgate.core.events import (
     BatchRefused,
     Event,
     InstanceStarted,
     InstanceStopped,
-    Refusal,
     WeightsEvicted,
     WeightsLoaded,
 )
@@ -44,7 +50,7 @@ from headgate.live.worker.runner import BatchRunner
 
 _LOG: Final = logging.getLogger(__name__)
 
-INSTANCES_MAX: Final = 4096  # per worker
+SHORT_NS: Final = 5_000_000  # with one slot, nothing waits for the reading thread meanwhile
 
 
 @final
@@ -64,7 +70,6 @@ class WorkerNode:
         hang_ns: int,
     ) -> None:
         self.backend = Backend(pool, app.variants)
-        self.is_draining = False
         self._id = id
         self._pool = pool
         self._app = app
@@ -77,7 +82,7 @@ class WorkerNode:
         self._connections: dict[int, GatewayConnection] = {}  # by `first_id`
         self._runners: dict[int, tuple[Variant, BatchRunner]] = {}  # by instance
         self._held_tasks: dict[int, list[TaskInputs]] = {}  # inputs by batch that has not begun
-        self._idle_timers: list[tuple[int, int]] = []  # (when, instance to stop if idle)
+        self._idle_timers: deque[IdleTimer] = deque()  # the next one first
 
     def add_gateway(self, connection: GatewayConnection) -> None:
         """Accept actions of a gateway."""
@@ -86,22 +91,17 @@ class WorkerNode:
     def remove_gateway(self, connection: GatewayConnection) -> None:
         """Drop the batches and instances of a gateway that has disconnected."""
         del self._connections[connection.first_id]
-        self._release(lambda id: id - id % GatewayConnection.IDS == connection.first_id)
+        first_id = connection.first_id
+        self._handle(SchedulerLeft(range(first_id, first_id + GatewayConnection.IDS)))
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the node accepts no more actions."""
+        return self.backend.is_draining
 
     def drain(self) -> None:
         """Accept no more actions and begin nothing; running batches finish."""
-        self.is_draining = True
-        self._release(lambda _: True)
-
-    def _release(self, is_selected: Callable[[int], bool]) -> None:
-        for action in self.backend.held_batches():
-            if is_selected(action.batch_id):
-                self.backend.cancel(action.batch_id)
-                self._refuse(action, Refusal.GONE)
-        for instance_id in [id for id in self.backend.instances if is_selected(id)]:
-            if self.backend.stop(instance_id):
-                self._stopped(instance_id, "the worker is draining", keep=True)
-        self._begin_held()
+        self._handle(Drain())
 
     def dispatch(self, connection: GatewayConnection, run: RunBatch) -> None:
         """Begin, hold or refuse a batch. Raises `ValueError` if the message is invalid."""
@@ -119,34 +119,27 @@ class WorkerNode:
         if batch_id in self._held_tasks:
             raise ValueError(f"batch {run.batch_id} exists already")
         self._held_tasks[batch_id] = run.tasks
-        verdict = Verdict.GONE if self.is_draining else self.backend.offer(action)
-        self._apply_verdict(action, verdict)
+        self._handle(action)
 
     def execute(self, connection: GatewayConnection, action: Action) -> None:
         """Execute any other action. Raises `ValueError` if it is invalid."""
+        if isinstance(action, CancelBatch):
+            batch_id = connection.local_id(action.batch_id)
+            self._handle(CancelBatch(batch_id, self._pool.id, self._id))
+            return
+        if not isinstance(action, StartInstance | LoadWeights | EvictWeights | StopInstance):
+            raise ValueError(f"{type(action).__name__} is not for a worker")
+        instance_id = connection.local_id(action.instance_id)
         if isinstance(action, StartInstance):
             self._start_instance(connection, action)
-        elif isinstance(action, LoadWeights):
-            local = LoadWeights(connection.local_id(action.instance_id), self._id)
-            resident = self.backend.instances.get(local.instance_id)
-            if resident is not None and local.instance_id not in self._runners:
-                raise ValueError(f"instance {action.instance_id} has not been started yet")
-            self._apply_verdict(local, self.backend.load(local))
         elif isinstance(action, EvictWeights):
-            instance_id = connection.local_id(action.instance_id)
-            if self.backend.evict(instance_id):
-                self._report(instance_id, WeightsEvicted)
+            self._handle(EvictWeights(instance_id, self._id))
         elif isinstance(action, StopInstance):
-            instance_id = connection.local_id(action.instance_id)
-            if self.backend.stop(instance_id):
-                self._stopped(instance_id, "stopped", keep=False)
-        elif isinstance(action, CancelBatch):
-            held = self.backend.cancel(connection.local_id(action.batch_id))
-            if held is not None:
-                self._refuse(held, Refusal.CANCELLED)
-                self._retire(held)
+            self._handle(StopInstance(instance_id, self._id))
+        elif instance_id in self.backend.instances and instance_id not in self._runners:
+            raise ValueError(f"instance {action.instance_id} has not been started yet")
         else:
-            raise ValueError(f"{type(action).__name__} is not for a worker")
+            self._handle(LoadWeights(instance_id, self._id))
 
     def _start_instance(self, connection: GatewayConnection, action: StartInstance) -> None:
         instance_id = connection.local_id(action.instance_id)
@@ -156,16 +149,11 @@ class WorkerNode:
         is_known = 0 <= action.variant_id < len(variants)
         if not is_known or self._pool.id not in variants[action.variant_id].pool_ids:
             raise ValueError(f"variant {action.variant_id} does not run on this node")
-        if self.is_draining or len(self.backend.instances) >= INSTANCES_MAX:
-            reason = "the worker is draining" if self.is_draining else "too many instances"
-            connection.report(InstanceStopped(action.instance_id, reason))
-            return
-        blocked = self._load_block_reason(variants[action.variant_id])
+        blocked = "" if self.is_draining else self._load_block_reason(variants[action.variant_id])
         if blocked:
             connection.report(InstanceStopped(action.instance_id, blocked))
-            return
-        local = StartInstance(instance_id, action.variant_id, self._pool.id, self._id)
-        self._apply_verdict(local, self.backend.start(local))
+        else:
+            self._handle(StartInstance(instance_id, action.variant_id, self._pool.id, self._id))
 
     def _load_block_reason(self, variant: Variant) -> str:
         """Return why a function must not be loaded now; may start a trial of it, which uses no
@@ -179,15 +167,18 @@ class WorkerNode:
             )
         return reason
 
-    def _apply_verdict(self, action: Action, verdict: int) -> None:
-        if verdict == Verdict.BEGIN:
-            self._begin(action)
-        elif isinstance(action, Dispatch) and verdict != Verdict.HOLD:
-            self._refuse(action, _REFUSALS[verdict])
+    def _handle(self, message: Message) -> None:
+        self._apply(self.backend.handle(monotonic_ns(), message))
 
-    def _refuse(self, action: Dispatch, reason: int) -> None:
-        del self._held_tasks[action.batch_id]
-        self._report(action.batch_id, lambda id: BatchRefused(id, reason))
+    def _apply(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, IdleTimer):
+                self._idle_timers.append(effect)  # every timer runs equally long
+            elif isinstance(effect, Event):
+                self._clean_up(effect)
+                self._report(effect)
+            else:
+                self._begin(effect)
 
     def _begin(self, action: Action) -> None:
         if isinstance(action, Dispatch):
@@ -210,35 +201,31 @@ class WorkerNode:
         self._executor.submit(PrepareJob(action, variant, model_cache, self._on_prepared, limit_ns))
 
     def _on_batch_done(self, job: BatchJob) -> None:
-        now_ns = monotonic_ns()
         action = job.action
-        has_more_to_do = self.backend.on_ended(now_ns, action)
+        effects = self.backend.handle(monotonic_ns(), Ended(action))
         connection = self._connections.get(
             action.batch_id - action.batch_id % GatewayConnection.IDS
         )
         if connection is not None:
             connection.send(job.reply)
-        self._finish_action(now_ns, action, has_more_to_do)
+        self._apply(effects)
 
     def _on_prepared(self, job: PrepareJob) -> None:
-        now_ns = monotonic_ns()
         action = job.action
         instance_id = action.instance_id
-        has_more_to_do = self.backend.on_ended(now_ns, action)
-        if job.runner is not None:
-            self._runners[instance_id] = (job.variant, job.runner)
-        if isinstance(action, LoadWeights):
-            self._report(instance_id, WeightsLoaded)
-        elif job.runner is not None:
-            self._report(instance_id, lambda id: InstanceStarted(id, self._id))
-            self._report_recovered(job.variant, job.runner)
-        else:
+        has_failed = isinstance(action, StartInstance) and job.runner is None
+        effects = self.backend.handle(monotonic_ns(), Ended(action, has_failed))
+        if has_failed:
             if job.variant.id in self._measured:
                 self._measured[job.variant.id].problem = job.error
-            for batch in self.backend.on_start_failed(instance_id):
-                self._refuse(batch, Refusal.GONE)
-            self._report(instance_id, lambda id: InstanceStopped(id, job.error))
-        self._finish_action(now_ns, action, has_more_to_do)
+            self._report(InstanceStopped(instance_id, job.error))
+        elif job.runner is not None:
+            self._runners[instance_id] = (job.variant, job.runner)
+            self._report(InstanceStarted(instance_id, self._id))
+            self._report_recovered(job.variant, job.runner)
+        else:
+            self._report(WeightsLoaded(instance_id))
+        self._apply(effects)
 
     def _report_recovered(self, variant: Variant, runner: BatchRunner) -> None:
         """If a function had failed to load before, send its signature to every gateway."""
@@ -250,60 +237,40 @@ class WorkerNode:
             for connection in self._connections.values():
                 connection.send(frame(FunctionLoaded(measured)))
 
-    def _finish_action(self, now_ns: int, action: Action, has_more_to_do: bool) -> None:
-        """Begin held work; stop an instance that was draining; arm its idle timer."""
-        if has_more_to_do:
-            self._begin_held()
-            self._retire(action)
-        if self._pool.idle_timeout_ns < NEVER_NS:
-            assert isinstance(action, Dispatch | StartInstance | LoadWeights)
-            assert action.instance_id is not None
-            heappush(self._idle_timers, (now_ns + self._pool.idle_timeout_ns, action.instance_id))
-
-    def _begin_held(self) -> None:
-        for held in self.backend.begin_held():
-            self._begin(held)
-
-    def _retire(self, action: Action) -> None:
-        evicted = self.backend.evicted_instance(action)
-        if evicted is not None:
-            self._report(evicted, WeightsEvicted)
-        drained = self.backend.drained_instance(action)
-        if drained is not None:
-            # A gateway that is still connected has stopped the instance and wants the memory back.
-            is_stop_requested = drained - drained % GatewayConnection.IDS in self._connections
-            self._stopped(drained, "stopped", keep=not is_stop_requested)
-
     def next_timer_ns(self) -> int:
         """Return when `retire_idle` is next due."""
-        return self._idle_timers[0][0] if self._idle_timers else NEVER_NS
+        return self._idle_timers[0].at_ns if self._idle_timers else NEVER_NS
 
     def retire_idle(self, now_ns: int) -> None:
-        """Stop instances that have reached the idle timeout."""
-        while self._idle_timers and self._idle_timers[0][0] <= now_ns:
-            _, instance_id = heappop(self._idle_timers)
-            if self.backend.retire_idle(now_ns, instance_id):
-                self._stopped(instance_id, "idle for too long", keep=False)
+        """Hand the idle timers that are due to the Backend."""
+        while self._idle_timers and self._idle_timers[0].at_ns <= now_ns:
+            self._apply(self.backend.handle(now_ns, self._idle_timers.popleft()))
 
-    def _stopped(self, instance_id: int, reason: str, *, keep: bool) -> None:
-        variant, runner = self._runners.pop(instance_id, (None, None))
-        if variant is not None and runner is not None:
-            if keep:
+    def _clean_up(self, event: Event) -> None:
+        """Free what the worker kept for a batch or an instance that is over."""
+        if isinstance(event, BatchRefused):
+            del self._held_tasks[event.batch_id]
+        elif isinstance(event, InstanceStopped) and event.instance_id in self._runners:
+            variant, runner = self._runners.pop(event.instance_id)
+            # A gateway that is connected wants the memory back; the next one may want the model.
+            owner_id = event.instance_id - event.instance_id % GatewayConnection.IDS
+            if self.is_draining or owner_id not in self._connections:
                 self._model_cache.release(variant, runner, keep=True)
             else:
                 limit_ns = LOAD_TIMEOUT_FACTOR * self._hang_ns
                 self._executor.submit(UnloadJob(variant, runner, self._model_cache, limit_ns))
-        self._report(instance_id, lambda id: InstanceStopped(id, reason))
 
-    def _report(self, local_id: int, event: Callable[[int], Event]) -> None:
-        id = local_id % GatewayConnection.IDS
+    def _report(self, event: Event) -> None:
+        """Send an event to the gateway that it concerns, with the gateway's own id."""
+        if isinstance(event, BatchRefused):
+            local_id = event.batch_id
+            event.batch_id = id = local_id % GatewayConnection.IDS
+        else:
+            assert isinstance(
+                event, InstanceStarted | InstanceStopped | WeightsEvicted | WeightsLoaded
+            )
+            local_id = event.instance_id
+            event.instance_id = id = local_id % GatewayConnection.IDS
         connection = self._connections.get(local_id - id)
         if connection is not None:
-            connection.report(event(id))
-
-
-SHORT_NS: Final = 5_000_000  # with one slot, nothing waits for the reading thread meanwhile
-_REFUSALS: Final[Mapping[int, int]] = {
-    Verdict.BUSY: Refusal.BUSY,
-    Verdict.GONE: Refusal.GONE,
-}
+            connection.report(event)

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from headgate.core.clock import NEVER_NS
+from headgate.core.model import UNLIMITED
 from headgate.live.deployment import read_deployment
 from headgate.live.ipc.crash_markers import CrashMarkers
 from headgate.live.telemetry import logs
@@ -62,7 +62,7 @@ def run_trial(run_dir: Path, variant_id: int, *, limit_s: float, memory_bytes: i
 def _watch(process: subprocess.Popen[bytes], until_s: float, memory_bytes: int) -> str:
     """Wait for the process to exit; return which limit it has exceeded, if any."""
     while process.poll() is None:
-        if memory_bytes < NEVER_NS and private_bytes(process.pid) > memory_bytes:
+        if memory_bytes < UNLIMITED and private_bytes(process.pid) > memory_bytes:
             return "MemoryError: loading exceeds the memory of the pool"
         if time.monotonic() > until_s:
             return "TimeoutError: loading timed out"

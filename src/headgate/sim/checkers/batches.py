@@ -34,7 +34,7 @@ from headgate.core.events import (
 from headgate.core.model import App
 from headgate.core.records import STAGES_MAX
 from headgate.metrics.columns import RunColumns, SpanKind
-from headgate.sim.checkers.checker import Checker
+from headgate.sim.checkers.checker import Checker, ended_batch
 
 
 @final
@@ -164,12 +164,11 @@ class AttemptLimits(Checker):
 
     def check_event(self, now_ns: int, scheduler: int, event: Event) -> None:
         """Count the attempts; a refused batch does not count."""
-        if isinstance(event, BatchFinished | BatchFailed | BatchLost):
-            self._in_flight.pop(event.batch_id, None)
-        elif isinstance(event, BatchRefused):
-            self._runs.subtract(self._in_flight.pop(event.batch_id, ()))
-        elif isinstance(event, TimerFired) and event.key[0] == "lost":
-            self._in_flight.pop(event.key[1], None)
+        batch_id = ended_batch(event)
+        if batch_id is not None:
+            task_ids = self._in_flight.pop(batch_id, [])
+            if isinstance(event, BatchRefused):
+                self._runs.subtract(task_ids)
 
     def check_action(self, now_ns: int, scheduler: int, action: Action) -> None:
         if not isinstance(action, Dispatch):

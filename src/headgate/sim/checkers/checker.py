@@ -7,7 +7,14 @@ from typing import Final, final
 
 from headgate.core.actions import Action
 from headgate.core.errors import InvariantError
-from headgate.core.events import Event
+from headgate.core.events import (
+    BatchFailed,
+    BatchFinished,
+    BatchLost,
+    BatchRefused,
+    Event,
+    TimerFired,
+)
 from headgate.metrics.columns import RunColumns
 from headgate.sim.interfaces import Observer
 
@@ -48,6 +55,15 @@ class Checker(Observer):
         """Raise `InvariantError` if there was any violation."""
         if self.violations:
             raise InvariantError("\n".join(self.violations))
+
+
+def ended_batch(event: Event) -> int | None:
+    """The batch that has ended, or that its Scheduler gives up as lost; None if there is none."""
+    if isinstance(event, BatchFinished | BatchFailed | BatchRefused | BatchLost):
+        return event.batch_id
+    if isinstance(event, TimerFired) and event.key[0] == "lost":
+        return event.key[1]
+    return None
 
 
 @final

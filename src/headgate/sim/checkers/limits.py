@@ -16,8 +16,6 @@ from headgate.core.actions import (
 from headgate.core.circuit_breaker import DAY_NS
 from headgate.core.clock import MINUTE_NS, SECOND_NS
 from headgate.core.events import (
-    BatchFailed,
-    BatchFinished,
     BatchLost,
     BatchRefused,
     Event,
@@ -31,7 +29,7 @@ from headgate.core.events import (
     WeightsLoaded,
 )
 from headgate.core.model import App, FaasPlatform, Pool
-from headgate.sim.checkers.checker import Checker
+from headgate.sim.checkers.checker import Checker, ended_batch
 
 _ROUNDING: Final = 1e-9
 
@@ -53,10 +51,13 @@ class Budgets(Checker):
 
     def check_event(self, now_ns: int, scheduler: int, event: Event) -> None:
         """Pay for calls that have ended; a refused call is free."""
-        if isinstance(event, BatchFinished | BatchFailed | BatchLost | BatchRefused):
-            self._end(now_ns, event.batch_id, is_free=isinstance(event, BatchRefused))
-        elif isinstance(event, TimerFired) and event.key[0] == "lost":
-            self._end(now_ns, event.key[1], is_free=False)
+        batch_id = ended_batch(event)
+        call = None if batch_id is None else self._in_flight.pop(batch_id, None)
+        if call is not None and not isinstance(event, BatchRefused):
+            sender, pool, sent_ns, _ = call
+            assert pool.faas is not None
+            for budget in self._budgets_of(sender, pool):
+                budget.spend(now_ns, pool.faas.usd(now_ns - sent_ns))
 
     def check_action(self, now_ns: int, scheduler: int, action: Action) -> None:
         if isinstance(action, KeepWarm):
@@ -76,14 +77,6 @@ class Budgets(Checker):
                     self.report(now_ns, f"batch {action.batch_id} is sent, and {problem}")
             usd = self._expected_usd(action, pool)
             self._in_flight[action.batch_id] = (scheduler, pool, now_ns, usd)
-
-    def _end(self, now_ns: int, batch_id: int, *, is_free: bool) -> None:
-        call = self._in_flight.pop(batch_id, None)
-        if call is not None and not is_free:
-            scheduler, pool, sent_ns, _ = call
-            assert pool.faas is not None
-            for budget in self._budgets_of(scheduler, pool):
-                budget.spend(now_ns, pool.faas.usd(now_ns - sent_ns))
 
     def _expected_usd(self, dispatch: Dispatch, pool: Pool) -> float:
         platform, profile = pool.faas, self._app.variants[dispatch.variant_id].profile
@@ -125,7 +118,7 @@ class StartBackoff(Checker):
         super().on_event(now_ns, scheduler, event, actions)
 
     def check_event(self, now_ns: int, scheduler: int, event: Event) -> None:
-        """StartBackoff end well or not."""
+        """Bar a variant whose start has failed; lift the bar where one has succeeded."""
         if isinstance(event, NodeJoined):
             self._up.add(event.node_id)
         elif isinstance(event, NodeLost):
@@ -196,10 +189,8 @@ class SuspectTasks(Checker):
             self._ready.add((scheduler, event.instance_id))
         elif isinstance(event, BatchLost):
             self._lost(event)
-        elif isinstance(event, BatchFinished | BatchFailed | BatchRefused):
-            self._end(event.batch_id)
-        elif isinstance(event, TimerFired) and event.key[0] == "lost":
-            self._end(event.key[1])
+        elif (batch_id := ended_batch(event)) is not None:
+            self._end(batch_id)
 
     def check_action(self, now_ns: int, scheduler: int, action: Action) -> None:
         if isinstance(action, LoadWeights):
@@ -216,14 +207,12 @@ class SuspectTasks(Checker):
                 if len(action.task_ids) > 1 or self._suspects_running[function_id] > 1:
                     self.report(now_ns, f"task {task_id} is a suspect, and not alone")
 
-    def _end(self, batch_id: int) -> Dispatch | None:
+    def _end(self, batch_id: int) -> None:
         _, dispatch = self._in_flight.pop(batch_id, (0, None))
         if dispatch is not None:
             function_id = self._app.variants[dispatch.variant_id].function_id
-            self._suspects_running[function_id] -= len(
-                self._suspects.intersection(dispatch.task_ids)
-            )
-        return dispatch
+            suspects = self._suspects.intersection(dispatch.task_ids)
+            self._suspects_running[function_id] -= len(suspects)
 
     def _lost(self, event: BatchLost) -> None:
         scheduler, dispatch = self._in_flight.get(event.batch_id, (0, None))

@@ -8,20 +8,16 @@ from typing import final
 from headgate.core.actions import Action, Dispatch, Settle
 from headgate.core.clock import NEVER_NS
 from headgate.core.events import (
-    BatchFailed,
     BatchFinished,
-    BatchLost,
-    BatchRefused,
     Event,
     RequestArrived,
     RequestCancelled,
-    TimerFired,
 )
 from headgate.core.model import App, Pipeline
 from headgate.core.records import STAGES_MAX
 from headgate.core.states import OUTCOME_NAMES, Outcome
 from headgate.metrics.columns import RunColumns
-from headgate.sim.checkers.checker import Checker
+from headgate.sim.checkers.checker import Checker, ended_batch
 
 
 @final
@@ -143,10 +139,8 @@ class HardDeadlines(Checker):
             if slo.is_hard:
                 deadline_ns = event.deadline_ns or slo.deadline_ns(now_ns)
                 self._deadline_ns[event.request_id] = deadline_ns
-        elif isinstance(event, BatchFinished | BatchFailed | BatchRefused | BatchLost):
-            self._end(event.batch_id)
-        elif isinstance(event, TimerFired) and event.key[0] == "lost":
-            self._end(event.key[1])
+        elif (batch_id := ended_batch(event)) is not None:
+            self._running.subtract(self._in_flight.pop(batch_id, ()))
 
     def check_action(self, now_ns: int, scheduler: int, action: Action) -> None:
         if isinstance(action, Dispatch):
@@ -157,9 +151,6 @@ class HardDeadlines(Checker):
                     self.report(now_ns, f"request {request_id} is dispatched after its deadline")
             self._in_flight[action.batch_id] = requests
             self._running.update(requests)
-
-    def _end(self, batch_id: int) -> None:
-        self._running.subtract(self._in_flight.pop(batch_id, ()))
 
 
 @final
@@ -185,10 +176,8 @@ class Stages(Checker):
             for task_id in self._in_flight.pop(event.batch_id, ()):
                 if task_id not in event.too_large:
                     self._done.setdefault(task_id, task_id in event.unsure)
-        elif isinstance(event, BatchFailed | BatchRefused | BatchLost):
-            self._in_flight.pop(event.batch_id, None)
-        elif isinstance(event, TimerFired) and event.key[0] == "lost":
-            self._in_flight.pop(event.key[1], None)
+        elif (batch_id := ended_batch(event)) is not None:
+            self._in_flight.pop(batch_id, None)
 
     def check_action(self, now_ns: int, scheduler: int, action: Action) -> None:
         if isinstance(action, Dispatch):
