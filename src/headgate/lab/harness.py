@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from math import exp, log, nan, sqrt
 from multiprocessing import get_context
 from statistics import NormalDist, fmean
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from headgate.core.model import TIER_NAMES, App, Tier
 from headgate.core.policy import PolicyConfig, PolicyKind
 from headgate.core.states import Outcome
 from headgate.lab.experiments.experiment import Row
-from headgate.metrics.columns import NOWHERE, RequestColumns, RunColumns
+from headgate.metrics.columns import NOWHERE, Int8, RequestColumns, RunColumns
 from headgate.metrics.confidence import mean_interval
 from headgate.metrics.summary import GroupSummary, summarise
 from headgate.policies import find_policy
@@ -152,6 +152,11 @@ class RequestTimes:
         return float(np.quantile(self.response_ms, quantile, method="inverted_cdf"))
 
 
+NO_TIMES: Final = RequestTimes(
+    np.zeros(0), np.zeros(0), *(np.zeros(0, dtype=np.bool_) for _ in range(4))
+)
+
+
 @dataclass(frozen=True, slots=True)
 class TierUse:
     """Use of the machines, or of the functions, in one run."""
@@ -184,7 +189,7 @@ class RunResult:
     fairness: float = nan  # Jain's index over clients' pace
     clients: tuple[GroupSummary, ...] = ()
     pipelines: tuple[GroupSummary, ...] = ()
-    times: RequestTimes | None = field(default=None, compare=False, repr=False)
+    times: RequestTimes = field(default=NO_TIMES, compare=False, repr=False)
 
     @property
     def attainment(self) -> float:
@@ -229,7 +234,7 @@ def result_of(run: RunColumns, since_ns: int = 0, *, keeps_times: bool = False) 
     return RunResult(
         requests=len(requests),
         met=summary.met,
-        unserved=int(np.count_nonzero(requests.outcome > Outcome.LATE)),
+        unserved=count_unserved(requests.outcome),
         cold_violations=int(np.count_nonzero(~times.is_met & times.is_cold)),
         machines=_tier_use(run, times, times.on_machines, is_function=False),
         functions=_tier_use(run, times, times.on_functions, is_function=True),
@@ -239,8 +244,13 @@ def result_of(run: RunColumns, since_ns: int = 0, *, keeps_times: bool = False) 
         fairness=summary.fairness,
         clients=summary.clients,
         pipelines=summary.pipelines,
-        times=times if keeps_times else None,
+        times=times if keeps_times else NO_TIMES,
     )
+
+
+def count_unserved(outcome: Int8) -> int:
+    """Return the number of requests without a response, in time or late."""
+    return int(np.count_nonzero(outcome > Outcome.LATE))
 
 
 def request_times(run: RunColumns, since_ns: int = 0) -> tuple[RequestTimes, RequestColumns]:
