@@ -58,11 +58,18 @@ def with_known_times(config: AppConfig, where: str, assumed_ns: int | None) -> A
     return from_spec(spec, where)
 
 
-def assumed_times(config: AppConfig, assumed_ns: int | None) -> dict[str, str]:
-    """Return the assumed execution times by variant, for the output; empty if none were."""
-    if assumed_ns is None:
-        return {}
-    return dict.fromkeys(config.unmeasured, format_duration(assumed_ns))
+def load_for_simulation(where: str, assumed_ns: int | None) -> tuple[AppConfig, dict[str, str]]:
+    """Load an application to simulate it; warn of objectives that nothing can meet.
+
+    Returns also the assumed execution times by variant, for the output; empty if none were.
+    """
+    config = load_app(where)
+    assumed = (
+        {} if assumed_ns is None else dict.fromkeys(config.unmeasured, format_duration(assumed_ns))
+    )
+    config = with_known_times(config, where, assumed_ns)
+    warn_of_unreachable_objectives(config, where)
+    return config, assumed
 
 
 def warn_of_unreachable_objectives(config: AppConfig, where: str) -> None:

@@ -44,12 +44,17 @@ def duration_ns(text: str) -> int:
     return value_ns
 
 
-def assumed_ns(text: str) -> int:
-    """Parse a duration above zero, with its unit."""
-    value_ns = parse_duration(text, where="--assume-exec-time")
-    if value_ns == 0:
-        raise ConfigError("must be longer than zero", where="--assume-exec-time", value=text)
-    return value_ns
+def positive_duration_ns(option: str) -> Callable[[str], int]:
+    """Return a parser of a duration above zero, with its unit, for an option."""
+
+    def read(text: str) -> int:
+        value_ns = parse_duration(text, where=option)
+        if value_ns == 0:
+            problem = "must be longer than zero"
+            raise ConfigError(problem, where=option, value=text, allowed="200ms, 60s")
+        return value_ns
+
+    return read
 
 
 def setting(text: str) -> tuple[str, object]:
@@ -136,7 +141,7 @@ def assume_exec_option(command: CommandT) -> CommandT:
     return click.option(
         "assumed_ns",
         "--assume-exec-time",
-        type=assumed_ns,
+        type=positive_duration_ns("--assume-exec-time"),
         metavar="TIME",
         help="Execution time to assume for batches of functions that nobody has measured: 10ms.",
     )(command)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from io import StringIO
 from itertools import groupby
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
@@ -20,39 +18,22 @@ from rich.table import Table
 from rich.text import Text
 
 from headgate.lab.experiments.experiment import Check, Result
+from headgate.metrics.format import format_cell, json_value
 from headgate.metrics.summary import Summary
-from headgate.metrics.table import MISSING, Column, ReportTable, TableView, summary_table
+from headgate.metrics.table import WIDE, render, rows_table, summary_table
 
 if TYPE_CHECKING:
     import rich.progress
 
 
-_WIDE: Final = 10_000  # output to a file is not wrapped
 _GAP: Final = 4  # columns between two blocks of a summary
 _PATIENCE_S: Final = 1.0  # before a progress bar appears
 
 
 def show(*renderables: RenderableType) -> None:
-    """Print, with colour and wrapped on a terminal, otherwise plain and unwrapped.
-
-    The text is rendered first and written at once, because a rich console that writes to a closed
-    pipe would end the process itself.
-    """
-    is_terminal = sys.stdout.isatty()
-    console = Console(
-        file=StringIO(),
-        force_terminal=has_colour(),
-        no_color=not has_colour(),
-        width=shutil.get_terminal_size().columns if is_terminal else _WIDE,
-        highlight=False,
-        emoji=False,
-        markup=False,
-    )
-    with console.capture() as capture:
-        for renderable in renderables:
-            console.print(renderable)
-    lines = [line.rstrip() for line in capture.get().splitlines()]
-    click.echo("\n".join(lines))
+    """Print, with colour and wrapped on a terminal, otherwise plain and unwrapped."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDE
+    click.echo(render(*renderables, width=width, has_colour=has_colour()))
 
 
 def hanging_indent(label: str, width: int, text: str | Text, style: str = "") -> RenderableType:
@@ -76,66 +57,10 @@ def show_json(content: object) -> None:
     click.echo(json.dumps(json_value(content), indent=2, allow_nan=False))
 
 
-def json_value(content: object) -> object:
-    """Return the value as JSON can represent it.
-
-    >>> json_value({"p99_ms": float("nan"), "waits": (1.5, 2)})
-    {'p99_ms': None, 'waits': [1.5, 2]}
-    """
-    if isinstance(content, Mapping):
-        return {str(key): json_value(value) for key, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [json_value(value) for value in content]
-    if isinstance(content, float):
-        return content if math.isfinite(content) else None
-    if content is None or isinstance(content, str | int):
-        return content
-    return str(content)
-
-
 def has_colour() -> bool:
     """Whether stdout is a terminal that wants colour (https://no-color.org)."""
     wants = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     return wants and sys.stdout.isatty()
-
-
-def rows_table(rows: Sequence[Mapping[str, object]], title: str = "") -> TableView:
-    """Return a table of plain values with a column for every key, in order of appearance."""
-    keys = list(dict.fromkeys(key for row in rows for key in row))
-    return TableView(ReportTable(title, tuple(_column(key, rows) for key in keys)), title)
-
-
-def cell(value: object) -> str:
-    """Format one value for people.
-
-    >>> cell(1234567), cell(0.123456), cell(None), cell(True), cell([1, 2.5])
-    ('1,234,567', '0.1235', '-', 'yes', '1, 2.5')
-    """
-    if value is None:
-        return MISSING
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return _number(value)
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {cell(inner)}" for key, inner in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(cell(inner) for inner in value)
-    return str(value)
-
-
-def _number(value: float) -> str:
-    if not math.isfinite(value):
-        return MISSING
-    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
-
-
-def _column(key: str, rows: Sequence[Mapping[str, object]]) -> Column:
-    values = [row.get(key) for row in rows]
-    is_number = all(value is None or isinstance(value, int | float) for value in values)
-    return Column(key.replace("_", " "), "", tuple(map(cell, values)), is_text=not is_number)
 
 
 class SummaryView:
@@ -166,8 +91,11 @@ class SummaryView:
         yield ""
 
 
-def show_list(titles: Sequence[tuple[str, str]], usage: str) -> None:
+def show_list(titles: Sequence[tuple[str, str]], usage: str, *, as_json: bool) -> None:
     """Print names with their titles, and how to use them."""
+    if as_json:
+        show_json([{"name": name, "title": title} for name, title in titles])
+        return
     width = max((len(name) for name, _ in titles), default=0) + 2
     for name, title in titles:
         show(hanging_indent(name, width, title, "bold"))
@@ -198,7 +126,7 @@ def _check_lines(checks: Sequence[Check]) -> Iterator[RenderableType]:
     """Yield two lines for a check, or one if the measured value is the expected one."""
     for check in checks:
         mark, style = ("✓", "bold green") if check.holds else ("✗", "bold red")
-        expected, measured = cell(check.expected), cell(check.measured)
+        expected, measured = format_cell(check.expected), format_cell(check.measured)
         source = (f"  ({check.source})", "dim")
         if check.holds and expected == measured:
             text = Text.assemble(f"{check.claim}: {measured}, as expected", source)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import floor, isfinite
+from math import isfinite
 
 from headgate.config.prices import PriceList, Provenance
 from headgate.core.catalog import InstanceType
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import App, Function, Pool, Tier
+from headgate.metrics.format import about, format_value, ms, per_second, percent, significant, usd
 from headgate.planning.capacity.mix import FaasChoice, Mix, best_of_type, break_even_rate, evaluate
 from headgate.planning.capacity.plan import (
     INSTANCES_MAX,
@@ -98,62 +99,13 @@ def sentences(
 def infeasible_text(infeasible: Infeasible, slo_ms: float, quantile: float) -> str:
     """Say why no number of instances or functions meets the objective."""
     if infeasible.needs_bytes is not None:
-        needs = f"{infeasible.needs_bytes / 2**20:,.0f} MiB"
+        needs = format_value("bytes", infeasible.needs_bytes)
         return f"not feasible at any scale: the function needs {needs} of memory"
     aim = f"{ms(slo_ms)} at {percent(quantile)}"
     fastest = (
         f"an isolated request takes at least {ms(infeasible.fastest_ms)}, on {infeasible.where}"
     )
     return f"not feasible at any scale: the objective is {aim}, and {fastest}"
-
-
-def ms(value: float) -> str:
-    """Format a time.
-
-    >>> ms(26.64), ms(144.0), ms(2500.0)
-    ('26.6 ms', '144 ms', '2.5 s')
-    """
-    if value >= 1_000.0:
-        return f"{value / 1e3:.3g} s"
-    return f"{value:.3g} ms"
-
-
-def percent(share: float) -> str:
-    """Format a share, never rounded up to 100 %.
-
-    >>> percent(0.99), percent(0.99996), percent(1.0), percent(0.00001), percent(0)
-    ('99 %', '99.99 %', '100 %', 'under 0.01 %', '0 %')
-    """
-    if 0.0 < share < 0.0001:
-        return "under 0.01 %"
-    return f"{floor(1e4 * share + 1e-9) / 100:g} %"
-
-
-def about(share: float) -> str:
-    """Format a share, rounded.
-
-    >>> about(0.4186)
-    '42 %'
-    """
-    return f"{100 * share:.0f} %"
-
-
-def rate(per_s: float) -> str:
-    """Format a rate.
-
-    >>> rate(7.5612), rate(2991.3)
-    ('7.56', '2,991')
-    """
-    return f"{per_s:,.0f}" if per_s >= 100.0 else f"{per_s:.3g}"
-
-
-def usd(value: float) -> str:
-    """Format an amount of money.
-
-    >>> usd(0.085), usd(12.5), usd(0.00251)
-    ('$0.085', '$12.50', '$0.00251')
-    """
-    return f"${value:,.2f}" if value >= 1.0 else f"${value:.3g}"
 
 
 def _recommendation(plan: CapacityPlan) -> Iterator[str]:
@@ -212,8 +164,8 @@ def _load(plan: CapacityPlan) -> Iterator[str]:
         fewest = min(level.clients for level in load.levels)
         yield f"The load is {fewest:g} to {load.peak_clients:g} clients at once {length}."
     else:
-        mean, peak = rate(load.rate_per_s), rate(load.peak_per_s)
-        yield f"The load is {mean} requests/s on average, {peak}/s at its peak, {length}."
+        mean, peak = significant(load.rate_per_s), per_second(load.peak_per_s)
+        yield f"The load is {mean} requests/s on average, {peak} at its peak, {length}."
 
 
 def _threshold(plan: CapacityPlan, measured: Characterisation) -> Iterator[str]:
@@ -267,13 +219,13 @@ def _break_even(plan: CapacityPlan) -> Iterator[str]:
     if not isfinite(even):
         return
     share = about(even / place.rate_per_s)
-    conclusion = f"it holds {rate(place.rate_per_s)}/s, so it pays above {share} utilisation"
+    conclusion = f"it holds {per_second(place.rate_per_s)}, so it pays above {share} utilisation"
     if even > place.rate_per_s:
         conclusion = (
-            f"it holds only {rate(place.rate_per_s)}/s, so functions are cheaper at any rate"
+            f"it holds only {per_second(place.rate_per_s)}, so functions are cheaper at any rate"
         )
     name = place.instance_type.name
-    yield f"One {name} costs as much as functions at {rate(even)} requests/s; {conclusion}."
+    yield f"One {name} costs as much as functions at {significant(even)} requests/s; {conclusion}."
 
 
 def _cold_starts(plan: CapacityPlan) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -25,7 +24,7 @@ from headgate.workload import (
 )
 from headgate.workload.arrivals import DEFAULT_NAME
 
-_TRACE: Final = "trace:"
+TRACE: Final = "trace:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +79,19 @@ def trace_files(config: AppConfig, options: WorkloadOptions) -> list[Path]:
         names = [options.trace]
     else:
         processes = options.arrivals or [s.process for s in config.workload.streams]
-        names = [text.removeprefix(_TRACE) for text in processes if text.startswith(_TRACE)]
+        names = [text.removeprefix(TRACE) for text in processes if text.startswith(TRACE)]
     return [find_trace(name, options.traces) for name in names]
 
 
 def _from_command_line(
     config: AppConfig, options: WorkloadOptions, seed: int
 ) -> Iterator[tuple[str, Arrivals | ClosedLoop]]:
-    processes = options.arrivals if options.trace is None else (f"{_TRACE}{options.trace}",)
+    processes = options.arrivals if options.trace is None else (f"{TRACE}{options.trace}",)
     where = "--arrivals" if options.trace is None else "--trace"
     for index, process in enumerate(processes):
-        with _located(where, None):
-            part = _read(process, options, config.workload.duration_ns, seed, index)
-        is_trace = process.startswith(_TRACE)
-        place = process.removeprefix(_TRACE) if is_trace else f"{where} {process}"
+        part = read_process(process, options, config.workload.duration_ns, seed, index, where=where)
+        is_trace = process.startswith(TRACE)
+        place = process.removeprefix(TRACE) if is_trace else f"{where} {process}"
         yield place, _with_known_names(config.app, part, place, is_trace=is_trace)
 
 
@@ -107,10 +105,11 @@ def _from_file(
         raise ConfigError(problem, where=where, key="workload.arrivals", allowed=allowed)
     for index, arrivals in enumerate(default.streams):
         key = f"workload.arrivals[{index}].process"
-        with _located(where, key):
-            part = _read(arrivals.process, options, default.duration_ns, seed, index)
+        part = read_process(
+            arrivals.process, options, default.duration_ns, seed, index, where=where, key=key
+        )
         names = arrivals.pipeline.name, arrivals.client.name
-        if not arrivals.process.startswith(_TRACE):
+        if not arrivals.process.startswith(TRACE):
             _check_agreement(part, names, where, key)
         if isinstance(part, ClosedLoop):
             yield f"{where}: {key}", replace(part, pipeline=names[0], client=names[1])
@@ -118,15 +117,29 @@ def _from_file(
             yield f"{where}: {key}", named(part, *names)
 
 
-def _read(
-    process: str, options: WorkloadOptions, duration_ns: int, seed: int, index: int
+def read_process(
+    process: str,
+    options: WorkloadOptions,
+    duration_ns: int,
+    seed: int,
+    index: int,
+    *,
+    where: str,
+    key: str | None = None,
 ) -> Arrivals | ClosedLoop:
+    """Return the arrivals of a specification, or of a trace: `trace:FILE`.
+
+    `duration_ns` is the default for a specification; `index` selects the random stream.
+    """
     own_seed = stream(seed, f"arrivals/{index}").getrandbits(63)
-    if not process.startswith(_TRACE):
-        duration_ns = options.duration_ns or duration_ns
-        return parse_arrivals(process, duration_ns=duration_ns, seed=own_seed)
-    path = find_trace(process.removeprefix(_TRACE), options.traces)
-    arrivals = read_trace(path, seed=own_seed, sort=options.sort)
+    try:
+        if not process.startswith(TRACE):
+            duration_ns = options.duration_ns or duration_ns
+            return parse_arrivals(process, duration_ns=duration_ns, seed=own_seed)
+        path = find_trace(process.removeprefix(TRACE), options.traces)
+        arrivals = read_trace(path, seed=own_seed, sort=options.sort)
+    except ConfigError as error:
+        raise error.located(where, key) from None
     if options.duration_ns is None or options.duration_ns >= arrivals.duration_ns:
         return arrivals
     return window(arrivals, 0, options.duration_ns)
@@ -201,17 +214,3 @@ def _check_sizes(app: App, arrivals: Arrivals, where: str) -> None:
                     value=int(sizes.max()),
                     allowed=f"1 to {items_max}",
                 )
-
-
-@contextmanager
-def _located(where: str, key: str | None) -> Iterator[None]:
-    """Add the location of an arrival process to errors that do not know it."""
-    try:
-        yield
-    except ConfigError as error:
-        if error.where is not None:
-            raise
-        keys = ": ".join(part for part in (key, error.key) if part)
-        raise ConfigError(
-            error.problem, where=where, key=keys, value=error.value, allowed=error.allowed
-        ) from None

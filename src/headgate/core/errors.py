@@ -41,6 +41,15 @@ class ConfigError(HeadgateError):
         parts.append(problem if allowed is None else f"{problem} (allowed: {allowed})")
         super().__init__(": ".join(parts))
 
+    def located(self, where: str, key: str | None = None) -> ConfigError:
+        """Return the error with its place, and its key below `key`, unless it has a place."""
+        if self.where is not None:
+            return self
+        keys = ": ".join(part for part in (key, self.key) if part)
+        return ConfigError(
+            self.problem, where=where, key=keys, value=self.value, allowed=self.allowed
+        )
+
 
 class PolicyError(HeadgateError):
     """A hook of a policy gave an illegal order, or raised another exception (the `__cause__`).

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from time import monotonic_ns
-from typing import Any, Final, Protocol, TypeVar, cast, final
+from typing import Any, Final, TypeVar, cast, final
 
 import uvloop
 from httptools import HttpParserError, HttpResponseParser
@@ -24,19 +24,6 @@ _SWEEP_S: Final = 0.02  # precision of timeouts
 _PROGRESS_TURNS: Final = 12  # sweeps between two progress reports
 
 
-class ConnectionListener(Protocol):
-    """Is notified of the events of a connection."""
-
-    def on_open(self, connection: LoadConnection) -> None:
-        """The connection is established and can be used."""
-
-    def on_response(self, connection: LoadConnection, row: int) -> None:
-        """The response to request `row` is complete: see `status`, `outcome` and `timing`."""
-
-    def on_lost(self, connection: LoadConnection, row: int) -> None:
-        """The connection is closed. `row` is the request that was not answered, or IDLE."""
-
-
 class LoadConnection(asyncio.Protocol):
     """One keep-alive connection, with one request at a time: `row` is the one in flight.
 
@@ -44,10 +31,10 @@ class LoadConnection(asyncio.Protocol):
     by httptools, and neither costs a task, a future or an object.
     """
 
-    __slots__ = ("_listener", "_parser", "_transport", "outcome", "row", "status", "timing")
+    __slots__ = ("_parser", "_pool", "_transport", "outcome", "row", "status", "timing")
 
-    def __init__(self, listener: ConnectionListener) -> None:
-        self._listener = listener
+    def __init__(self, pool: ConnectionPool) -> None:
+        self._pool = pool
         self._transport: asyncio.Transport | None = None
         self._parser = HttpResponseParser(self)
         self.row = IDLE
@@ -67,7 +54,7 @@ class LoadConnection(asyncio.Protocol):
         self._transport.write(request)
 
     def abort(self) -> None:
-        """Close the connection without notifying the listener."""
+        """Close the connection without notifying the pool."""
         self.row = IDLE
         transport, self._transport = self._transport, None
         if transport is not None:
@@ -75,14 +62,14 @@ class LoadConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._listener.on_open(self)
+        self._pool.on_open(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the event loop, also after `abort`."""
         if self._transport is not None:
             self._transport = None
             row, self.row = self.row, IDLE
-            self._listener.on_lost(self, row)
+            self._pool.on_lost(self, row)
 
     def data_received(self, data: bytes) -> None:
         if self.row == IDLE:  # data that no request has asked for
@@ -112,7 +99,7 @@ class LoadConnection(asyncio.Protocol):
             transport, self._transport = self._transport, None
             if transport is not None:
                 transport.close()
-        self._listener.on_response(self, row)
+        self._pool.on_response(self, row)
 
     def _drop(self) -> None:
         """Close the connection; `connection_lost` follows."""
@@ -185,11 +172,13 @@ class ConnectionPool:
         await asyncio.sleep(0)  # transports close in the next iteration of the event loop
 
     def on_open(self, connection: LoadConnection) -> None:
+        """Use a connection that has been established."""
         self.opened_count += 1
         self._open.add(connection)
         self._use(connection)
 
     def on_response(self, connection: LoadConnection, row: int) -> None:
+        """Record the complete response to request `row`, and reuse the connection."""
         now_ns = monotonic_ns() - self._start_ns
         self._rows.complete(row, now_ns, connection.status, connection.outcome, connection.timing)
         if connection.is_usable:
@@ -200,6 +189,7 @@ class ConnectionPool:
         self._on_end()
 
     def on_lost(self, connection: LoadConnection, row: int) -> None:
+        """Forget a closed connection. `row` is the request that was not answered, or IDLE."""
         self._open.discard(connection)
         if row != IDLE:
             self._rows.fail(row, monotonic_ns() - self._start_ns, FailureReason.LOST)

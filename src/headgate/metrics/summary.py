@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from headgate.core.clock import MILLISECOND_NS, NEVER_NS, SECOND_NS
 from headgate.core.states import OUTCOME_NAMES, Outcome
 from headgate.metrics.columns import Int32, Int64, RequestColumns, ResourceUse, RunColumns
+from headgate.metrics.format import json_value
 
 _ADMITTED: Final = ("met", "late", "expired", "failed")
 _CHUNK_ROWS = 1 << 16  # temporaries of a chunk fit into the cache: faster, and little memory
@@ -94,11 +95,11 @@ def group_summaries(
             name=name,
             requests=int(sums.requests[i]),
             met=int(sums.met[i]),
-            slo_attainment=_ratio(sums.met[i], sums.counted[i], empty=1.0),
-            mean_wait_ms=_ratio(sums.wait_ns[i] / MILLISECOND_NS, sums.started[i], empty=nan),
+            slo_attainment=_share(sums.met[i], sums.counted[i], empty=1.0),
+            mean_wait_ms=_share(sums.wait_ns[i] / MILLISECOND_NS, sums.started[i], empty=nan),
             p99_ms=_p99_ms(parts[i]),
-            service_share=_ratio(sums.service_ns[i], service_total_ns, empty=0.0),
-            pace=_ratio(sums.pace[i], sums.counted[i], empty=nan),
+            service_share=_share(sums.service_ns[i], service_total_ns, empty=0.0),
+            pace=_share(sums.pace[i], sums.counted[i], empty=nan),
         )
         for i, name in enumerate(names)
     )
@@ -181,10 +182,6 @@ def _chunks(rows: int) -> Iterator[slice]:
         yield slice(first, first + _CHUNK_ROWS)
 
 
-def _ratio(part: float, whole: float, *, empty: float) -> float:
-    return float(part / whole) if whole else empty
-
-
 @dataclass(frozen=True, slots=True)
 class ResourceSummary:
     """The utilisation and the cost of one node, or of one serverless pool."""
@@ -251,7 +248,7 @@ class Summary:
 
     def to_json(self) -> dict[str, object]:
         """Return dicts, lists and numbers; NaN and infinity become null."""
-        return {key: _json_value(value) for key, value in asdict(self).items()}
+        return {key: json_value(value) for key, value in asdict(self).items()}
 
 
 def summarise(run: RunColumns) -> Summary:
@@ -354,14 +351,4 @@ def _summarise_resource(resource: ResourceUse) -> ResourceSummary:
 
 
 def _share(part: float, whole: float, *, empty: float) -> float:
-    return part / whole if whole else empty
-
-
-def _json_value(value: object) -> object:
-    if isinstance(value, dict):
-        return {key: _json_value(inner) for key, inner in value.items()}
-    if isinstance(value, tuple | list):
-        return [_json_value(inner) for inner in value]
-    if isinstance(value, float) and not isfinite(value):
-        return None
-    return value
+    return float(part / whole) if whole else empty

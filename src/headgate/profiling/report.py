@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from headgate.metrics.format import about, format_value, ms, significant
 from headgate.metrics.report.comparison_plots import Curve, characterisation_figure
 from headgate.planning.capacity.sizing import knee_cores, largest_concurrency
 from headgate.planning.latency_model import Characterisation
@@ -34,17 +35,17 @@ def summarise(profile: Characterisation, objective: Objective | None = None) -> 
 
 def _single_request(profile: Characterisation) -> Iterator[str]:
     fewest, best = profile.cores[0], knee_cores(profile)
-    text = f"A single request takes {_ms(profile.time_ms(fewest, 1))} on {_cores(fewest)}"
+    text = f"A single request takes {ms(profile.time_ms(fewest, 1))} on {_cores(fewest)}"
     if best != fewest:
-        text += f" and {_ms(profile.time_ms(best, 1))} on {_cores(best)}"
+        text += f" and {ms(profile.time_ms(best, 1))} on {_cores(best)}"
     most = profile.cores[-1]
     if best < most:
-        text += f"; more cores are no faster (measured up to {most:.3g})"
+        text += f"; more cores are no faster (measured up to {significant(most)})"
     yield f"{text}."
 
 
 def _capacity(profile: Characterisation, objective: Objective) -> Iterator[str]:
-    limit = f"{_ms(objective.latency_ms)} at p{100 * objective.quantile:g}"
+    limit = f"{ms(objective.latency_ms)} at p{100 * objective.quantile:g}"
     for cores in profile.cores:
         concurrency = largest_concurrency(profile, cores, objective.latency_ms, objective.quantile)
         if concurrency == 0:
@@ -67,9 +68,9 @@ def _cold_start(profile: Characterisation) -> Iterator[str]:
             "the first call": cold.first_call_ms,
         }
         longest = max(parts, key=lambda part: parts[part])
-        yield f"A cold start takes {_ms(cold.total_ms)}, {_ms(parts[longest])} of it {longest}."
+        yield f"A cold start takes {ms(cold.total_ms)}, {ms(parts[longest])} of it {longest}."
     if profile.peak_memory_bytes is not None:
-        yield f"The peak memory is {profile.peak_memory_bytes / 2**20:,.0f} MiB."
+        yield f"The peak memory is {format_value('bytes', profile.peak_memory_bytes)}."
 
 
 def _surface(profile: Characterisation) -> Iterator[str]:
@@ -77,19 +78,15 @@ def _surface(profile: Characterisation) -> Iterator[str]:
     if surface.mean_error is None or surface.max_error is None:
         yield "There are too few points to cross-validate the latency surface."
     else:
-        mean, most = 100 * surface.mean_error, 100 * surface.max_error
-        error = f"an error of {mean:.0f} % on average and {most:.0f} % at most"
+        mean, most = about(surface.mean_error), about(surface.max_error)
+        error = f"an error of {mean} on average and {most} at most"
         yield f"The latency surface ({surface.form}) predicts held-out points with {error}."
 
 
 def _cores(cores: float, *, capital: bool = False) -> str:
     if cores == 1:
         return "One core" if capital else "one core"
-    return f"{cores:.3g} cores"
-
-
-def _ms(time_ms: float) -> str:
-    return f"{time_ms:,.0f} ms" if time_ms >= 100 else f"{time_ms:.3g} ms"
+    return f"{significant(cores)} cores"
 
 
 def profile_figure(profile: Characterisation, slo_ms: float | None = None) -> Figure:

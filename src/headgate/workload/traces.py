@@ -34,15 +34,7 @@ def read_trace(
     try:
         return reader.read(path, ReadOptions(step_ns, seed, spacing, draw, sort, time_column))
     except ConfigError as error:
-        if error.where is not None:
-            raise
-        raise ConfigError(
-            error.problem,
-            where=str(path),
-            key=error.key,
-            value=error.value,
-            allowed=error.allowed,
-        ) from None
+        raise error.located(str(path)) from None
 
 
 def find_trace(name: str, directory: Path | None = None) -> Path:

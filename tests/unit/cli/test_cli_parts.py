@@ -9,11 +9,10 @@ import pytest
 
 from headgate.cli.commands.compare import seeds_json
 from headgate.cli.options import duration_ns, setting
-from headgate.cli.output import rows_table
 from headgate.cli.simulation import ground_truth_config
 from headgate.config import declare
 from headgate.metrics.summary import Summary, summarise
-from headgate.metrics.table import render
+from headgate.metrics.table import render, rows_table
 from headgate.policies import find_policy
 from headgate.sim.ground_truth import GroundTruth
 from headgate.sim.run import Setup, simulate

@@ -199,7 +199,7 @@ def test_summary_names_longest_part_of_cold_start() -> None:
     point = Point(1, 1, 1, 10.0, 10.0, 10.0, 10.0, 9)
     cold = ColdStart(30.0, 200.0, 700.0, 100.0, 20.0)
     sentences = summarise(Characterisation("f", "box", (point,), cold, 3 << 20))
-    assert "A cold start takes 1,050 ms, 700 ms of it fetching the model." in sentences
+    assert "A cold start takes 1.05 s, 700 ms of it fetching the model." in sentences
     assert "The peak memory is 3 MiB." in sentences
     assert any("too few points" in sentence for sentence in sentences)
 

@@ -19,10 +19,7 @@ def command(name: str | None, as_json: bool) -> int:
     """
     if name is None:
         titles = [(bench, find_bench(bench).TITLE) for bench in bench_names()]
-        if as_json:
-            show_json([{"name": bench, "title": title} for bench, title in titles])
-        else:
-            show_list(titles, "headgate bench NAME")
+        show_list(titles, "headgate bench NAME", as_json=as_json)
         return 0
     bench = find_bench(name)
     with Progress(bench.NAME) as progress:

@@ -12,7 +12,7 @@ import yaml
 from rich.text import Text
 
 from headgate.cli.options import OutputPath, check_not_read, json_option, writing
-from headgate.cli.output import Progress, rows_table, show, show_json
+from headgate.cli.output import Progress, show, show_json
 from headgate.config import AppConfig, from_spec
 from headgate.config.loader import without_defaults
 from headgate.core.errors import ConfigError
@@ -22,6 +22,7 @@ from headgate.core.units import parse_duration
 from headgate.metrics.calibration import CalibrationResult, calibrate, calibrated
 from headgate.metrics.from_log import LoggedColumns, read_columns
 from headgate.metrics.summary import count_outcomes
+from headgate.metrics.table import rows_table
 
 
 def client_overhead_ns(text: str) -> int:
@@ -84,15 +85,7 @@ def _read(log: Path) -> tuple[LogHeader, AppConfig, LoggedColumns, str]:
             try:
                 columns = read_columns(entries, config.app)
             except ConfigError as error:
-                if error.where is not None:
-                    raise
-                raise ConfigError(
-                    error.problem,
-                    where=entries.where,
-                    key=error.key,
-                    value=error.value,
-                    allowed=error.allowed,
-                ) from None
+                raise error.located(entries.where) from None
     return header, config, columns, entries.missing
 
 

@@ -10,13 +10,15 @@ from rich.text import Text
 
 from headgate.cli.app_loading import check_support, known_policy, load_app, policies_for
 from headgate.cli.options import app_argument, json_option, traces_option
-from headgate.cli.output import rows_table, show, show_json
+from headgate.cli.output import show, show_json
 from headgate.cli.workload import WorkloadOptions, choose_workload
 from headgate.config import AppConfig, make_config
 from headgate.config.objectives import unreachable_objectives
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import TIER_NAMES, App, Pipeline, Pool, Variant
 from headgate.core.units import format_duration, format_size
+from headgate.metrics.format import percent
+from headgate.metrics.table import rows_table
 
 _DEFAULT_POLICY: Final = "headgate"  # of a file without `policy`
 
@@ -102,7 +104,7 @@ def _pipeline(pipeline: Pipeline) -> dict[str, object]:
         "pipeline": pipeline.name,
         "stages": " ".join(stage.function.name for stage in pipeline.stages),
         "latency": format_duration(slo.latency_ns) if has_latency else "any",
-        "quantile": f"{100 * slo.quantile:g} %" if has_latency else "",
+        "quantile": percent(slo.quantile) if has_latency else "",
     }
 
 

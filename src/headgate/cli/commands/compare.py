@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from math import isfinite, nan
 from pathlib import Path
-from statistics import fmean
-from typing import Final
+from typing import Any, Final
 
 import click
 from rich.text import Text
 
 from headgate.cli.app_loading import (
     SelectedPolicy,
-    assumed_times,
-    load_app,
+    load_for_simulation,
     policies_for,
     select_policy,
-    warn_of_unreachable_objectives,
-    with_known_times,
 )
 from headgate.cli.options import (
     app_argument,
@@ -34,35 +29,34 @@ from headgate.cli.options import (
     workload_options,
     writing,
 )
-from headgate.cli.output import json_value, show, show_assumed, show_json
+from headgate.cli.output import show, show_assumed, show_json
 from headgate.cli.simulation import SimulatedRun, run
 from headgate.cli.workload import WorkloadOptions, choose_workload
 from headgate.config import AppConfig
 from headgate.config.errors import unknown_name_error
 from headgate.core.errors import ConfigError
 from headgate.metrics.confidence import mean_interval
-from headgate.metrics.report.comparison_plots import comparison_figure
-from headgate.metrics.report.html import Picture, Tile, html_page
-from headgate.metrics.report.style import save_png, to_svg
+from headgate.metrics.format import Quantity, json_value, percent
+from headgate.metrics.report.comparison_plots import PANELS, comparison_plots
+from headgate.metrics.report.html import Tile
+from headgate.metrics.report.write import write_page
 from headgate.metrics.summary import Summary
 from headgate.metrics.table import (
     Column,
-    Quantity,
+    Fields,
     ReportTable,
-    TableView,
     comparison_table,
     format_column,
-    format_value,
 )
 
-_COLUMNS: Final[tuple[tuple[str, str, Quantity, Callable[[Summary], float]], ...]] = (
-    ("met", "slo_attainment", "share", lambda summary: summary.slo_attainment),
-    ("goodput", "goodput_rps", "rate", lambda summary: summary.goodput_rps),
-    ("wait", "mean_wait_ms", "time_ms", lambda summary: summary.mean_wait_ms),
-    ("p99", "p99_ms", "time_ms", lambda summary: summary.p99_ms),
-    ("cold", "cold_request_share", "share", lambda summary: summary.cold_request_share),
-    ("busy", "utilisation", "share", lambda summary: summary.utilisation),
-    ("cost", "cost_usd", "usd", lambda summary: summary.cost_usd),
+_MEANS: Final[Fields] = (
+    ("met", "share", "slo_attainment"),
+    ("goodput", "rate", "goodput_rps"),
+    ("wait", "time_ms", "mean_wait_ms"),
+    ("p99", "time_ms", "p99_ms"),
+    ("cold", "share", "cold_request_share"),
+    ("busy", "share", "utilisation"),
+    ("cost", "usd", "cost_usd"),
 )
 
 
@@ -107,9 +101,7 @@ def command(
     headgate compare examples/kaas.yaml
     headgate compare examples/kaas.yaml --policies balance,affinity --seeds 5 --report out
     """
-    original = load_app(app)
-    config = with_known_times(original, app, assumed_ns)
-    warn_of_unreachable_objectives(config, app)
+    config, assumed = load_for_simulation(app, assumed_ns)
     selected = _select_policies(config, app, policies, settings)
     options = WorkloadOptions(trace, arrivals, duration_ns, sort, traces)
     if report is not None:
@@ -121,14 +113,15 @@ def command(
             title = f"seed {number}," if seeds > 1 else "simulating"
             result, _ = run(config, each, workload, seed=number, title=title)
             runs[each.name].append(result)
-    comparison = Comparison(app, seed, seeds, runs, assumed_times(original, assumed_ns))
+    comparison = Comparison(app, seed, seeds, runs, assumed)
     if report is not None:
         with writing(report, "--report"):
             page = comparison.write(report)
     if as_json:
         show_json(comparison.to_json())
         return
-    show(Text(f"{comparison.title}\n", "bold"), TableView(comparison.table()))
+    table = replace(comparison.table(), title="")
+    show(Text(f"{comparison.title}\n", "bold"), table)
     show_assumed(comparison.assumed)
     if report is not None:
         show(Text(f"report: {page}"))
@@ -211,23 +204,10 @@ class Comparison:
         meta: dict[str, object] = {"app": self.app, "seed": self.seed, "seeds": self.seeds}
         if self.assumed:
             meta["assumed_exec_time"] = self.assumed
-        pictures: list[Picture] = []
-        if find_spec("matplotlib") is not None:
-            figure = comparison_figure(means)
-            pictures.append(
-                Picture("The same requests under each policy", to_svg(figure, "compared"))
-            )
-            save_png(figure, directory / "comparison.png")
-        else:
-            meta["plots"] = "need matplotlib: pip install headgate[report]"
-        tiles = [
-            Tile(format_value("share", summary.slo_attainment), f"met by {name}")
-            for name, summary in means
-        ]
-        page = directory / "report.html"
+        tiles = [Tile(percent(summary.slo_attainment), f"met by {name}") for name, summary in means]
         title = f"{Path(self.app).stem}: {len(means)} policies"
-        page.write_text(html_page(title, meta, tiles, pictures, [self.table()]), encoding="utf-8")
-        return page
+        plots = comparison_plots(means)
+        return write_page(directory, title, meta, tiles, plots, [self.table()])[0]
 
     def _means(self) -> list[tuple[str, Summary]]:
         return [(name, mean_summary(_summaries(runs))) for name, runs in self.runs.items()]
@@ -240,9 +220,8 @@ def _summaries(runs: list[SimulatedRun]) -> list[Summary]:
 def seeds_table(rows: Sequence[tuple[str, Sequence[Summary]]]) -> ReportTable:
     """Return one row per policy: means over seeds, with half of the 95 % confidence interval."""
     columns = [format_column("", "text", [label for label, _ in rows])]
-    for title, _, quantity, value in _COLUMNS:
-        pairs = [_mean_and_half([value(summary) for summary in runs]) for _, runs in rows]
-        columns.append(_column(title, quantity, pairs))
+    for title, quantity, name in _MEANS:
+        columns.append(_column(title, quantity, [_mean_and_half(runs, name) for _, runs in rows]))
     return ReportTable(
         "Means over seeds, with half of the 95 % confidence interval", tuple(columns)
     )
@@ -251,33 +230,26 @@ def seeds_table(rows: Sequence[tuple[str, Sequence[Summary]]]) -> ReportTable:
 def seeds_json(runs: Sequence[Summary]) -> dict[str, object]:
     """Return the mean and half interval of each column of `seeds_table`."""
     means: dict[str, object] = {}
-    for _, name, _, value in _COLUMNS:
-        mean, half = _mean_and_half([value(summary) for summary in runs])
+    for _, _, name in _MEANS:
+        mean, half = _mean_and_half(runs, name)
         means[name] = {"mean": mean, "half_interval": half}
     return means
 
 
 def mean_summary(runs: Sequence[Summary]) -> Summary:
     """Return a summary with the means of the values that the comparison plots."""
-    return replace(
-        runs[0],
-        slo_attainment=_mean([run.slo_attainment for run in runs]),
-        mean_wait_ms=_mean([run.mean_wait_ms for run in runs]),
-        cost_usd=_mean([run.cost_usd for run in runs]),
-    )
+    means: dict[str, Any] = {name: _mean_and_half(runs, name)[0] for _, _, name in PANELS}
+    return replace(runs[0], **means)
 
 
-def _mean_and_half(values: Sequence[float]) -> tuple[float, float]:
+def _mean_and_half(runs: Sequence[Summary], name: str) -> tuple[float, float]:
+    """Return the mean of one value of the runs, and half of its interval; NaN does not count."""
+    values: list[float] = [getattr(run, name) for run in runs]
     finite = [value for value in values if isfinite(value)]
     if not finite:
         return nan, nan
     interval = mean_interval(finite)
     return interval.mean, interval.high - interval.mean
-
-
-def _mean(values: Sequence[float]) -> float:
-    finite = [value for value in values if isfinite(value)]
-    return fmean(finite) if finite else nan
 
 
 def _column(title: str, quantity: Quantity, pairs: Sequence[tuple[float, float]]) -> Column:

@@ -11,12 +11,13 @@ from rich.text import Text
 
 import headgate
 from headgate.cli.options import make_directory, writing
-from headgate.cli.output import Progress, hanging_indent, rows_table, show
+from headgate.cli.output import Progress, hanging_indent, show
 from headgate.cli.plan_text import sentences
 from headgate.core.errors import ConfigError
 from headgate.lab.demo.hybrid import PROFILE_S, DemoResult, Planned, prepare, run_demo
 from headgate.lab.demo.report import run_rows, write_page
 from headgate.lab.demo.setup import DemoSchedule
+from headgate.metrics.table import rows_table
 from headgate.profiling.machine import usable_cores
 
 _BUSY: Final = 0.5  # load average of the last minute

@@ -10,7 +10,8 @@ from rich.text import Text
 
 from headgate.cli.app_loading import known_policy
 from headgate.cli.options import json_option, seed_option
-from headgate.cli.output import Progress, cell, hanging_indent, show, show_json
+from headgate.cli.output import Progress, hanging_indent, show, show_json
+from headgate.metrics.format import format_cell
 from headgate.sim.fuzz import FuzzReport, fuzz
 
 
@@ -67,8 +68,8 @@ def _to_json(policy: str, seed: int, reports: list[FuzzReport]) -> dict[str, obj
 def _show(policy: str, reports: list[FuzzReport]) -> None:
     outcomes = _sum([report.outcomes for report in reports])
     show(
-        hanging_indent("requests", 10, cell(outcomes) or "none"),
-        hanging_indent("events", 10, cell(_sum([report.events for report in reports]))),
+        hanging_indent("requests", 10, format_cell(outcomes) or "none"),
+        hanging_indent("events", 10, format_cell(_sum([report.events for report in reports]))),
         hanging_indent("checks", 10, ", ".join(reports[0].checks)),
         "",
     )

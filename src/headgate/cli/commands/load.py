@@ -20,9 +20,9 @@ from headgate.cli.options import (
     writing,
 )
 from headgate.cli.output import Progress, show, show_json
+from headgate.cli.workload import TRACE, WorkloadOptions, read_process
 from headgate.core.clock import MILLISECOND_NS, SECOND_NS
 from headgate.core.errors import ConfigError
-from headgate.core.rng import stream
 from headgate.core.states import OUTCOME_NAMES
 from headgate.loadgen import (
     LoadOptions,
@@ -35,17 +35,10 @@ from headgate.loadgen import (
     summarise_load,
 )
 from headgate.loadgen.requests import CONNECTIONS_MAX
+from headgate.metrics.format import ms, per_second
 from headgate.metrics.report import write_report
-from headgate.metrics.table import ReportTable, TableView, format_column, format_value
-from headgate.workload import (
-    Arrivals,
-    ClosedLoop,
-    find_trace,
-    mix,
-    parse_arrivals,
-    read_trace,
-    window,
-)
+from headgate.metrics.table import ReportTable, format_column
+from headgate.workload import Arrivals, ClosedLoop, mix
 
 _DURATION_NS: Final = 10 * SECOND_NS
 _AUTO: Final = "auto"
@@ -172,10 +165,9 @@ def command(
     if concurrency is not None:
         result = _closed(url, concurrency, duration_ns or _DURATION_NS, options)
     else:
-        parts = [_read_arrivals(text, duration_ns, seed, i) for i, text in enumerate(arrivals)]
-        if trace is not None:
-            parts = [_read_trace(find_trace(trace, traces), duration_ns, seed)]
-        result = _open(url, mix(parts) if len(parts) > 1 else parts[0], options)
+        processes = arrivals if trace is None else (f"{TRACE}{trace}",)
+        workload = WorkloadOptions(duration_ns=duration_ns, traces=traces)
+        result = _open(url, _arrivals(processes, workload, seed), options)
     summary = summarise_load(result)
     if report is not None:
         _write(report, url, result, summary)
@@ -219,29 +211,17 @@ def _check_one_of(given: Mapping[str, object]) -> None:
         )
 
 
-def _read_arrivals(process: str, duration_ns: int | None, seed: int, index: int) -> Arrivals:
-    own_seed = stream(seed, f"arrivals/{index}").getrandbits(63)
-    try:
-        arrivals = parse_arrivals(process, duration_ns=duration_ns or _DURATION_NS, seed=own_seed)
-    except ConfigError as error:
-        raise ConfigError(
-            error.problem,
-            where="--arrivals",
-            key=error.key,
-            value=error.value,
-            allowed=error.allowed,
-        ) from None
-    if isinstance(arrivals, ClosedLoop):
-        problem = "is a closed loop, not an arrival process"
-        raise ConfigError(problem, where="--arrivals", value=process, allowed="--concurrency N")
-    return arrivals
-
-
-def _read_trace(path: Path, duration_ns: int | None, seed: int) -> Arrivals:
-    arrivals = read_trace(path, seed=seed)
-    if duration_ns is None or duration_ns >= arrivals.duration_ns:
-        return arrivals
-    return window(arrivals, 0, duration_ns)
+def _arrivals(processes: tuple[str, ...], options: WorkloadOptions, seed: int) -> Arrivals:
+    """Return the requests to send, in order of time."""
+    parts: list[Arrivals] = []
+    for index, process in enumerate(processes):
+        where = "--trace" if process.startswith(TRACE) else "--arrivals"
+        part = read_process(process, options, _DURATION_NS, seed, index, where=where)
+        if isinstance(part, ClosedLoop):
+            problem = "is a closed loop, not an arrival process"
+            raise ConfigError(problem, where=where, value=process, allowed="--concurrency N")
+        parts.append(part)
+    return mix(parts) if len(parts) > 1 else parts[0]
 
 
 def _write(report: Path, url: str, result: LoadResult, summary: LoadSummary) -> None:
@@ -266,47 +246,44 @@ def progress_line(now: LoadProgress) -> str:
     """Return the text of the progress bar.
 
     >>> progress_line(LoadProgress(10**9, 200, 190, 195.0, (188, 2, 0, 0, 0, 0), 1.5, 3.25))
-    '195/s  met 188  late 2  p50 1.50 ms  p99 3.25 ms'
+    '195/s  met 188  late 2  p50 1.5 ms  p99 3.25 ms'
     """
     counts = [
         f"{name} {count:,}"
         for name, count in zip(OUTCOME_NAMES, now.outcomes, strict=True)
         if count
     ]
-    times = [
-        f"{name} {format_value('time_ms', value)}"
-        for name, value in (("p50", now.p50_ms), ("p99", now.p99_ms))
-    ]
+    times = [f"{name} {ms(value)}" for name, value in (("p50", now.p50_ms), ("p99", now.p99_ms))]
     return "  ".join((f"{now.rate_per_s:,.0f}/s", *counts, *times))
 
 
 def load_lines(summary: LoadSummary, result: LoadResult) -> Iterator[RenderableType]:
     """Yield the outcomes, the latencies, and then anything unusual."""
-    yield TableView(_outcomes(summary))
-    yield TableView(_latencies(summary))
+    yield _outcomes(summary)
+    yield _latencies(summary)
     answers = ", ".join(f"{name}: {count:,}" for name, count in summary.answers.items())
     yield Text(f"responses     {answers or 'none'}")
     run = summary.run
-    rates = f"{_rate(run.goodput_rps)} in time, {_rate(run.throughput_rps)} in all"
-    yield Text(f"throughput    {rates}, of {_rate(summary.offered_rps)} sent")
+    rates = f"{per_second(run.goodput_rps)} in time, {per_second(run.throughput_rps)} in all"
+    yield Text(f"throughput    {rates}, of {per_second(summary.offered_rps)} sent")
     if run.rejected:
         yield Text(
-            f"rejected      after {_ms(summary.rejected_p50_ms)} (p50),"
-            f" {_ms(summary.rejected_p99_ms)} (p99)"
+            f"rejected      after {ms(summary.rejected_p50_ms)} (p50),"
+            f" {ms(summary.rejected_p99_ms)} (p99)"
         )
     if summary.timings_p50_ms:
-        parts = (f"{name} {_ms(value)}" for name, value in summary.timings_p50_ms.items())
+        parts = (f"{name} {ms(value)}" for name, value in summary.timings_p50_ms.items())
         yield Text(f"in the server {', '.join(parts)} (p50)")
     waited = f", {summary.waited_for_connection:,} requests waited for one"
-    waited += f" (p99 of all {_ms(summary.connection_wait_p99_ms)})"
+    waited += f" (p99 of all {ms(summary.connection_wait_p99_ms)})"
     yield Text(
         f"connections   {summary.connections:,}{waited if summary.waited_for_connection else ''}"
     )
     if result.is_closed_loop:
         yield Text("A closed loop hides queueing: real users would see higher latencies.", "yellow")
         return
-    lag = f"{_ms(summary.lag_p50_ms)} (p50), {_ms(summary.lag_p99_ms)} (p99)"
-    yield Text(f"send lag      {lag}, {_ms(summary.lag_max_ms)} at most")
+    lag = f"{ms(summary.lag_p50_ms)} (p50), {ms(summary.lag_p99_ms)} (p99)"
+    yield Text(f"send lag      {lag}, {ms(summary.lag_max_ms)} at most")
     if summary.is_doubtful:
         yield Text(
             "Unreliable: the load generator fell behind its schedule, and its lag is part of these"
@@ -325,7 +302,7 @@ def _outcomes(summary: LoadSummary) -> ReportTable:
     ]
     total = max(run.requests, 1)
     return ReportTable(
-        "Outcomes",
+        "",
         (
             format_column("outcome", "text", [name for name, _ in rows]),
             format_column("requests", "count", [count for _, count in rows]),
@@ -342,12 +319,4 @@ def _latencies(summary: LoadSummary) -> ReportTable:
     columns = (
         format_column(name, "time_ms", [value]) for name, value in zip(names, values, strict=True)
     )
-    return ReportTable("Latency", (label, *columns))
-
-
-def _ms(value_ms: float) -> str:
-    return format_value("time_ms", value_ms)
-
-
-def _rate(rate_per_s: float) -> str:
-    return format_value("rate", rate_per_s)
+    return ReportTable("", (label, *columns))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from math import isfinite
+from math import nan
 from pathlib import Path
 
 import click
@@ -21,8 +21,8 @@ from headgate.cli.options import (
     workload_options,
     writing,
 )
-from headgate.cli.output import hanging_indent, rows_table, show, show_json
-from headgate.cli.plan_text import current_setup, infeasible_text, percent, sentences
+from headgate.cli.output import hanging_indent, show, show_json
+from headgate.cli.plan_text import current_setup, infeasible_text, sentences
 from headgate.cli.plan_writer import planned_spec, with_workload
 from headgate.cli.workload import Workload, WorkloadOptions, choose_workload, trace_files
 from headgate.config import from_spec
@@ -34,6 +34,8 @@ from headgate.core.clock import MILLISECOND_NS, NEVER_NS, SECOND_NS
 from headgate.core.errors import ConfigError
 from headgate.core.model import App, Function, Pipeline
 from headgate.core.units import format_duration, format_size, parse_size
+from headgate.metrics.format import format_cell, ms, percent, significant
+from headgate.metrics.table import Column, ReportTable, format_column
 from headgate.planning.capacity.load import Ints, LoadProfile, RateLevel, closed_load, open_load
 from headgate.planning.capacity.mix import Mix, break_even_rate
 from headgate.planning.capacity.plan import (
@@ -267,54 +269,73 @@ def _write(path: Path, spec: dict[str, object], explanation: list[str]) -> None:
 def _show(
     app: str, function: Function, plan: CapacityPlan, explanation: list[str], write: Path | None
 ) -> None:
-    aim = f"{plan.terms.slo_ms:g} ms at {100 * plan.terms.quantile:g} %"
+    aim = f"{ms(plan.terms.slo_ms)} at {percent(plan.terms.quantile)}"
     show(Text(f"{app}: {function.name} within {aim}\n", "bold"))
-    show(rows_table(instance_rows(plan), "Instances"))
+    show(instance_table(plan))
     if plan.sizes:
-        name = plan.platform.name if plan.platform is not None else ""
-        show(rows_table(size_rows(plan), f"Functions of {name}"))
+        show(size_table(plan))
     show(*(hanging_indent("-", 2, sentence) for sentence in explanation))
     if write is not None:
         show(Text(f"\ntry it: headgate simulate {write} --policy threshold"))
 
 
-def instance_rows(plan: CapacityPlan) -> list[dict[str, object]]:
-    """Return the table of instance types, one row each."""
-    rows: list[dict[str, object]] = []
-    for capacity, mix in zip(plan.capacities, plan.by_type, strict=True):
-        is_selected = plan.mix.capacity is capacity
-        rows.append(
-            {
-                "": ">" if is_selected else "",
-                "instance": capacity.instance_type.name + ("*" if capacity.is_extrapolated else ""),
-                "CPUs": capacity.instance_type.cpus,
-                "$/h": f"{capacity.instance_type.usd_per_hour:.3f}",
-                "isolated ms": f"{capacity.isolated_ms:.1f}",
-                "holds": f"{capacity.threshold}{'+' if capacity.is_lower_bound else ''}",
-                "per s": f"{capacity.rate_per_s:.1f}" if capacity.threshold else "-",
-                "break-even": _break_even(plan, capacity),
-                "needed": mix.instances if mix is not None else None,
-                "$/1k": f"{mix.usd_per_1k:.5f}" if mix is not None else "-",
-                "met": percent(mix.attainment) if mix is not None else "-",
-            }
-        )
-    return rows
-
-
-def size_rows(plan: CapacityPlan) -> list[dict[str, object]]:
-    """Return the table of function sizes, one row each."""
-    return [
-        {
-            "": ">" if plan.faas is not None and row is plan.faas.row else "",
-            "MiB": f"{row.memory_bytes >> 20}" + ("*" if row.is_extrapolated else ""),
-            "CPUs": f"{row.cpus:.2f}",
-            "isolated ms": f"{row.time_ms:.1f}",
-            "$/1M": f"{1e6 * row.usd_per_call:.2f}",
-            "in time": row.is_within_slo if row.has_enough_memory else "no room",
-            "is": ", ".join(_names(plan, row)),
-        }
-        for row in plan.sizes
+def instance_table(plan: CapacityPlan) -> ReportTable:
+    """Return one row per instance type; `>` marks the recommended one."""
+    capacities = plan.capacities
+    types = [capacity.instance_type for capacity in capacities]
+    mixes = plan.by_type
+    names = [
+        f"{'>' if plan.mix.capacity is capacity else ' '} {offer.name}"
+        + ("*" if capacity.is_extrapolated else "")
+        for capacity, offer in zip(capacities, types, strict=True)
     ]
+    holds = [f"{c.threshold}{'+' if c.is_lower_bound else ''}" for c in capacities]
+    return ReportTable(
+        "Instances",
+        (
+            format_column("  instance", "text", names),
+            Column("CPUs", "", tuple(significant(offer.cpus) for offer in types)),
+            format_column("per hour", "usd", [offer.usd_per_hour for offer in types]),
+            format_column("isolated", "time_ms", [c.isolated_ms for c in capacities]),
+            Column("holds", "", tuple(holds)),
+            format_column("serves", "rate", [c.rate_per_s or nan for c in capacities]),
+            format_column("break-even", "rate", [_break_even(plan, c) for c in capacities]),
+            format_column(
+                "needed", "count", [nan if mix is None else mix.instances for mix in mixes]
+            ),
+            format_column(
+                "per 1000", "usd", [nan if mix is None else mix.usd_per_1k for mix in mixes]
+            ),
+            format_column(
+                "met", "share", [nan if mix is None else mix.attainment for mix in mixes]
+            ),
+        ),
+    )
+
+
+def size_table(plan: CapacityPlan) -> ReportTable:
+    """Return one row per size of functions; `>` marks the recommended one."""
+    sizes = plan.sizes
+    selected = None if plan.faas is None else plan.faas.row
+    names = [
+        f"{'>' if row is selected else ' '} {row.memory_bytes >> 20}"
+        + ("*" if row.is_extrapolated else "")
+        for row in sizes
+    ]
+    in_time = [
+        format_cell(row.is_within_slo) if row.has_enough_memory else "no room" for row in sizes
+    ]
+    return ReportTable(
+        "Functions" if plan.platform is None else f"Functions of {plan.platform.name}",
+        (
+            Column("  size", "  MiB", tuple(names), is_text=True),
+            Column("CPUs", "", tuple(f"{row.cpus:.2f}" for row in sizes)),
+            format_column("isolated", "time_ms", [row.time_ms for row in sizes]),
+            format_column("per million", "usd", [1e6 * row.usd_per_call for row in sizes]),
+            format_column("in time", "text", in_time),
+            format_column("is", "text", [", ".join(_names(plan, row)) for row in sizes]),
+        ),
+    )
 
 
 def plan_json(plan: CapacityPlan) -> dict[str, object]:
@@ -341,11 +362,11 @@ def plan_json(plan: CapacityPlan) -> dict[str, object]:
     }
 
 
-def _break_even(plan: CapacityPlan, capacity: InstanceCapacity) -> str:
+def _break_even(plan: CapacityPlan, capacity: InstanceCapacity) -> float:
+    """Return the rate at which functions cost as much as the instance; NaN without functions."""
     if plan.faas is None:
-        return "-"
-    rate = break_even_rate(capacity.instance_type.usd_per_hour, plan.faas.row.usd_per_call)
-    return f"{rate:.1f}/s" if isfinite(rate) else "-"
+        return nan
+    return break_even_rate(capacity.instance_type.usd_per_hour, plan.faas.row.usd_per_call)
 
 
 def _names(plan: CapacityPlan, row: SizeRow) -> list[str]:
@@ -353,9 +374,6 @@ def _names(plan: CapacityPlan, row: SizeRow) -> list[str]:
 
 
 def _instance_json(plan: CapacityPlan, capacity: InstanceCapacity) -> dict[str, object]:
-    even = None
-    if plan.faas is not None:
-        even = break_even_rate(capacity.instance_type.usd_per_hour, plan.faas.row.usd_per_call)
     return {
         "name": capacity.instance_type.name,
         "cpus": capacity.instance_type.cpus,
@@ -367,7 +385,7 @@ def _instance_json(plan: CapacityPlan, capacity: InstanceCapacity) -> dict[str, 
         "is_measured": not capacity.is_extrapolated,
         "isolated_ms": capacity.isolated_ms,
         "rate_per_s": capacity.rate_per_s,
-        "break_even_per_s": even,
+        "break_even_per_s": _break_even(plan, capacity),
     }
 
 

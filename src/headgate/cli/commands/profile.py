@@ -14,14 +14,22 @@ import click
 from rich.text import Text
 
 from headgate.cli.app_loading import load_app
-from headgate.cli.options import OutputPath, check_not_read, json_option, writing
-from headgate.cli.output import Progress, json_value, rows_table, show, show_json
+from headgate.cli.options import (
+    OutputPath,
+    check_not_read,
+    json_option,
+    positive_duration_ns,
+    writing,
+)
+from headgate.cli.output import Progress, show, show_json
 from headgate.config import AppConfig
 from headgate.config.errors import unknown_name_error
-from headgate.core.clock import NEVER_NS
+from headgate.core.clock import MILLISECOND_NS, NEVER_NS, SECOND_NS
 from headgate.core.errors import ConfigError
-from headgate.core.units import parse_duration, parse_fraction
+from headgate.core.units import parse_fraction
+from headgate.metrics.format import json_value
 from headgate.metrics.report.style import new_figure, save_png
+from headgate.metrics.table import rows_table
 from headgate.planning.latency_model import Characterisation, Point
 from headgate.profiling.csv_import import read_tables
 from headgate.profiling.machine import this_machine, usable_cores
@@ -48,19 +56,6 @@ def counts(option: str) -> Callable[[str], tuple[int, ...]]:
             allowed = f"whole numbers from 1 to {COUNT_MAX}, such as 1,2,4"
             raise ConfigError("is not a list of counts", where=option, value=text, allowed=allowed)
         return tuple(numbers)
-
-    return read
-
-
-def duration_s(option: str) -> Callable[[str], float]:
-    """Return a parser of a duration above zero (`60s`) for an option."""
-
-    def read(text: str) -> float:
-        duration_ns = parse_duration(text, where=option)
-        if duration_ns == 0:
-            problem = "must be longer than zero"
-            raise ConfigError(problem, where=option, value=text, allowed="200ms, 60s")
-        return duration_ns / 1e9
 
     return read
 
@@ -107,8 +102,9 @@ class Grid:
     help="Batch sizes to measure. Default: 1, and 8 if the function supports it.",
 )
 @click.option(
+    "budget_ns",
     "--budget",
-    type=duration_s("--budget"),
+    type=positive_duration_ns("--budget"),
     default="60s",
     metavar="TIME",
     help="Time limit, even if --precision is not reached. Default: 60s.",
@@ -126,8 +122,9 @@ class Grid:
     help="Include fetching the model from this store in cold starts.",
 )
 @click.option(
+    "slo_ns",
     "--slo",
-    type=duration_s("--slo"),
+    type=positive_duration_ns("--slo"),
     metavar="LATENCY",
     help="Latency objective at p99. Default: that of APP.",
 )
@@ -162,10 +159,10 @@ def command(
     cores: tuple[int, ...] | None,
     concurrency: tuple[int, ...],
     batches: tuple[int, ...] | None,
-    budget: float,
+    budget_ns: int,
     precision: float,
     store: str | None,
-    slo: float | None,
+    slo_ns: int | None,
     author: str | None,
     out: Path,
     figure: Path | None,
@@ -183,7 +180,7 @@ def command(
     headgate profile --import cpu_concurrency_latency.csv --function recommender --slo 50ms
     """
     _check(app, tables, out, figure)
-    objective = None if slo is None else Objective(1e3 * slo, 0.99)
+    objective = None if slo_ns is None else Objective(slo_ns / MILLISECOND_NS, 0.99)
     measured: ProfileResult | None = None
     if app is None:
         characterisation = read_tables(tables, function)
@@ -195,7 +192,8 @@ def command(
     else:
         config = load_app(app)
         task, batch_max = _task(config, app, function)
-        settings = _settings(Grid(cores, concurrency, batches), budget, precision, store, batch_max)
+        grid = Grid(cores, concurrency, batches)
+        settings = _settings(grid, budget_ns / SECOND_NS, precision, store, batch_max)
         measured = _measure(task, settings)
         characterisation = measured.characterisation
         at = datetime.now(UTC).isoformat(timespec="seconds")

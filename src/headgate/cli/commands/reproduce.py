@@ -29,7 +29,9 @@ def command(name: str | None, is_all: bool, quick: bool, as_json: bool, out: Pat
     if name is not None and is_all:
         raise click.UsageError("Give a NAME or --all, not both.")
     if name is None and not is_all:
-        _show_experiments(as_json)
+        titles = [(each, find_experiment(each).TITLE) for each in experiment_names()]
+        usage = "headgate reproduce NAME [--quick] [--out DIR], or --all"
+        show_list(titles, usage, as_json=as_json)
         return 0
     if out is not None:
         make_directory(out, "--out")
@@ -39,14 +41,6 @@ def command(name: str | None, is_all: bool, quick: bool, as_json: bool, out: Pat
         content = [result.to_json() for result in results]
         show_json(content if is_all else content[0])
     return 1 if any(result.failing for result in results) else 0
-
-
-def _show_experiments(as_json: bool) -> None:
-    titles = [(each, find_experiment(each).TITLE) for each in experiment_names()]
-    if as_json:
-        show_json([{"name": each, "title": title} for each, title in titles])
-    else:
-        show_list(titles, "headgate reproduce NAME [--quick] [--out DIR], or --all")
 
 
 def _run(experiment: Experiment, quick: bool, out: Path | None, as_json: bool) -> Result:

@@ -8,13 +8,7 @@ from typing import Final
 import click
 from rich.text import Text
 
-from headgate.cli.app_loading import (
-    assumed_times,
-    load_app,
-    select_policy,
-    warn_of_unreachable_objectives,
-    with_known_times,
-)
+from headgate.cli.app_loading import load_for_simulation, select_policy
 from headgate.cli.options import (
     OutputPath,
     app_argument,
@@ -34,7 +28,7 @@ from headgate.cli.simulation import SimulatedRun, logging_to, run
 from headgate.cli.workload import WorkloadOptions, choose_workload, trace_files
 from headgate.metrics.columns import RunColumns
 from headgate.metrics.report import write_report
-from headgate.metrics.table import group_view, resource_view
+from headgate.metrics.table import group_table, resource_table
 
 _RESOURCES_MAX: Final = 16  # longer tables are in the JSON and in the report only
 
@@ -78,10 +72,7 @@ def command(
     headgate simulate examples/kaas.yaml --policy affinity --report out
     headgate simulate app.yaml --arrivals poisson:rate=50/s --duration 10min --json
     """
-    original = load_app(app)
-    config = with_known_times(original, app, assumed_ns)
-    assumed = assumed_times(original, assumed_ns)
-    warn_of_unreachable_objectives(config, app)
+    config, assumed = load_for_simulation(app, assumed_ns)
     selected = select_policy(config, app, policy, dict(settings))
     options = WorkloadOptions(trace, arrivals, duration_ns, sort, traces)
     workload = choose_workload(config, app, options, seed)
@@ -124,11 +115,11 @@ def _show(app: str, result: SimulatedRun) -> None:
     summary = result.summary
     show(Text(f"{app} under {result.policy}, seed {result.seed}\n", "bold"), SummaryView(summary))
     if len(summary.pipelines) > 1:
-        show(group_view("Pipelines", summary.pipelines))
+        show(group_table("Pipelines", summary.pipelines))
     if len(summary.clients) > 1:
-        show(group_view("Clients", summary.clients))
+        show(group_table("Clients", summary.clients))
     if len(summary.resources) <= _RESOURCES_MAX:
-        show(resource_view(summary.resources))
+        show(resource_table(summary.resources))
     speed = f"{result.sim_requests_per_s:,.0f} requests/s"
     show(Text(f"simulated in {result.took_s:.2f} s, {speed}", "dim"))
 

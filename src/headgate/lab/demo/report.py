@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from headgate.lab.demo.hybrid import DemoResult
 from headgate.lab.figures import draw_responses
 from headgate.lab.harness import RunResult
+from headgate.metrics.format import format_value
 from headgate.metrics.report.html import Picture, Tile, html_page
 from headgate.metrics.report.style import new_figure, style_axes, to_svg
-from headgate.metrics.table import Column, ReportTable, format_value
+from headgate.metrics.table import Column, ReportTable
 from headgate.profiling.report import profile_figure
 
 if TYPE_CHECKING:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headgate.metrics.confidence import Interval
+from headgate.metrics.format import Quantity
 from headgate.metrics.report.style import (
     BLUE,
     GRID,
@@ -17,41 +18,43 @@ from headgate.metrics.report.style import (
     MARKERS,
     MUTED,
     SERIES,
+    Plot,
     add_legend,
     escape_label,
+    new_axes,
     new_figure,
     number_log_axis,
     style_axes,
 )
 from headgate.metrics.summary import Summary
-from headgate.metrics.table import Quantity, format_column
+from headgate.metrics.table import Fields, format_column
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 
-@dataclass(frozen=True, slots=True)
-class _Panel:
-    title: str
-    quantity: Quantity
-    value: Callable[[Summary], float]
-
-
-_PANELS = (
-    _Panel("SLO attainment", "share", lambda summary: summary.slo_attainment),
-    _Panel("Mean wait", "time_ms", lambda summary: summary.mean_wait_ms),
-    _Panel("Cost", "usd", lambda summary: summary.cost_usd),
+PANELS: Final[Fields] = (
+    ("SLO attainment", "share", "slo_attainment"),
+    ("Mean wait", "time_ms", "mean_wait_ms"),
+    ("Cost", "usd", "cost_usd"),
 )
+
+
+def comparison_plots(rows: Sequence[tuple[str, Summary]]) -> Iterator[Plot]:
+    """Yield the figure that compares labelled runs of one workload. Needs matplotlib."""
+    caption = "The same requests under each policy"
+    yield Plot("comparison", caption, comparison_figure(rows))
 
 
 def comparison_figure(rows: Sequence[tuple[str, Summary]]) -> Figure:
     """Plot attainment, wait and cost of labelled runs: one dot per run, with its value."""
     figure = new_figure(1.4 + 0.34 * len(rows))
     first: Axes | None = None
-    for number, panel in enumerate(_PANELS, start=1):
-        axes = figure.add_subplot(1, len(_PANELS), number, sharey=first)
-        _draw_panel(axes, panel, [panel.value(summary) for _, summary in rows])
+    for number, (title, quantity, name) in enumerate(PANELS, start=1):
+        axes = figure.add_subplot(1, len(PANELS), number, sharey=first)
+        _draw_panel(axes, title, quantity, [getattr(summary, name) for _, summary in rows])
         if first is None:
             first = axes
             axes.set_yticks(range(len(rows)), [escape_label(label, 24) for label, _ in rows])
@@ -70,27 +73,25 @@ def sweep_figure(
     y_label: str,
 ) -> Figure:
     """Plot means over `x`, one line per series, with their confidence bands."""
-    figure = new_figure()
-    axes = figure.add_subplot()
+    figure, axes = new_axes()
     handles = []
     for index, intervals in enumerate(series.values()):
-        colour, marker = SERIES[index % len(SERIES)], MARKERS[index % len(MARKERS)]
-        means = [interval.mean for interval in intervals]
-        low = np.array([interval.low for interval in intervals])
-        high = np.array([interval.high for interval in intervals])
-        axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
-        handles += axes.plot(x, means, color=colour, marker=marker, markersize=5, linewidth=1.8)
+        means, lows, highs = zip(
+            *((each.mean, each.low, each.high) for each in intervals), strict=True
+        )
+        handles += _draw_line(axes, index, x, means, lows, highs)
     style_axes(axes, title=title, x_label=x_label, y_label=y_label, grid="both")
     add_legend(axes, handles, list(series))
     return figure
 
 
-def _draw_panel(axes: Axes, panel: _Panel, values: Sequence[float]) -> None:
-    column = format_column(panel.title, panel.quantity, values)
+def _draw_panel(axes: Axes, title: str, quantity: Quantity, values: Sequence[float]) -> None:
+    column = format_column(title, quantity, values)
     rows = np.arange(len(values))
     shown = np.array(values, dtype=np.float64)
     unit = column.unit
-    if _spans_decades(panel, shown):  # else the largest would make the others invisible
+    # On a linear axis the longest time would make the others invisible.
+    if quantity == "time_ms" and _spans_decades(shown):
         unit += ", log"
         shown = np.log10(shown / (0.5 * np.nanmin(shown)))
     axes.hlines(rows, 0, shown, color=GRID, linewidth=2.5, zorder=1)
@@ -107,20 +108,30 @@ def _draw_panel(axes: Axes, panel: _Panel, values: Sequence[float]) -> None:
         )
     largest = float(np.nanmax(shown, initial=0.0))
     axes.set_xlim(0, (largest or 1.0) * 1.45)  # room for the values
-    style_axes(axes, title=f"{panel.title} ({unit})", grid="")
+    style_axes(axes, title=f"{title} ({unit})", grid="")
     axes.set_xticks([])
     axes.spines["bottom"].set_visible(False)
     axes.tick_params(axis="y", length=0)
 
 
-def _spans_decades(panel: _Panel, values: NDArray[np.float64]) -> bool:
+def _draw_line(
+    axes: Axes,
+    index: int,
+    x: Sequence[float],
+    y: Sequence[float],
+    lows: Sequence[float],
+    highs: Sequence[float],
+) -> list[Line2D]:
+    """Draw a line in the style of series `index`, with its confidence band if that is known."""
+    colour, marker = SERIES[index % len(SERIES)], MARKERS[index % len(MARKERS)]
+    if lows:
+        axes.fill_between(x, lows, highs, color=colour, alpha=0.18, linewidth=0)
+    return axes.plot(x, y, color=colour, marker=marker, markersize=5, linewidth=1.8)
+
+
+def _spans_decades(values: NDArray[np.float64]) -> bool:
     finite = values[np.isfinite(values)]
-    return (
-        panel.quantity == "time_ms"
-        and len(finite) > 0
-        and bool(finite.min() > 0)
-        and bool(finite.max() > 100 * finite.min())
-    )
+    return bool(len(finite) and finite.min() > 0 and finite.max() > 100 * finite.min())
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,17 +163,11 @@ def characterisation_figure(
     Both axes are logarithmic if times span more than a decade: on linear axes the times at low
     concurrency, by which numbers of cores differ most, could not be read.
     """
-    figure = new_figure()
-    axes = figure.add_subplot()
+    figure, axes = new_axes()
     handles, labels = [], []
     for index, curve in enumerate(curves):
-        colour, marker = SERIES[index % len(SERIES)], MARKERS[index % len(MARKERS)]
-        if curve.lows_ms:
-            axes.fill_between(
-                curve.concurrency, curve.lows_ms, curve.highs_ms, color=colour, alpha=0.18, lw=0
-            )
-        handles += axes.plot(
-            curve.concurrency, curve.times_ms, color=colour, marker=marker, ms=5, linewidth=1.8
+        handles += _draw_line(
+            axes, index, curve.concurrency, curve.times_ms, curve.lows_ms, curve.highs_ms
         )
         labels.append(curve.label)
     if slo_ms is not None:

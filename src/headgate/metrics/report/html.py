@@ -7,14 +7,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final
 
+from headgate.metrics.format import ms, per_second, percent, usd
 from headgate.metrics.summary import Summary
-from headgate.metrics.table import (
-    ReportTable,
-    format_value,
-    group_table,
-    resource_table,
-    summary_table,
-)
+from headgate.metrics.table import ReportTable
 
 _ROWS_MAX: Final = 200  # rows of a table; all rows are in summary.json
 
@@ -35,30 +30,17 @@ class Picture:
     svg: str
 
 
-def run_page(
-    title: str, summary: Summary, meta: Mapping[str, object], pictures: Sequence[Picture]
-) -> str:
-    """Return the page of one run."""
-    tables = (
-        summary_table(summary),
-        group_table("Pipelines", summary.pipelines),
-        group_table("Clients", summary.clients),
-        resource_table(summary.resources),
-    )
-    return html_page(title, meta, summary_tiles(summary), pictures, tables)
-
-
 def summary_tiles(summary: Summary) -> tuple[Tile, ...]:
     """Return the key figures of a run."""
     return (
-        Tile(format_value("share", summary.slo_attainment), "SLO attainment"),
-        Tile(format_value("share", summary.admitted_kept), "admitted kept"),
-        Tile(format_value("rate", summary.goodput_rps), "goodput"),
-        Tile(format_value("time_ms", summary.p99_ms), "latency p99"),
-        Tile(format_value("time_ms", summary.mean_wait_ms), "mean wait"),
-        Tile(format_value("share", summary.utilisation), "utilisation"),
-        Tile(format_value("usd", summary.cost_usd), "cost"),
-        Tile(format_value("usd", summary.cost_per_1000_met_usd), "per 1000 met"),
+        Tile(percent(summary.slo_attainment), "SLO attainment"),
+        Tile(percent(summary.admitted_kept), "admitted kept"),
+        Tile(per_second(summary.goodput_rps), "goodput"),
+        Tile(ms(summary.p99_ms), "latency p99"),
+        Tile(ms(summary.mean_wait_ms), "mean wait"),
+        Tile(percent(summary.utilisation), "utilisation"),
+        Tile(usd(summary.cost_usd), "cost"),
+        Tile(usd(summary.cost_per_1000_met_usd), "per 1000 met"),
     )
 
 

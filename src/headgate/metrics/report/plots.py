@@ -23,9 +23,10 @@ from headgate.metrics.report.style import (
     SERIES,
     SKY,
     VERMILION,
+    Plot,
     add_legend,
     escape_label,
-    new_figure,
+    new_axes,
     number_log_axis,
     style_axes,
     time_scale,
@@ -43,15 +44,6 @@ Floats = NDArray[np.float64]
 _CURVE_POINTS: Final = 400  # far more than a decade of the tail has pixels
 _ROWS_MAX: Final = 24  # rows of text that fit into a figure
 _TRACKS_MAX: Final = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """A figure with its file name and its caption."""
-
-    name: str
-    caption: str
-    figure: Figure
 
 
 def run_plots(run: RunColumns) -> Iterator[Plot]:
@@ -79,8 +71,7 @@ def run_plots(run: RunColumns) -> Iterator[Plot]:
 
 def latency_figure(run: RunColumns) -> Figure:
     """Plot, per pipeline, the share of responses slower than a latency; mark the SLOs."""
-    figure = new_figure()
-    axes = figure.add_subplot()
+    figure, axes = new_axes()
     requests = run.requests
     answered = requests.outcome <= Outcome.LATE
     parts = split_by_group(latencies_ns(requests), requests.pipeline[answered], len(run.pipelines))
@@ -109,8 +100,7 @@ def latency_figure(run: RunColumns) -> Figure:
 
 def outcomes_figure(run: RunColumns) -> Figure:
     """Stack the outcomes over time of arrival."""
-    figure = new_figure()
-    axes = figure.add_subplot()
+    figure, axes = new_axes()
     bins, scale = time_bins(run), time_scale(run.end_ns)
     edges = bins.edges_ns / scale.unit_ns
     rates = outcomes_by_arrival(run, bins) * (1e9 / bins.step_ns)
@@ -144,8 +134,7 @@ def outcomes_figure(run: RunColumns) -> Figure:
 
 def goodput_figure(run: RunColumns) -> Figure:
     """Plot arrivals and MET responses over time."""
-    figure = new_figure()
-    axes = figure.add_subplot()
+    figure, axes = new_axes()
     bins, scale = time_bins(run), time_scale(run.end_ns)
     edges = bins.edges_ns / scale.unit_ns
     good_rps = goodput_rps(run, bins)
@@ -177,8 +166,7 @@ def waits_figure(run: RunColumns) -> Figure:
     started = requests.started_ns != NEVER_NS
     parts = split_by_group(waits_ns(requests), requests.client[started], len(run.clients))
     shown, hidden = _busiest(parts, _ROWS_MAX)
-    figure = new_figure(1.5 + 0.32 * len(shown))
-    axes = figure.add_subplot()
+    figure, axes = new_axes(1.5 + 0.32 * len(shown))
     percentiles = np.array([nearest_rank(parts[index], (100, 500, 900, 990)) for index in shown])
     scale = time_scale(int(percentiles.max()))
     p10, p50, p90, p99 = percentiles.T / scale.unit_ns
@@ -202,8 +190,7 @@ def utilisation_figure(run: RunColumns) -> Figure:
     bins, scale = time_bins(run), time_scale(run.end_ns)
     share = busy_share(run, bins)
     count = len(run.resources)
-    figure = new_figure(1.5 + min(4.5, 0.28 * count))
-    axes = figure.add_subplot()
+    figure, axes = new_axes(1.5 + min(4.5, 0.28 * count))
     end = bins.edges_ns[-1] / scale.unit_ns
     image = axes.imshow(
         share,
@@ -231,8 +218,7 @@ def schedule_figure(run: RunColumns, *, spans_max: int = 250) -> Figure:
     """Plot the first `spans_max` spans: one row per node and track, one colour per function."""
     tracks = assign_tracks(run.spans, spans_max)
     positions = _track_rows(run, tracks)
-    figure = new_figure(1.5 + 0.3 * len(positions))
-    axes = figure.add_subplot()
+    figure, axes = new_axes(1.5 + 0.3 * len(positions))
     last_ns = int(run.spans.end_ns[tracks.rows].max())
     scale = time_scale(last_ns)
     bars: dict[int, Artist] = {}

@@ -49,6 +49,15 @@ _PNG_DPI: Final = 144
 
 
 @dataclass(frozen=True, slots=True)
+class Plot:
+    """A figure with its file name and its caption."""
+
+    name: str
+    caption: str
+    figure: Figure
+
+
+@dataclass(frozen=True, slots=True)
 class TimeScale:
     """The unit of a time axis."""
 
@@ -74,6 +83,12 @@ def new_figure(height_in: float = 3.4) -> Figure:
     except ImportError:
         raise ConfigError("plots need matplotlib: pip install headgate[report]") from None
     return Figure(figsize=(_WIDTH_IN, height_in), layout="constrained", facecolor="white")
+
+
+def new_axes(height_in: float = 3.4) -> tuple[Figure, Axes]:
+    """Return a figure with one pair of axes."""
+    figure = new_figure(height_in)
+    return figure, figure.add_subplot()
 
 
 def style_axes(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -15,10 +15,11 @@ from headgate.core.errors import ConfigError
 from headgate.core.states import OUTCOME_NAMES
 from headgate.metrics.columns import NOWHERE, Int8, Int32, Int64, RunColumns
 from headgate.metrics.report.chrome_trace import write_chrome_trace
-from headgate.metrics.report.html import Picture, run_page
+from headgate.metrics.report.html import Picture, Tile, html_page, summary_tiles
 from headgate.metrics.report.plots import run_plots
-from headgate.metrics.report.style import save_png, to_svg
+from headgate.metrics.report.style import Plot, save_png, to_svg
 from headgate.metrics.summary import Summary
+from headgate.metrics.table import ReportTable, group_table, resource_table, summary_table
 
 if TYPE_CHECKING:
     import pyarrow
@@ -98,13 +99,37 @@ def write_report(
     ]
     if find_spec("pyarrow") is not None:
         paths.append(write_parquet(directory / "requests.parquet", run))
-    pictures = []
+    tables = (
+        summary_table(summary),
+        group_table("Pipelines", summary.pipelines),
+        group_table("Clients", summary.clients),
+        resource_table(summary.resources),
+    )
+    tiles = summary_tiles(summary)
+    page, *plots = write_page(directory, title, meta, tiles, run_plots(run), tables)
+    return (page, *paths, *plots)
+
+
+def write_page(
+    directory: Path,
+    title: str,
+    meta: Mapping[str, object],
+    tiles: Iterable[Tile],
+    plots: Iterable[Plot],
+    tables: Iterable[ReportTable],
+) -> list[Path]:
+    """Write `report.html` and its plots as PNG files; return the paths, the page first.
+
+    Plots are drawn only if matplotlib is installed: `plots` should be a generator.
+    """
+    pictures: list[Picture] = []
+    page = directory / "report.html"
+    paths = [page]
     if find_spec("matplotlib") is not None:
-        for plot in run_plots(run):
+        for plot in plots:
             pictures.append(Picture(plot.caption, to_svg(plot.figure, plot.name)))
             paths.append(save_png(plot.figure, directory / f"{plot.name}.png"))
     else:
         meta = {**meta, "plots": "need matplotlib: pip install headgate[report]"}
-    page = directory / "report.html"
-    page.write_text(run_page(title, summary, meta, pictures), encoding="utf-8")
-    return (page, *paths)
+    page.write_text(html_page(title, meta, tiles, pictures, tables), encoding="utf-8")
+    return paths
