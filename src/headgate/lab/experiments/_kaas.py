@@ -23,7 +23,7 @@ from headgate.metrics.report.style import (
     MUTED,
     SERIES,
     add_legend,
-    new_figure,
+    new_axes,
     number_log_axis,
     style_axes,
 )
@@ -195,8 +195,7 @@ def beats(theirs: Sequence[RunResult], ours: Sequence[RunResult]) -> bool:
 def waits_figure(series: Mapping[str, Mapping[str, Interval]], *, title: str) -> Figure:
     """Plot a mean with its interval per model (series) and policy (row), on a log scale."""
     policies = list(next(iter(series.values())))
-    figure = new_figure(1.5 + 0.34 * len(policies))
-    axes = figure.add_subplot()
+    figure, axes = new_axes(1.5 + 0.34 * len(policies))
     handles = []
     for index, (colour, marker, by_policy) in enumerate(
         zip(SERIES, MARKERS, series.values(), strict=False)

@@ -17,6 +17,7 @@ from headgate.metrics.report.style import (
     SERIES,
     VERMILION,
     add_legend,
+    new_axes,
     new_figure,
     number_log_axis,
     style_axes,
@@ -68,8 +69,7 @@ def sizes_figure(
     times_ms: Mapping[str, Mapping[float, float]], selected: Mapping[str, float]
 ) -> Figure:
     """Plot the time of a single request over cores, relative; a ring marks the selected size."""
-    figure = new_figure()
-    axes = figure.add_subplot()
+    figure, axes = new_axes()
     parts = {
         name: {cores: time_ms / max(by_cores.values()) for cores, time_ms in by_cores.items()}
         for name, by_cores in times_ms.items()
@@ -121,8 +121,7 @@ def trials_figure(trials: Sequence[Trial]) -> Figure:
 
 def load_figure(sizes: Sequence[int], period_s: float) -> Figure:
     """Plot figure 3: concurrent requests, wave by wave."""
-    figure = new_figure(2.6)
-    axes = figure.add_subplot()
+    figure, axes = new_axes(2.6)
     times_s = [index * period_s for index in range(len(sizes))]
     axes.plot(times_s, sizes, color=BLUE, linewidth=1.2, drawstyle="steps-post")
     axes.set_xlim(0, len(sizes) * period_s)
@@ -135,8 +134,7 @@ def load_figure(sizes: Sequence[int], period_s: float) -> Figure:
 
 def responses_figure(times: RequestTimes, *, title: str, sla_ms: float, until_s: float) -> Figure:
     """Plot figures 4 to 9: the response time of every request over its arrival time."""
-    figure = new_figure(3.0)
-    axes = figure.add_subplot()
+    figure, axes = new_axes(3.0)
     axes.set_xlim(0, until_s)
     axes.set_ylim(sla_ms / 20, 5_000)
     draw_responses(axes, times, sla_ms)
