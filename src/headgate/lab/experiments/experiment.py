@@ -6,7 +6,7 @@ what was expected and what was measured; a claim that does not hold is a valid r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
@@ -49,6 +49,11 @@ class Result:
             "rows": [_finite_row(row) for row in self.rows],
             "checks": [_finite_row(asdict(check)) for check in self.checks],
         }
+
+
+def none_check(claim: str, source: str, exceptions: Sequence[str]) -> Check:
+    """Return a check that there are no exceptions to a claim; those that there are, it names."""
+    return Check(claim, source, "none", "; ".join(exceptions) or "none", not exceptions)
 
 
 class Experiment(Protocol):

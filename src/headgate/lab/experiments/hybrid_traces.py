@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
-from headgate.lab.experiments.experiment import Check, Progress, Result, Row
+from headgate.lab.experiments.experiment import Check, Progress, Result, Row, none_check
 from headgate.lab.experiments.hybrid.environment import TRACES, TraceScenario
 from headgate.lab.experiments.hybrid.figures import cost_figure, record_timeline, timeline_figure
 from headgate.lab.experiments.hybrid.offline_optimum import Clairvoyant, clairvoyant
@@ -92,14 +92,8 @@ def _sweep(
     policies = dict.fromkeys(case.policy for case in cases)
     rows = [_sweep_row(policy, runs, limits_usd, is_best=policy in best) for policy in policies]
     others = [f"{policy.name} {policy.settings_text}" for policy in best if policy not in BEST]
-    check = Check(
-        "settings of baselines that are better than those of the quick form",
-        "the sweep",
-        "none",
-        "; ".join(others) or "none",
-        not others,
-    )
-    return best, rows, [check]
+    claim = "settings of baselines that are better than those of the quick form"
+    return best, rows, [none_check(claim, "the sweep", others)]
 
 
 def _sweep_row(

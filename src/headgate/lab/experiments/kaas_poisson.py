@@ -36,7 +36,7 @@ from headgate.lab.experiments._kaas import (
     waits,
     waits_figure,
 )
-from headgate.lab.experiments.experiment import Check, Progress, Result, Row
+from headgate.lab.experiments.experiment import Check, Progress, Result, Row, none_check
 from headgate.lab.figures import write_figures
 from headgate.lab.harness import (
     PolicyCase,
@@ -207,12 +207,10 @@ def _headgate_checks(mix: Mix, load: float, runs: Runs) -> list[Check]:
     # at most this much longer than ResNet.
     bound = Config().default_deadline_factor * (STATED[_BERT].exec_ms - STATED[_RESNET].exec_ms)
     return [
-        Check(
+        none_check(
             f"{mix}, load {load}: policies with no more cold starts, shorter waits than headgate",
             "a goal of this project",
-            "none",
-            ", ".join(better) or "none",
-            not better,
+            better,
         ),
         Check(
             f"{mix}, load {load}: headgate does not starve BERT: wait of BERT minus that of ResNet",

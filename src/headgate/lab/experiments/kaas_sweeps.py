@@ -33,7 +33,7 @@ from headgate.lab.experiments._kaas import (
     log_sweep_figure,
     waits,
 )
-from headgate.lab.experiments.experiment import Check, Progress, Result, Row
+from headgate.lab.experiments.experiment import Check, Progress, Result, Row, none_check
 from headgate.lab.figures import write_figures
 from headgate.lab.harness import (
     PolicyCase,
@@ -293,13 +293,8 @@ def _frontier_check(sweep: Sweep, runs: Runs) -> Check:
         for policy in ALL_POLICIES
         if beats(runs[sweep.case_at(policy, point)], runs[sweep.case_at(HEADGATE, point)])
     ]
-    return Check(
-        f"{sweep.title}: policies with no more cold starts, shorter waits than headgate",
-        "a goal of this project",
-        "none",
-        "; ".join(better) or "none",
-        not better,
-    )
+    claim = f"{sweep.title}: policies with no more cold starts, shorter waits than headgate"
+    return none_check(claim, "a goal of this project", better)
 
 
 def _worst_check(claim: str, sweep: Sweep, policies: Sequence[PolicyCase], runs: Runs) -> Check:

@@ -14,7 +14,7 @@ import time
 import venv
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Final
@@ -44,26 +44,15 @@ class PeerRoute(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     command: tuple[str, ...] = ()
 
 
-class _PeerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    folder: str
-    models: dict[str, PeerRoute]
-    command: tuple[str, ...] = ()
-    environment: dict[str, str] = {}
-    group: str | None = None
-    is_ours: bool = False
-    is_baseline: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
+class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A server and its configuration. Peers of one `group` are variants of the same server."""
 
     name: str
     group: str
     folder: Path
-    command: tuple[str, ...]
-    models: dict[str, PeerRoute]
-    environment: dict[str, str] = field(default_factory=dict)
+    command: tuple[str, ...] = ()
+    models: dict[str, PeerRoute] = {}
+    environment: dict[str, str] = {}
     is_ours: bool = False
     is_baseline: bool = False
 
@@ -77,22 +66,13 @@ class Peer:
 def read_peers(path: Path) -> list[Peer]:
     """Read the list of peers. Raises `ConfigError`."""
     try:
-        entries = msgspec.convert(read_yaml(str(path)), dict[str, _PeerEntry])
+        entries = msgspec.convert(read_yaml(str(path)), dict[str, dict[str, object]])
+        peers = [{"name": name, "group": name, **entry} for name, entry in entries.items()]
+        return msgspec.convert(
+            peers, list[Peer], dec_hook=lambda _, folder: path.parent / str(folder)
+        )
     except msgspec.ValidationError as error:
         raise ConfigError(str(error), where=str(path)) from None
-    return [
-        Peer(
-            name=name,
-            group=entry.group or name,
-            folder=path.parent / entry.folder,
-            command=entry.command,
-            models=entry.models,
-            environment=entry.environment,
-            is_ours=entry.is_ours,
-            is_baseline=entry.is_baseline,
-        )
-        for name, entry in entries.items()
-    ]
 
 
 class ServerError(Exception):

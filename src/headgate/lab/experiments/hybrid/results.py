@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Final, final
 
-from headgate.lab.experiments.experiment import Check, Row
+from headgate.lab.experiments.experiment import Check, Row, none_check
 from headgate.lab.experiments.hybrid.environment import TraceScenario
 from headgate.lab.experiments.hybrid.offline_optimum import Clairvoyant
 from headgate.lab.experiments.hybrid.sweep import ATTAINED
@@ -97,7 +97,9 @@ class ResultTable:
             for trace in self._cheapest()
             if self.of[trace][OURS].attainment < ATTAINED
         ]
-        return _none_check("traces on which a baseline attains 99 % and headgate does not", missed)
+        return none_check(
+            "traces on which a baseline attains 99 % and headgate does not", _SOURCE, missed
+        )
 
     def _cost_check(self) -> Check:
         more_expensive = [
@@ -107,7 +109,7 @@ class ResultTable:
             > _NOISE * (theirs := self.of[trace][policy].cost_usd)
         ]
         claim = "traces on which headgate costs over 2 % more than the cheapest baseline at 99 %"
-        return _none_check(claim, more_expensive)
+        return none_check(claim, _SOURCE, more_expensive)
 
     def _gap_check(self) -> Check:
         closed = self.closed()
@@ -128,7 +130,7 @@ class ResultTable:
             for policy, one in of_trace.items()
             if one.attainment >= ATTAINED and one.cost_usd < self.limits_usd[trace]
         ]
-        return _none_check("policies that attain 99 % for less than the clairvoyant", below)
+        return none_check("policies that attain 99 % for less than the clairvoyant", _SOURCE, below)
 
     def closed(self) -> dict[str, float]:
         """Return, by trace, the share of the gap to the clairvoyant that is closed.
@@ -169,7 +171,3 @@ def _optimum_means(requests: int, optima: Sequence[Clairvoyant]) -> TraceMeans:
         dedicated_usd=fmean(optimum.dedicated_usd for optimum in optima),
         functions_usd=fmean(optimum.functions_usd for optimum in optima),
     )
-
-
-def _none_check(claim: str, exceptions: Sequence[str]) -> Check:
-    return Check(claim, _SOURCE, "none", "; ".join(exceptions) or "none", not exceptions)
