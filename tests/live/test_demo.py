@@ -13,7 +13,7 @@ from headgate.core.model import Profile
 from headgate.lab.demo import setup as scaling
 from headgate.lab.demo.hybrid import DemoResult, DemoRun, Planned, plan_for, prepare, run_demo
 from headgate.lab.demo.report import run_rows, write_page
-from headgate.lab.demo.runs import DemoPolicy, DemoRunResult, best_threshold, run_simulated
+from headgate.lab.demo.runs import best_threshold, run_simulated
 from headgate.lab.demo.setup import (
     FEW,
     FUNCTION,
@@ -28,6 +28,7 @@ from headgate.lab.demo.setup import (
     fit_to_machine,
     single_request_ns,
 )
+from headgate.lab.harness import PolicyCase, RunResult
 from headgate.planning.latency_model import Characterisation
 
 MODEL = Path(__file__).parents[2] / "examples" / "recommender" / "recommender.onnx"
@@ -42,9 +43,12 @@ def planned() -> Planned:
     return plan_for(Scale(MODEL, 8, measured, slo_ms=108, schedule=DemoSchedule()))
 
 
-def simulated(planned: Planned, policy: DemoPolicy) -> DemoRunResult:
-    spec = application(planned.scale, planned.machine, planned.platform, TIMES)
-    return run_simulated(spec, policy, planned.scale, planned.arrivals, REQUEST_NS)
+def simulated(planned: Planned, policy: PolicyCase) -> RunResult:
+    return run_simulated(planned.simulation(TIMES, REQUEST_NS), policy)
+
+
+WITHOUT = PolicyCase("dedicated_only")
+SPILL = PolicyCase.of("threshold", threshold=FEW)
 
 
 def test_quiet_load_is_below_capacity_and_bursts_above(planned: Planned) -> None:
@@ -72,35 +76,34 @@ def test_application_spec_is_valid(planned: Planned) -> None:
 
 
 def test_functions_raise_attainment_in_bursts(planned: Planned) -> None:
-    without = simulated(planned, DemoPolicy("without", "dedicated_only"))
-    spill = simulated(planned, DemoPolicy("with", "threshold", (("threshold", FEW),)))
-    assert without.spilled == 0 and without.usd_per_1000 == 0
-    assert 0 < spill.spilled < 0.5 and spill.usd_per_1000 > 0
+    without = simulated(planned, WITHOUT)
+    spill = simulated(planned, SPILL)
+    assert without.on_functions == 0 and without.functions.usd == 0
+    assert 0 < spill.on_functions < 0.5 and spill.functions.usd > 0
     assert spill.attainment > 0.95 > without.attainment + 0.2
 
 
 def test_planned_threshold_is_near_the_best(planned: Planned) -> None:
-    spec = application(planned.scale, planned.machine, planned.platform, TIMES)
-    best = best_threshold(spec, planned.scale, planned.arrivals, REQUEST_NS)
+    best = best_threshold(planned.simulation(TIMES, REQUEST_NS))
     assert abs(best - planned.threshold) <= 1
 
 
 def test_checks_fail_on_disagreement(planned: Planned) -> None:
-    without = simulated(planned, DemoPolicy("without", "dedicated_only"))
-    spill = simulated(planned, DemoPolicy("with", "threshold", (("threshold", FEW),)))
+    without = simulated(planned, WITHOUT)
+    spill = simulated(planned, SPILL)
     runs = (
-        DemoRun(DemoPolicy("alike", ""), spill, spill, spill),
-        DemoRun(DemoPolicy("not", ""), spill, without, spill),
+        DemoRun(PolicyCase("alike"), spill, spill, spill),
+        DemoRun(PolicyCase("not"), spill, without, spill),
     )
     checks = DemoResult(planned, runs, best_threshold=FEW + 2).checks
     assert [check.holds for check in checks] == [True, True, False, False, False]
 
 
 def test_report_marks_policies_without_a_live_run(planned: Planned, tmp_path: Path) -> None:
-    result = simulated(planned, DemoPolicy("with", "threshold"))
+    result = simulated(planned, PolicyCase("threshold"))
     runs = (
-        DemoRun(DemoPolicy("here", ""), result, live=result, simulated=result),
-        DemoRun(DemoPolicy("elsewhere", ""), result),
+        DemoRun(PolicyCase("here"), result, live=result, simulated=result),
+        DemoRun(PolicyCase("elsewhere"), result),
     )
     demo = DemoResult(planned, runs, best_threshold=FEW)
     sources = [(row[""], row["source"]) for row in run_rows(demo)]
@@ -147,8 +150,8 @@ def test_demo_end_to_end() -> None:
     warm_ns = planned.scale.schedule.warm_up_ns
     sent = int((planned.arrivals.times_ns >= warm_ns).sum())
     live_runs = [run.live for run in result.runs if run.live is not None]
-    assert [len(live.latency_ms) for live in live_runs] == [sent] * 3
+    assert [live.requests for live in live_runs] == [sent] * 3
     without, threshold, _ = live_runs
     assert without.unserved == threshold.unserved == 0
-    assert without.spilled == 0
-    assert 0 < threshold.spilled <= 1
+    assert without.on_functions == 0
+    assert 0 < threshold.on_functions <= 1

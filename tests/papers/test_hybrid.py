@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from math import exp, log, sqrt
 from pathlib import Path
 from statistics import NormalDist
@@ -16,32 +15,23 @@ from headgate.core.catalog import MIB
 from headgate.core.clock import MINUTE_NS, SECOND_NS
 from headgate.core.errors import ConfigError
 from headgate.lab.experiments import find_experiment
+from headgate.lab.experiments._hybrid_app import SURROGATE, characterise
 from headgate.lab.experiments.hips.environment import (
-    FUNCTION_POOL,
-    INSTANCE_POOL,
     LEAST,
     MOST,
-    SURROGATE,
     BurstPhase,
-    HipsEnvironment,
-    build_scene,
-    characterise,
-    lead_in_s,
+    BurstScenario,
+    lead_in_ns,
     make_phases,
-    period_of,
     scatter,
     setting_of,
     wave_sizes,
     waves,
 )
-from headgate.lab.experiments.hips.plan import best_threshold, plan_of
-from headgate.lab.experiments.hips.run import (
-    HipsPolicyCase,
-    HipsResult,
-    RequestTimes,
-    cold_share,
-    observe,
-)
+from headgate.lab.experiments.hips.plan import plan_of
+from headgate.lab.experiments.hips.spill import cold_share
+from headgate.lab.experiments.hybrid_characterisation import best_threshold
+from headgate.lab.harness import PolicyCase, RequestTimes, RunResult, TierUse, request_times
 from headgate.policies.threshold import Config as ThresholdConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "papers" / "hybrid.md"
@@ -79,7 +69,7 @@ def test_network_delay_close_to_the_sla_leaves_no_size() -> None:
     """5 ms of network are most of 6.8 ms; the plan selects no size."""
     plan = plan_of(setting_of("recommender", 8))
     assert plan.selected is None
-    assert plan.environment.memory_mb * MIB == plan.sizes[-1].memory_bytes
+    assert plan.memory_mb * MIB == plan.sizes[-1].memory_bytes
 
 
 def test_wave_sizes_cover_the_range_of_the_paper() -> None:
@@ -88,7 +78,7 @@ def test_wave_sizes_cover_the_range_of_the_paper() -> None:
     assert len(sizes) == sum(phase.length_ns for phase in phases) // SECOND_NS
     assert set(sizes) == set(range(LEAST, MOST + 1))
     assert sizes == wave_sizes(phases, SECOND_NS, seed=3) != wave_sizes(phases, SECOND_NS, seed=4)
-    assert set(sizes[: int(lead_in_s(phases, SECOND_NS))]) == {LEAST}, (
+    assert set(sizes[: lead_in_ns(phases, SECOND_NS) // SECOND_NS]) == {LEAST}, (
         "a run starts with a calm phase"
     )
 
@@ -97,15 +87,15 @@ def test_lead_in_ends_at_the_first_burst() -> None:
     """Also if the calm phase is no whole number of waves."""
     period_ns = 1_574_750_000
     phases = make_phases(MINUTE_NS)
-    begins_s = lead_in_s(phases, period_ns)
-    times_s = waves(wave_sizes(phases, period_ns, seed=0), period_ns).times_ns / SECOND_NS
-    before = int(np.count_nonzero(times_s < begins_s))
+    begins_ns = lead_in_ns(phases, period_ns)
+    times_ns = waves(wave_sizes(phases, period_ns, seed=0), period_ns).times_ns
+    before = int(np.count_nonzero(times_ns < begins_ns))
     assert before == LEAST * (phases[0].length_ns // period_ns)
 
 
 def test_response_time_without_functions_is_proportional_to_wave_size() -> None:
     """RT = c x 36 ms on 2 cores by the surface, and a wave completes before the next."""
-    sizes, requests = _observe(HipsPolicyCase("dedicated", "dedicated_only"))
+    sizes, requests = _observe(PolicyCase("dedicated_only"))
     expected = np.repeat([36.0 * size for size in sizes], sizes)
     assert requests.response_ms == pytest.approx(expected)
     assert (requests.is_met == (expected <= 200)).all()
@@ -115,8 +105,9 @@ def test_requests_beyond_the_threshold_go_to_functions() -> None:
     """1. Five requests of each wave go to the instance; they take 180 ms.
     2. The others go to functions: 26.6 ms on 3.76 cores plus 5 ms of network, plus cold start.
     """
-    sizes, requests = _observe(HipsPolicyCase("spill", "threshold", (("threshold", 5),)))
-    on_instance, on_functions = requests.on(INSTANCE_POOL), requests.on(FUNCTION_POOL)
+    sizes, requests = _observe(PolicyCase.of("threshold", threshold=5))
+    on_instance = requests.only(requests.on_machines)
+    on_functions = requests.only(requests.on_functions)
     assert len(on_instance.is_met) == 5 * len(sizes)
     assert on_instance.response_ms == pytest.approx(180.0)
     assert len(on_functions.is_met) == sum(sizes) - 5 * len(sizes)
@@ -129,8 +120,8 @@ def test_requests_beyond_the_threshold_go_to_functions() -> None:
 
 
 def test_warm_functions_avoid_cold_starts_in_bursts() -> None:
-    config = (("threshold", 5), ("warm_instances", MOST - 5), ("plan_every_ns", SECOND_NS))
-    _, requests = _observe(HipsPolicyCase("warm", "threshold", config))
+    warm = PolicyCase.of("threshold", threshold=5, warm_instances=MOST - 5, plan_every_ns=SECOND_NS)
+    _, requests = _observe(warm)
     assert not requests.is_cold.any()
     with pytest.raises(ConfigError, match="warm_instances"):
         ThresholdConfig(warm_instances=-1)
@@ -139,11 +130,11 @@ def test_warm_functions_avoid_cold_starts_in_bursts() -> None:
 @pytest.mark.parametrize("source", ["bert", "classification", "recommender"])
 def test_scatter_is_measured_near_the_concurrency_limit(source: str) -> None:
     setting = setting_of(source, 2)
-    cv = scatter(characterise(source), setting).cv
+    cv = scatter(setting).cv
     drawn = exp(sqrt(log(1 + cv * cv)) * NormalDist().inv_cdf(0.99))
     ratios = [p.p99_ms / p.p50_ms for p in characterise(source).points if p.cores == 2]
     assert min(abs(drawn - ratio) for ratio in ratios) < 1e-9
-    assert scatter(characterise(SURROGATE), setting_of(SURROGATE, 2)).distribution == "exact"
+    assert scatter(setting_of(SURROGATE, 2)).distribution == "exact"
 
 
 def test_best_threshold_is_the_cheapest_that_meets_the_quantile() -> None:
@@ -153,36 +144,22 @@ def test_best_threshold_is_the_cheapest_that_meets_the_quantile() -> None:
 
 
 def test_cold_share_is_over_violations_of_all_runs() -> None:
-    cold = replace(_measured(0.0, 1.0), violations=30, cold_violations=30)
-    other = replace(_measured(0.0, 1.0), violations=10, cold_violations=0)
+    cold = RunResult(requests=100, met=70, cold_violations=30)
+    other = RunResult(requests=100, met=90)
     assert cold_share([cold, other]) == 0.75
     assert cold_share([_measured(1.0, 1.0)]) == 0.0
 
 
-def _observe(policy: HipsPolicyCase) -> tuple[list[int], RequestTimes]:
+def _observe(policy: PolicyCase) -> tuple[list[int], RequestTimes]:
     """Run calm and burst phases on the surrogate with 2 cores; return sizes and requests."""
-    setting = setting_of(SURROGATE, 2)
-    period_ns = period_of(setting.sla_ms)
-    sizes = wave_sizes((*_SECONDS, *_SECONDS), period_ns, seed=0)
-    scene = build_scene(setting, HipsEnvironment(6656))
-    return sizes, observe(scene, policy, waves(sizes, period_ns), seed=0)[1]
+    scenario = BurstScenario(setting_of(SURROGATE, 2), 6656, (*_SECONDS, *_SECONDS))
+    run = scenario.environment(0).simulate(policy, 0)
+    return scenario.wave_sizes(0), request_times(run)[0]
 
 
-def _measured(attainment: float, usd_per_1000: float) -> HipsResult:
-    return HipsResult(
-        requests=100,
-        attainment=attainment,
-        on_instance=1.0,
-        instance_attainment=attainment,
-        function_attainment=attainment,
-        violations=0,
-        cold_violations=0,
-        cold_starts=0,
-        p99_ms=1.0,
-        call_ms=1.0,
-        usd_per_hour=1.0,
-        usd_per_1000=usd_per_1000,
-    )
+def _measured(attainment: float, usd_per_1000: float) -> RunResult:
+    met = round(1000 * attainment)
+    return RunResult(1000, met, machines=TierUse(usd=usd_per_1000 * met / 1000))
 
 
 def _documented(name: str) -> set[str]:

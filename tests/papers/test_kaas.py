@@ -21,13 +21,12 @@ from headgate.lab.experiments._kaas import (
     SRTF,
     SRTF_PRINTED,
     STATED,
-    KaasCase,
-    KaasPolicyCase,
-    draw_arrivals,
-    measure,
+    GpuCase,
+    GpuScenario,
 )
-from headgate.lab.experiments.experiment import Check, Result, over_seeds
+from headgate.lab.experiments.experiment import Check, Result
 from headgate.lab.experiments.kaas_traces import trace_of
+from headgate.lab.harness import PolicyCase, over_seeds, run_case
 
 PAGE = Path(__file__).parents[2] / "docs" / "papers" / "kaas.md"
 FIGURES = {"kaas-traces": 0, "kaas-poisson": 3, "kaas-sweeps": 5, "kaas-fairness": 2}
@@ -61,10 +60,10 @@ _FORESEEN = ("RESNET 0 0 GPU1", "RESNET 2 2 GPU2", "RESNET 3 6 GPU1", "BERT 1 8 
         (MLFQ_PRINTED, _FORESEEN, (26, 3, 1, 0.25, 2.5, 1.0, 7.0)),
         (EXCLUSIVE, _IN_ORDER, (19, 2, 2, 0.5, 2.25, 3.0, 0.0)),
     ],
-    ids=lambda value: value.label if isinstance(value, KaasPolicyCase) else "",
+    ids=lambda value: value.label if isinstance(value, PolicyCase) else "",
 )
 def test_printed_schedules_line_for_line(
-    policy: KaasPolicyCase, starts: tuple[str, ...], numbers: tuple[float, ...]
+    policy: PolicyCase, starts: tuple[str, ...], numbers: tuple[float, ...]
 ) -> None:
     lines = []
     for start in starts:
@@ -106,18 +105,25 @@ def test_failing_claims_are_those_documented(name: str, tmp_path: Path) -> None:
 
 
 def test_results_do_not_depend_on_the_number_of_processes() -> None:
-    cases = [KaasCase(BALANCE), KaasCase(SRTF, mix="equal rates")]
-    assert over_seeds(measure, cases, 2, quick=True) == over_seeds(measure, cases, 2, quick=False)
+    cases = [
+        GpuCase(BALANCE, GpuScenario()),
+        GpuCase(SRTF, GpuScenario(mix="equal rates")),
+    ]
+    one, two = (over_seeds(run_case, cases, 2, is_parallel=each) for each in (False, True))
+    assert one == two
 
 
 def test_both_mixes_offer_the_configured_load() -> None:
     """In a long run the offered evaluation time is the load, and both models are equal."""
     for mix in MIXES:
-        case = KaasCase(BALANCE, mix=mix, duration_ms=200_000)
-        arrivals = draw_arrivals(case, seed=0)
+        scenario = GpuScenario(mix=mix, duration_ms=200_000)
+        arrivals = scenario.environment(0).arrivals
+        assert arrivals is not None
         resnet, bert = (int((arrivals.pipeline == index).sum()) for index in (0, 1))
         work = [resnet * STATED[0].exec_ms, bert * STATED[1].exec_ms]
-        assert sum(work) / (case.gpus * case.duration_ms) == pytest.approx(case.load, rel=0.03)
+        assert sum(work) / (scenario.gpus * scenario.duration_ms) == pytest.approx(
+            scenario.load, rel=0.03
+        )
         equal = work if mix == "equal work" else [resnet, bert]
         assert equal[0] == pytest.approx(equal[1], rel=0.05)
 

@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from headgate.lab.experiments.hybrid.environment import TRACES
+from headgate.lab.experiments.hybrid.environment import TRACES, TraceScenario
 from headgate.lab.experiments.hybrid.offline_optimum import Clairvoyant
 from headgate.lab.experiments.hybrid.results import OURS, ResultTable
-from headgate.lab.experiments.hybrid.run import HybridCase, HybridPolicyCase, HybridResult
 from headgate.lab.experiments.hybrid.sweep import BEST, best_variants, sweep_cases, variants_of
+from headgate.lab.harness import Case, PolicyCase, RunResult, TierUse
 
-CHEAP, GOOD, DEAR = HybridPolicyCase("cheap"), HybridPolicyCase("good"), HybridPolicyCase("dear")
+CHEAP, GOOD, DEAR = PolicyCase("cheap"), PolicyCase("good"), PolicyCase("dear")
 LIMITS = {
     "calm": [Clairvoyant(0.75, 0.25, (1,), 1)],
     "median": [Clairvoyant(1.5, 0.5, (2,), 1)],
 }
 
 
-def result_of(cost_usd: float, attainment: float = 1.0) -> list[HybridResult]:
+def result_of(cost_usd: float, attainment: float = 1.0) -> list[RunResult]:
     """Return one result: a tenth of the cost is for functions."""
-    return [HybridResult(100, attainment, 0.9 * cost_usd, 0.1 * cost_usd, 3, 2, 0.1)]
+    machines, functions = TierUse(usd=0.9 * cost_usd), TierUse(usd=0.1 * cost_usd)
+    return [RunResult(100, round(100 * attainment), machines=machines, functions=functions)]
 
 
-def runs_of(*ours_usd: float, attainment: float = 1.0) -> dict[HybridCase, list[HybridResult]]:
+def runs_of(
+    *ours_usd: float, attainment: float = 1.0
+) -> dict[Case[TraceScenario], list[RunResult]]:
     """Return results of two traces; on each, one baseline is cheap and misses the goal."""
-    runs: dict[HybridCase, list[HybridResult]] = {}
+    runs: dict[Case[TraceScenario], list[RunResult]] = {}
     for trace, cost_usd in zip(TRACES, ours_usd, strict=False):
         limit_usd = LIMITS[trace.name][0].cost_usd
-        runs[HybridCase(CHEAP, trace)] = result_of(1.1 * limit_usd, 0.98)
-        runs[HybridCase(GOOD, trace)] = result_of(2 * limit_usd, 0.99)
-        runs[HybridCase(DEAR, trace)] = result_of(3 * limit_usd)
-        runs[HybridCase(OURS, trace)] = result_of(cost_usd, attainment)
+        runs[Case(CHEAP, TraceScenario(trace))] = result_of(1.1 * limit_usd, 0.98)
+        runs[Case(GOOD, TraceScenario(trace))] = result_of(2 * limit_usd, 0.99)
+        runs[Case(DEAR, TraceScenario(trace))] = result_of(3 * limit_usd)
+        runs[Case(OURS, TraceScenario(trace))] = result_of(cost_usd, attainment)
     return runs
 
 
@@ -80,12 +81,10 @@ def test_rows_per_trace_and_policy() -> None:
 def test_best_variant_has_best_attainment_then_lowest_cost() -> None:
     limits_usd = {name: optima[0].cost_usd for name, optima in LIMITS.items()}
     runs = {
-        HybridCase(
-            replace(case.policy, name="baseline", config=((case.policy.name, 1),)), case.trace
-        ): results
+        Case(PolicyCase("baseline", ((case.policy.name, 1),)), case.scenario): results
         for case, results in runs_of(1.9, 4.0).items()
     }
-    assert [policy.settings for policy in best_variants(runs, limits_usd)] == ["headgate=1"]
+    assert [policy.settings_text for policy in best_variants(runs, limits_usd)] == ["headgate=1"]
 
 
 def test_quick_settings_are_part_of_the_sweep() -> None:

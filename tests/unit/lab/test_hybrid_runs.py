@@ -12,7 +12,8 @@ from headgate.lab.experiments.hybrid.environment import (
     LARGE,
     SMALL,
     TIME_SCALE,
-    HybridEnvironment,
+    InstanceSetting,
+    TraceScenario,
     TraceSource,
 )
 from headgate.lab.experiments.hybrid.figures import (
@@ -21,26 +22,20 @@ from headgate.lab.experiments.hybrid.figures import (
     mean_per_step,
     record_timeline,
 )
-from headgate.lab.experiments.hybrid.run import (
-    HybridCase,
-    HybridPolicyCase,
-    app_of,
-    arrivals_of,
-    measure,
-)
+from headgate.lab.harness import Case, PolicyCase, RunResult, run_case
 
 TOY = TraceSource("toy", "", 0, 600, 40, 100, 300, 120)
 
 
-@pytest.mark.parametrize("environment", [SMALL, LARGE], ids=lambda environment: environment.name)
-def test_concurrency_limit_is_that_of_the_paper(environment: HybridEnvironment) -> None:
+@pytest.mark.parametrize("setting", [SMALL, LARGE], ids=lambda setting: setting.name)
+def test_concurrency_limit_is_that_of_the_paper(setting: InstanceSetting) -> None:
     """The limit of concurrent requests meets the SLO, and one more would not."""
     assert (
-        environment.concurrency * environment.exec_ns
-        <= environment.slo_ns
-        < (environment.concurrency + 1) * environment.exec_ns
+        setting.concurrency * setting.exec_ns
+        <= setting.slo_ns
+        < (setting.concurrency + 1) * setting.exec_ns
     )
-    assert environment.slo_ns == environment.slo_ms * TIME_SCALE * MILLISECOND_NS
+    assert setting.slo_ns == setting.slo_ms * TIME_SCALE * MILLISECOND_NS
 
 
 def test_cost_ratio_of_instances_and_functions() -> None:
@@ -50,35 +45,40 @@ def test_cost_ratio_of_instances_and_functions() -> None:
 
 
 def test_initial_instances_suit_the_first_minute() -> None:
-    arrivals = arrivals_of(HybridCase(HybridPolicyCase("threshold"), TOY), 0)
-    in_minute = np.count_nonzero(arrivals.times_ns < 60 * 10**9)
-    (function,) = app_of(SMALL, arrivals).functions
+    scenario = TraceScenario(TOY)
+    in_minute = np.count_nonzero(scenario.arrivals(0).times_ns < 60 * 10**9)
+    (function,) = scenario.environment(0).app.functions
     assert function.prewarm_nodes == -(-in_minute * 0.36 // 60)
 
 
+def run_of(policy: PolicyCase) -> RunResult:
+    return run_case(Case(policy, TraceScenario(TOY)), 0)
+
+
 def test_serverless_only_is_billed_per_call() -> None:
-    results = measure(HybridCase(HybridPolicyCase("serverless_only"), TOY), 0)
-    warm_usd = results.requests * SMALL.usd_per_call
-    assert results.dedicated_usd == 0.0
-    assert results.function_share == 1.0
-    assert 0 < results.cold_misses == results.cold_starts  # a cold start takes longer than the SLO
-    assert warm_usd < results.functions_usd < 1.2 * warm_usd
-    assert results.attainment == 1 - results.cold_misses / results.requests
+    result = run_of(PolicyCase("serverless_only"))
+    warm_usd = result.requests * SMALL.usd_per_call
+    assert result.machines.usd == 0.0
+    assert result.machines.busy_ns == 0 < result.functions.busy_ns
+    # A cold start takes longer than the SLO.
+    assert 0 < result.cold_violations == result.functions.cold_starts
+    assert warm_usd < result.functions.usd < 1.2 * warm_usd
+    assert result.violations == result.cold_violations
 
 
 def test_fixed_instances_are_billed_per_hour() -> None:
-    results = measure(HybridCase(HybridPolicyCase("threshold", (("nodes", 2),)), TOY), 0)
-    assert results.dedicated_usd == pytest.approx(2 * SMALL.usd_per_hour / 6, rel=0.02)
-    assert 0 < results.function_share < 1
+    result = run_of(PolicyCase.of("threshold", nodes=2))
+    assert result.machines.usd == pytest.approx(2 * SMALL.usd_per_hour / 6, rel=0.02)
+    assert result.machines.busy_ns > 0 < result.functions.busy_ns
 
 
 def test_timeline_agrees_with_the_run() -> None:
-    case = HybridCase(HybridPolicyCase("threshold", (("nodes", 2),)), TOY)
-    timeline, results = record_timeline(case, 0), measure(case, 0)
+    case = Case(PolicyCase.of("threshold", nodes=2), TraceScenario(TOY))
+    timeline, result = record_timeline(case, 0), run_case(case, 0)
     paid_usd = timeline.paid.sum() * STEP_NS / HOUR_NS * SMALL.usd_per_hour
-    assert paid_usd == pytest.approx(results.dedicated_usd, rel=0.02)
+    assert paid_usd == pytest.approx(result.machines.usd, rel=0.02)
     assert (timeline.ready <= timeline.paid).all()
-    assert timeline.demand.sum() * STEP_NS == pytest.approx(results.requests * SMALL.exec_ns)
+    assert timeline.demand.sum() * STEP_NS == pytest.approx(result.requests * SMALL.exec_ns)
     assert timeline.in_flight.max() >= 1
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.core.clock import HOUR_NS, MINUTE_NS, SECOND_NS
-from headgate.lab.experiments.hybrid.environment import SMALL, HybridEnvironment
+from headgate.lab.experiments.hybrid.environment import SMALL, InstanceSetting
 from headgate.lab.experiments.hybrid.offline_optimum import Clairvoyant, clairvoyant
 
 # Five requests fit into a step of 1.8 s: the backlog is a whole number, and nothing is rounded.
@@ -20,24 +20,24 @@ ENVIRONMENT = replace(SMALL, slo_ms=180, boot_ns=2 * SECOND_NS, start_ns=0)
 PER_STEP = 5
 
 
-def solve(environment: HybridEnvironment, counts: Sequence[int]) -> Clairvoyant:
+def solve(setting: InstanceSetting, counts: Sequence[int]) -> Clairvoyant:
     """Return the clairvoyant optimum for the arrivals of each step."""
-    times_ns = np.repeat(np.arange(len(counts)) * environment.slo_ns, counts)
-    return clairvoyant(environment, times_ns, len(counts) * environment.slo_ns)
+    times_ns = np.repeat(np.arange(len(counts)) * setting.slo_ns, counts)
+    return clairvoyant(setting, times_ns, len(counts) * setting.slo_ns)
 
 
-def cost_of(environment: HybridEnvironment, counts: Sequence[int], levels: Sequence[int]) -> float:
+def cost_of(setting: InstanceSetting, counts: Sequence[int], levels: Sequence[int]) -> float:
     """Return the cost of given numbers of instances per step, counted request by request."""
     usd, before, waiting = 0.0, levels[0], 0
-    rent_usd = environment.usd_per_hour / HOUR_NS
+    rent_usd = setting.usd_per_hour / HOUR_NS
     for step, (count, level) in enumerate(zip(counts, levels, strict=True)):
-        ready_ns = min(step * environment.slo_ns, environment.boot_ns + environment.start_ns)
-        usd += rent_usd * (level * environment.slo_ns + max(0, level - before) * ready_ns)
+        ready_ns = min(step * setting.slo_ns, setting.boot_ns + setting.start_ns)
+        usd += rent_usd * (level * setting.slo_ns + max(0, level - before) * ready_ns)
         before, room = level, PER_STEP * level
         served = min(waiting, room)
-        usd += (waiting - served) * environment.usd_per_call
+        usd += (waiting - served) * setting.usd_per_call
         waiting = count - min(count, room - served)
-    return usd + waiting * environment.usd_per_call
+    return usd + waiting * setting.usd_per_call
 
 
 @settings(max_examples=30, deadline=None)

@@ -10,6 +10,7 @@ from textwrap import dedent
 import numpy as np
 import pytest
 from load_server import Response, serving
+from msgspec import structs
 
 from headgate.lab.bench import find_bench
 from headgate.lab.bench.live import report
@@ -102,8 +103,8 @@ def test_rates_are_compared_within_a_round() -> None:
 
 def test_best_variant_of_a_peer_counts() -> None:
     ours, slow = peer("Ours", is_ours=True), peer("Peer, slow")
-    slow = replace(slow, group="Peer")
-    fast = replace(slow, name="Peer, fast")
+    slow = structs.replace(slow, group="Peer")
+    fast = structs.replace(slow, name="Peer, fast")
     result = PeersResult(PeerMeasurementPlan((ours, slow, fast), Path(), models=("echo",)))
     result.sessions += [session(ours, 4000), session(slow, 100), session(fast, 2000)]
     (ratio, *_) = live_checks(result)

@@ -14,7 +14,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ import yaml
 from headgate.core.clock import MILLISECOND_NS, NEVER_NS, SECOND_NS
 from headgate.functions import Model
 from headgate.functions.arrays import Array
-from headgate.lab.bench.live.server_process import Running
+from headgate.lab.bench.live.server_process import Running, server_process
 from headgate.loadgen import (
     FailureReason,
     LoadOptions,
@@ -47,8 +46,6 @@ SLO_MS: Final = 150
 OPTIONS: Final = LoadOptions(model=MODEL, slo_ns=SLO_MS * MILLISECOND_NS)
 _BATCH: Final = 4
 _BUSY: Final = 3  # closed-loop clients that saturate one core within the SLO
-_START_S: Final = 30.0
-_STOP_S: Final = 30.0
 _THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _ROWS: Final = 64
 _WIDTH: Final = 256
@@ -72,29 +69,21 @@ def product_app() -> dict[str, object]:
 @contextmanager
 def serving(app: Mapping[str, object], folder: Path, log: Path) -> Iterator[Running]:
     """Serve an application inside the block; after the block its event log is complete."""
-    path, output_path = folder / "app.yaml", folder / "output.txt"
+    path = folder / "app.yaml"
     path.write_text(yaml.safe_dump(dict(app)), encoding="utf-8")
     command = [sys.executable, "-m", "headgate", "serve", str(path), "--log", str(log)]
-    began_s = time.monotonic()
-    with output_path.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        )
-    try:
-        url = _await_url(process, output_path, began_s)
-        with off_worker_core():
-            yield Running(process.pid, url, time.monotonic() - began_s)
-    finally:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(_STOP_S)
-        finally:
-            process.kill()
-            process.wait()
+
+    def ready_url(output: str) -> str | None:
+        tokens = output.split()
+        # "try" ends the start message.
+        return tokens[tokens.index("serving") + 1] if "try" in tokens else None
+
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with (
+        server_process(command, ready_url, env=environment, stop_signal=signal.SIGINT) as server,
+        off_worker_core(),
+    ):
+        yield server
 
 
 @contextmanager
@@ -141,15 +130,6 @@ def _run_module(module: str, *arguments: str, threads: int | None = None) -> str
     if done.returncode not in (0, 1) or not done.stdout:
         raise RuntimeError(f"{module} {' '.join(arguments)}: {done.stderr.strip()}")
     return done.stdout
-
-
-def _await_url(process: subprocess.Popen[bytes], output_path: Path, began_s: float) -> str:
-    while time.monotonic() - began_s < _START_S and process.poll() is None:
-        tokens = output_path.read_text(encoding="utf-8").split()
-        if "try" in tokens:  # the start message is complete
-            return tokens[tokens.index("serving") + 1]
-        time.sleep(0.02)
-    raise RuntimeError(f"the server does not start: {output_path.read_text(encoding='utf-8')}")
 
 
 class MatrixProduct(Model):

@@ -16,41 +16,40 @@ import time
 from collections.abc import Callable, Generator
 from hashlib import sha256
 
-from headgate.config import make_config
 from headgate.core import build_kind
 from headgate.core.actions import Action
 from headgate.core.event_log import to_wire
 from headgate.core.events import Event
 from headgate.core.model import App, Function, Pipeline, Pool, Profile, Stage, Variant
+from headgate.lab.harness import Environment, PolicyCase
 from headgate.metrics.columns import RunColumns
-from headgate.policies import find_policy
 from headgate.sim.ground_truth import GroundTruthConfig
 from headgate.sim.interfaces import Observer
-from headgate.sim.run import Setup, simulate
 from headgate.workload.generators import poisson
 
 SERVERS = 8
 SERVICE_NS = 1_000_000
 RATE_PER_S = 0.8 * SERVERS * 1e9 / SERVICE_NS
+_BALANCE = PolicyCase.of("balance", batch_max=1)
 
 
 def ours(requests: int) -> dict[str, object]:
     """Run policy `balance` with single requests."""
-    return _timed(_setup(), requests, RATE_PER_S)
+    return _timed(_environment(requests, RATE_PER_S), _BALANCE)
 
 
 def ours_batching(requests: int) -> dict[str, object]:
     """Run policy `balance` with batches of up to 8, at 95 % of the capacity of full batches."""
     exec_ns = tuple(SERVICE_NS * (4 + size) // 5 for size in range(1, 9))
     rate_per_s = 0.95 * SERVERS * 8 * 1e9 / exec_ns[-1]
-    return _timed(_setup(exec_ns, batch_max=8), requests, rate_per_s)
+    batching = PolicyCase.of("balance", batch_max=8)
+    return _timed(_environment(requests, rate_per_s, exec_ns), batching)
 
 
 def ours_log(requests: int) -> dict[str, object]:
     """Return a hash of all actions of a run, to compare builds."""
     observer = _Hasher()
-    arrivals = poisson(RATE_PER_S, int(requests / RATE_PER_S * 1e9), seed=1)
-    simulate(_setup(), arrivals, observer=observer)
+    _environment(requests, RATE_PER_S).simulate(_BALANCE, 0, observer=observer)
     return {"hash": observer.digest.hexdigest(), "build": build_kind()}
 
 
@@ -105,20 +104,21 @@ class _Hasher(Observer):
         self.digest.update(json.dumps(line).encode())
 
 
-def _setup(exec_ns: tuple[int, ...] = (SERVICE_NS,), batch_max: int = 1) -> Setup:
+def _environment(
+    requests: int, rate_per_s: float, exec_ns: tuple[int, ...] = (SERVICE_NS,)
+) -> Environment:
     variant = Variant(0, "function", 0, (0,), Profile(exec_ns=exec_ns))
     function = Function(0, "function", (variant,))
     pipeline = Pipeline(0, "function", (Stage(function),))
     app = App((function,), (pipeline,), (Pool(0, "node", nodes=SERVERS),))
-    kind = find_policy("balance")
-    config = make_config(kind.config, {"batch_max": batch_max}, "bench")
-    return Setup(app, kind, config, truth=GroundTruthConfig("exponential"))
-
-
-def _timed(setup: Setup, requests: int, rate_per_s: float) -> dict[str, object]:
     arrivals = poisson(rate_per_s, int(requests / rate_per_s * 1e9), seed=1)
+    return Environment(app, arrivals, GroundTruthConfig("exponential"))
+
+
+def _timed(environment: Environment, policy: PolicyCase) -> dict[str, object]:
+    policy.build()  # imports the policy, which is not timed
     runs: list[RunColumns] = []
-    seconds = _seconds(lambda: runs.append(simulate(setup, arrivals)))
+    seconds = _seconds(lambda: runs.append(environment.simulate(policy, 0)))
     rows = runs[0].requests
     wait_ms = float((rows.started_ns - rows.arrival_ns).mean()) / 1e6
     return _row(len(rows), seconds, wait_ms)

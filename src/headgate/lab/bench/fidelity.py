@@ -132,7 +132,7 @@ def _measure_level(
 
 
 def _figures(summary: dict[str, object]) -> dict[str, float]:
-    return {name: float(str(summary[name])) for name in _ERRORS_MAX}
+    return {name: float(str(summary[name])) for name in ("requests", *_ERRORS_MAX)}
 
 
 def _rows(measured: FidelityLevel) -> Iterator[Row]:

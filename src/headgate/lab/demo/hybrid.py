@@ -17,14 +17,7 @@ from typing import Final
 from headgate.config.prices import PriceList, read_prices
 from headgate.core.catalog import FaasOffering, InstanceType
 from headgate.core.errors import ConfigError
-from headgate.lab.demo.runs import (
-    DemoPolicy,
-    DemoRunResult,
-    best_threshold,
-    deployed,
-    run_live,
-    run_simulated,
-)
+from headgate.lab.demo.runs import best_threshold, deployed, run_live, run_simulated, simulation
 from headgate.lab.demo.setup import (
     OVERHEAD_MS,
     QUANTILE,
@@ -38,6 +31,7 @@ from headgate.lab.demo.setup import (
     read_times,
 )
 from headgate.lab.experiments.experiment import Check
+from headgate.lab.harness import Environment, PolicyCase, RunResult
 from headgate.planning.capacity.load import open_load
 from headgate.planning.capacity.plan import CapacityPlan, Infeasible, Terms, make_plan
 from headgate.workload import Arrivals
@@ -67,23 +61,25 @@ class Planned:
         """Planned concurrency limit of the machine."""
         return self.plan.capacities[0].threshold
 
+    def simulation(
+        self, times: Times, request_ns: int = _REQUEST_NS, *, cores: int = 1
+    ) -> Environment:
+        """Return the environment with these times, on the machine or on a larger one.
 
-@dataclass(frozen=True, slots=True)
-class DemoEnvironment:
-    """Inputs of a simulation."""
-
-    times: Times
-    request_ns: int  # client-side overhead of a request, which the event log does not contain
+        `request_ns` is the client-side overhead of a request, which event logs do not contain.
+        """
+        spec = application(self.scale, self.machine, self.platform, times, cores=cores)
+        return simulation(spec, self.scale, self.arrivals, request_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class DemoRun:
     """Results of one policy: predicted, live and simulated."""
 
-    policy: DemoPolicy
-    predicted: DemoRunResult  # simulated with the profile, before the live run
-    live: DemoRunResult | None = None  # None: only simulated
-    simulated: DemoRunResult | None = None  # simulated with the times in the live run's log
+    policy: PolicyCase
+    predicted: RunResult  # simulated with the profile, before the live run
+    live: RunResult | None = None  # None: only simulated
+    simulated: RunResult | None = None  # simulated with the times in the live run's log
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +134,9 @@ def run_demo(planned: Planned, progress: Progress) -> DemoResult:
         progress("deploying the function")
         spec = make(Times(single_ms, single_ms))
         with deployed(spec, folder, planned.platform) as functions:
-            known = DemoEnvironment(Times(single_ms, functions.call_ms(planned.scale)), _REQUEST_NS)
+            known = Times(single_ms, functions.call_ms(planned.scale))
             functions.prewarm()
-            spec = make(known.times, endpoint_url=functions.platform.url)
+            spec = make(known, endpoint_url=functions.platform.url)
             for policy in _policies(planned.threshold):
                 progress(f"serving: {policy.label}")
                 log = folder / f"{policy.name}.log"
@@ -148,43 +144,29 @@ def run_demo(planned: Planned, progress: Progress) -> DemoResult:
                 live, request_ns = run_live(
                     served_spec, planned.scale, planned.arrivals, log, functions
                 )
-                calibrated = DemoEnvironment(read_times(log, known.times), request_ns)
-                runs.append(
-                    DemoRun(
-                        policy,
-                        _simulate(planned, policy, known),
-                        live,
-                        _simulate(planned, policy, calibrated),
-                    )
-                )
+                predicted = run_simulated(planned.simulation(known), policy)
+                calibrated = planned.simulation(read_times(log, known), request_ns)
+                runs.append(DemoRun(policy, predicted, live, run_simulated(calibrated, policy)))
     progress("simulating other machines, and all thresholds")
     for cores in _SIMULATED_CORES:
-        policy = DemoPolicy(f"threshold on {cores} cores", "threshold")
-        runs.append(DemoRun(policy, _simulate(planned, policy, known, cores)))
-    best = best_threshold(make(known.times), planned.scale, planned.arrivals, _REQUEST_NS)
-    return DemoResult(planned, tuple(runs), best)
+        policy = PolicyCase("threshold", title=f"threshold on {cores} cores")
+        larger = planned.simulation(known, cores=cores)
+        runs.append(DemoRun(policy, run_simulated(larger, policy)))
+    return DemoResult(planned, tuple(runs), best_threshold(planned.simulation(known)))
 
 
-def _simulate(
-    planned: Planned, policy: DemoPolicy, environment: DemoEnvironment, cores: int = 1
-) -> DemoRunResult:
-    scale, machine, platform = planned.scale, planned.machine, planned.platform
-    spec = application(scale, machine, platform, environment.times, cores=cores)
-    return run_simulated(spec, policy, scale, planned.arrivals, environment.request_ns)
-
-
-def _policies(threshold: int) -> tuple[DemoPolicy, ...]:
+def _policies(threshold: int) -> tuple[PolicyCase, ...]:
     return (
-        DemoPolicy("without functions", "dedicated_only"),
-        DemoPolicy(f"threshold of {threshold}", "threshold", (("threshold", threshold),)),
-        DemoPolicy("headgate", "headgate"),
+        PolicyCase("dedicated_only", title="without functions"),
+        PolicyCase.of("threshold", f"threshold of {threshold}", threshold=threshold),
+        PolicyCase("headgate"),
     )
 
 
-def _agreement(label: str, live: DemoRunResult, simulated: DemoRunResult) -> Iterator[Check]:
+def _agreement(label: str, live: RunResult, simulated: RunResult) -> Iterator[Check]:
     points = 100 * abs(live.attainment - simulated.attainment)
     yield _check(f"{label}: SLO attainment", _ATTAINMENT_POINTS, points, "points")
-    percent = 100 * abs(simulated.percentile_ms(0.5) / live.percentile_ms(0.5) - 1)
+    percent = 100 * abs(simulated.times.percentile_ms(0.5) / live.times.percentile_ms(0.5) - 1)
     yield _check(f"{label}: p50", _P50_PERCENT, percent, "%")
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headgate.lab.demo.hybrid import DemoResult
-from headgate.lab.demo.runs import DemoRunResult
+from headgate.lab.figures import draw_responses
+from headgate.lab.harness import RunResult
 from headgate.metrics.format import format_value
 from headgate.metrics.report.html import Picture, Tile, html_page
-from headgate.metrics.report.style import BLUE, INK, VERMILION, new_figure, style_axes, to_svg
+from headgate.metrics.report.style import new_figure, style_axes, to_svg
 from headgate.metrics.table import Column, ReportTable
 from headgate.profiling.report import profile_figure
 
@@ -82,25 +83,22 @@ def response_figure(result: DemoResult) -> Figure:
     figure = new_figure(2.2 * len(live_runs))
     panels = figure.subplots(len(live_runs), 1, sharex=True, sharey=True, squeeze=False)
     for axes, (label, live) in zip(panels[:, 0], live_runs, strict=True):
-        for rows, colour in ((live.is_met, BLUE), (~live.is_met, VERMILION)):
-            axes.scatter(live.arrival_s[rows], live.latency_ms[rows], s=6, color=colour)
-        axes.axhline(result.planned.scale.slo_ms, color=INK, linewidth=0.8, linestyle="--")
-        axes.set_yscale("log")
+        draw_responses(axes, live.times, result.planned.scale.slo_ms)
         style_axes(axes, title=label, x_label="s", y_label="ms")
     return figure
 
 
-def _row(label: str, source: str, result: DemoRunResult) -> Row:
+def _row(label: str, source: str, result: RunResult) -> Row:
     return {
         "": label,
         "source": source,
         "in time": f"{result.attainment:.1%}",
-        "p50 ms": f"{result.percentile_ms(0.5):.0f}",
-        "p99 ms": f"{result.percentile_ms(0.99):.0f}",
+        "p50 ms": f"{result.times.percentile_ms(0.5):.0f}",
+        "p99 ms": f"{result.times.percentile_ms(0.99):.0f}",
         "unserved": str(result.unserved),
-        "to functions": f"{result.spilled:.1%}",
-        "cold": str(result.cold_starts),
-        "functions $/1000": f"{result.usd_per_1000:.5f}",
+        "to functions": f"{result.on_functions:.1%}",
+        "cold": str(result.functions.cold_starts),
+        "functions $/1000": f"{1000 * result.functions.usd / result.requests:.5f}",
     }
 
 

@@ -11,23 +11,18 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from math import exp, log, sqrt
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import NormalDist, median
-from typing import Any, Final, final
+from statistics import median
+from typing import Any, Final
 
 import numpy as np
 import yaml
-from numpy.typing import NDArray
 
 from headgate.config import from_spec
-from headgate.core.actions import Action, Dispatch
 from headgate.core.catalog import MIB, FaasOffering
 from headgate.core.clock import MILLISECOND_NS, SECOND_NS
 from headgate.core.errors import ConfigError
-from headgate.core.events import Event
-from headgate.core.records import STAGES_MAX
 from headgate.core.states import Outcome
 from headgate.deploy import connect
 from headgate.functions.lambda_payload import encode_ping, encode_request
@@ -35,13 +30,20 @@ from headgate.functions.tensor import Tensor
 from headgate.functions.unbatched import UnbatchedCall
 from headgate.lab.bench._server_under_test import client_overhead_ns, off_worker_core, serving
 from headgate.lab.demo.setup import FEW, FUNCTION, FUNCTIONS_MAX, MEMORY_MB, QUANTILE, Scale, Spec
+from headgate.lab.harness import (
+    Environment,
+    PolicyCase,
+    RequestTimes,
+    RunResult,
+    TierUse,
+    best_setting,
+    count_unserved,
+    lognormal_truth,
+    request_times,
+    result_of,
+)
 from headgate.lambda_emulator import BillingRecord, EmbeddedPlatform
 from headgate.loadgen import LoadOptions, run_open_loop
-from headgate.metrics.columns import Int8
-from headgate.policies import find_policy
-from headgate.sim.ground_truth import GroundTruthConfig
-from headgate.sim.interfaces import Observer
-from headgate.sim.run import Setup, simulate
 from headgate.workload import Arrivals
 
 THRESHOLDS: Final = range(1, 2 * FEW + 1)
@@ -50,33 +52,6 @@ _LENGTH: Final = 20  # clicks per session
 _CALLS: Final = 15  # to measure the time of a call
 _HOLD_MS: Final = 1_000.0
 _SEED: Final = 0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DemoRunResult:
-    """Metrics of one run, live or simulated, without its warm-up."""
-
-    arrival_s: NDArray[np.float64]
-    latency_ms: NDArray[np.float64]  # until the outcome, whatever it is
-    is_met: NDArray[np.bool_]
-    unserved: int  # requests that were rejected or failed
-    spilled: float  # share of requests that ran on functions
-    cold_starts: int  # of functions
-    usd_per_1000: float
-
-    @property
-    def attainment(self) -> float:
-        """Share of requests that met the SLO."""
-        return float(self.is_met.mean())
-
-    def percentile_ms(self, quantile: float) -> float:
-        """Return a quantile of the latencies."""
-        return float(np.quantile(self.latency_ms, quantile, method="inverted_cdf"))
-
-
-def count_unserved(outcome: Int8) -> int:
-    """Return the number of requests without a response, in time or late."""
-    return int(np.count_nonzero(outcome > Outcome.LATE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,117 +117,78 @@ def deployed(spec: Spec, folder: Path, terms: FaasOffering) -> Iterator[Deployed
 
 def run_live(
     spec: Spec, scale: Scale, arrivals: Arrivals, log: Path, functions: DeployedFunction
-) -> tuple[DemoRunResult, int]:
-    """Serve, send the requests, and return the metrics and the client-side overhead in ns."""
+) -> tuple[RunResult, int]:
+    """Serve, send the requests, and return the result and the client-side overhead in ns."""
     options = LoadOptions(
         model=FUNCTION, is_binary=True, slo_ns=round(scale.slo_ms * MILLISECOND_NS)
     )
     with serving(spec, log.parent, log) as server:
         began_s = time.time()
-        result = run_open_loop(server.url, arrivals, options)
+        loaded = run_open_loop(server.url, arrivals, options)
     warm_up_ns = scale.schedule.warm_up_ns
-    counts = result.intended_ns >= warm_up_ns
+    counts = loaded.intended_ns >= warm_up_ns
     calls = [
         record
         for record in functions.platform.billing_log.records(FUNCTION)
         if record.started_s >= began_s + warm_up_ns / SECOND_NS
     ]
-    number = int(counts.sum())
-    return DemoRunResult(
-        arrival_s=(result.intended_ns[counts] - warm_up_ns) / SECOND_NS,
-        latency_ms=result.latency_ns[counts] / MILLISECOND_NS,
-        is_met=result.outcome[counts] == Outcome.MET,
-        unserved=count_unserved(result.outcome[counts]),
-        spilled=len(calls) / number,
-        cold_starts=sum(record.is_cold for record in calls),
-        usd_per_1000=1000 * functions.usd(calls) / number,
-    ), client_overhead_ns(result)
+    outcome = loaded.outcome[counts]
+    unknown = np.zeros(len(outcome), dtype=np.bool_)  # clients do not learn where a request ran
+    times = RequestTimes(
+        (loaded.intended_ns[counts] - warm_up_ns) / SECOND_NS,
+        loaded.latency_ns[counts] / MILLISECOND_NS,
+        outcome == Outcome.MET,
+        is_cold=unknown,
+        on_machines=unknown,
+        on_functions=unknown,
+    )
+    result = RunResult(
+        len(outcome),
+        int(np.count_nonzero(times.is_met)),
+        unserved=count_unserved(outcome),
+        functions=TierUse(
+            len(calls),
+            cold_starts=sum(record.is_cold for record in calls),
+            usd=functions.usd(calls),
+        ),
+        times=times,
+    )
+    return result, client_overhead_ns(loaded)
 
 
-@dataclass(frozen=True, slots=True)
-class DemoPolicy:
-    """A policy and its settings."""
-
-    label: str
-    name: str
-    settings: tuple[tuple[str, int], ...] = ()
-
-
-def run_simulated(
-    spec: Spec, policy: DemoPolicy, scale: Scale, arrivals: Arrivals, request_ns: int
-) -> DemoRunResult:
-    """Simulate the application under a policy."""
-    config = from_spec(spec, "the demonstration")
-    kind = find_policy(policy.name)
-    routes = _FaasObserver({pool.id for pool in config.app.pools if pool.faas is not None})
-    setup = Setup(
-        config.app,
-        kind,
-        kind.config(**dict(policy.settings)),
-        seed=_SEED,
-        truth=_scatter(scale),
+def simulation(spec: Spec, scale: Scale, arrivals: Arrivals, request_ns: int) -> Environment:
+    """Return the application and its requests, for the simulator."""
+    median_ms, tail_ms = (scale.measured.time_ms(1, 1, 1, quantile) for quantile in (0.5, 0.95))
+    return Environment(
+        from_spec(spec, "the demonstration").app,
+        arrivals,
+        lognormal_truth(median_ms, tail_ms, 0.95),
         request_ns=request_ns,
-    )
-    run = simulate(setup, arrivals, observer=routes)
-    columns = run.requests
-    warm_up_ns = scale.schedule.warm_up_ns
-    counts = columns.arrival_ns >= warm_up_ns
-    is_spilled = np.isin(np.arange(len(columns)), list(routes.requests))
-    platform = next(use for use in run.resources if use.tier == "serverless")
-    usd_per_call = platform.usage_usd / max(1, is_spilled.sum())
-    spilled = float(is_spilled[counts].mean())
-    return DemoRunResult(
-        arrival_s=(columns.arrival_ns[counts] - warm_up_ns) / SECOND_NS,
-        latency_ms=(columns.finished_ns - columns.arrival_ns)[counts] / MILLISECOND_NS,
-        is_met=columns.outcome[counts] == Outcome.MET,
-        unserved=count_unserved(columns.outcome[counts]),
-        spilled=spilled,
-        cold_starts=int((columns.cold[counts] & is_spilled[counts]).sum()),
-        usd_per_1000=1000 * usd_per_call * spilled,
+        since_ns=scale.schedule.warm_up_ns,
     )
 
 
-def best_threshold(spec: Spec, scale: Scale, arrivals: Arrivals, request_ns: int) -> int:
+def run_simulated(environment: Environment, policy: PolicyCase) -> RunResult:
+    """Simulate a policy. Calls of functions count after the warm-up, as in a live run."""
+    run = environment.simulate(policy, _SEED)
+    result = result_of(run, environment.since_ns, keeps_times=True)
+    all_calls = int(np.count_nonzero(request_times(run)[0].on_functions))
+    use, times = result.functions, result.times
+    counted = replace(
+        use,
+        cold_starts=int(np.count_nonzero(times.is_cold & times.on_functions)),
+        usd=use.usd * use.requests / max(1, all_calls),
+    )
+    return replace(result, functions=counted)
+
+
+def best_threshold(environment: Environment) -> int:
     """Return the threshold that spills least of those that reach the SLO quantile.
 
     If none reaches it, return the threshold of the highest attainment.
     """
-    trial = {
-        threshold: run_simulated(
-            spec,
-            DemoPolicy("", "threshold", (("threshold", threshold),)),
-            scale,
-            arrivals,
-            request_ns,
-        )
+    trials = {
+        threshold: [environment.run(PolicyCase.of("threshold", threshold=threshold), _SEED)]
         for threshold in THRESHOLDS
     }
-    sufficient = [each for each, result in trial.items() if result.attainment >= QUANTILE]
-    if sufficient:
-        return min(sufficient, key=lambda each: (trial[each].spilled, each))
-    return max(trial, key=lambda each: trial[each].attainment)
-
-
-def _scatter(scale: Scale) -> GroundTruthConfig:
-    """Return a log-normal distribution with the measured ratio of p95 to p50 of one request."""
-    median_ms, tail_ms = (scale.measured.time_ms(1, 1, 1, quantile) for quantile in (0.5, 0.95))
-    sigma = log(tail_ms / median_ms) / NormalDist().inv_cdf(0.95)
-    return (
-        GroundTruthConfig("lognormal", cv=sqrt(exp(sigma * sigma) - 1.0))
-        if sigma
-        else GroundTruthConfig()
-    )
-
-
-@final
-class _FaasObserver(Observer):
-    """Records the requests sent to functions, which the columns of a run do not contain."""
-
-    def __init__(self, pool_ids: set[int]) -> None:
-        self._pool_ids = pool_ids
-        self.requests: set[int] = set()
-
-    def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
-        for action in actions:
-            if isinstance(action, Dispatch) and action.pool_id in self._pool_ids:
-                self.requests.update(task // STAGES_MAX for task in action.task_ids)
+    return best_setting(trials, QUANTILE, lambda result: result.on_functions)

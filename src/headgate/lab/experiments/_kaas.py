@@ -1,4 +1,4 @@
-"""Shared by the experiments on chapter 6 of the thesis: models, policies, one run, and figures.
+"""Shared by the experiments on chapter 6 of the thesis: models, policies, environment and figures.
 
 The thesis is "Making the Most of Serverless Accelerators" (Berkeley, 2022). Its simulator counts
 timesteps; here one timestep is a millisecond, and arrivals fall on whole timesteps. The figures
@@ -9,36 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Final, Literal
 
 from headgate.core.clock import MILLISECOND_NS
 from headgate.core.model import App, Client, Function, Pipeline, Pool, Profile, Stage, Variant
-from headgate.core.policy import PolicyConfig, PolicyKind
-from headgate.lab.experiments.experiment import Row
-from headgate.metrics.confidence import Interval, mean_interval
+from headgate.lab.figures import DASHES, label_rows
+from headgate.lab.harness import Case, Environment, PolicyCase, RunResult, is_above
+from headgate.metrics.confidence import Interval
 from headgate.metrics.report.comparison_plots import sweep_figure
 from headgate.metrics.report.style import (
     MARKERS,
     MUTED,
     SERIES,
     add_legend,
-    new_figure,
+    new_axes,
     number_log_axis,
-    save_png,
     style_axes,
 )
-from headgate.metrics.summary import summarise
-from headgate.policies import find_policy
-from headgate.sim.run import Setup, simulate
 from headgate.workload import Arrivals, assign, mix, poisson
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-
 Mix = Literal["equal work", "equal rates"]
+_WAIT_LABEL: Final = "mean time in the queue (timesteps)"
 MIXES: Final[tuple[Mix, ...]] = ("equal work", "equal rates")
 
 
@@ -58,47 +53,27 @@ STATED: Final[Models] = (KaasModel("RESNET", 5, 5), KaasModel("BERT", 20, 10))
 FITTED: Final[Models] = (KaasModel("RESNET", 2, 4), KaasModel("BERT", 8, 10))
 
 
-@dataclass(frozen=True, slots=True)
-class KaasPolicyCase:
-    """A policy with its settings, and the label of its row."""
-
-    label: str
-    name: str
-    config: tuple[tuple[str, float | bool], ...] = ()
-    announces: bool = False
-
-    def build(self) -> tuple[PolicyKind, PolicyConfig]:
-        """Return the policy and its configuration."""
-        kind = find_policy(self.name)
-        return kind, kind.config(**dict(self.config))
-
-
-ROUND_ROBIN: Final = KaasPolicyCase("round_robin", "round_robin")
-BALANCE: Final = KaasPolicyCase("balance", "balance")
-SRTF: Final = KaasPolicyCase("srtf", "srtf")
-MLFQ: Final = KaasPolicyCase("mlfq", "mlfq")
-EXCLUSIVE_FIXED: Final = KaasPolicyCase(
-    "exclusive, fixed", "exclusive", (("adapt_every", 0), ("steal_factor", 0.0))
+ROUND_ROBIN: Final = PolicyCase("round_robin")
+BALANCE: Final = PolicyCase("balance")
+SRTF: Final = PolicyCase("srtf")
+MLFQ: Final = PolicyCase("mlfq")
+EXCLUSIVE_FIXED: Final = PolicyCase.of(
+    "exclusive", "exclusive, fixed", adapt_every=0, steal_factor=0.0
 )
-EXCLUSIVE: Final = KaasPolicyCase("exclusive", "exclusive")
-AFFINITY: Final = KaasPolicyCase("affinity", "affinity")
-HEADGATE: Final = KaasPolicyCase("headgate", "headgate")
-SRTF_PRINTED: Final = KaasPolicyCase(
-    "srtf, printed", "srtf", (("clairvoyant", True),), announces=True
-)
-MLFQ_PRINTED: Final = KaasPolicyCase(
-    "mlfq, printed", "mlfq", (("clairvoyant", True),), announces=True
-)
+EXCLUSIVE: Final = PolicyCase("exclusive")
+AFFINITY: Final = PolicyCase("affinity")
+HEADGATE: Final = PolicyCase("headgate")
+SRTF_PRINTED: Final = PolicyCase.of("srtf", "srtf, printed", announces=True, clairvoyant=True)
+MLFQ_PRINTED: Final = PolicyCase.of("mlfq", "mlfq, printed", announces=True, clairvoyant=True)
 
 THESIS_POLICIES: Final = (ROUND_ROBIN, BALANCE, SRTF, MLFQ, EXCLUSIVE_FIXED)
 ALL_POLICIES: Final = (*THESIS_POLICIES, EXCLUSIVE, AFFINITY)
 
 
 @dataclass(frozen=True, slots=True)
-class KaasCase:
-    """One run under Poisson arrivals. `load` is the evaluation time offered per GPU time."""
+class GpuScenario:
+    """Poisson arrivals on GPUs. `load` is the evaluation time offered per GPU time."""
 
-    policy: KaasPolicyCase
     models: Models = STATED
     gpus: int = 4
     load: float = 0.8
@@ -106,14 +81,31 @@ class KaasCase:
     duration_ms: int = 1000
     clients_per_model: int = 1
 
+    def environment(self, seed: int) -> Environment:
+        """Return application and arrivals."""
+        clients = [client_names(model, self.clients_per_model) for model in self.models]
+        rates = rates_per_ms(self.models, self.load * self.gpus, self.mix)
+        streams = [
+            PoissonStream(model.name, 1000 * rate, names)
+            for model, rate, names in zip(self.models, rates, clients, strict=True)
+        ]
+        return Environment(
+            build_app(self.models, self.gpus, [name for names in clients for name in names]),
+            draw_arrivals(streams, self.duration_ms, seed),
+        )
+
+
+GpuCase = Case[GpuScenario]
+Runs = dict[GpuCase, list[RunResult]]
+
 
 @dataclass(frozen=True, slots=True)
-class KaasResult:
-    """Metrics of one run; waits are means, in timesteps."""
+class PoissonStream:
+    """Requests for one model, from clients with equal rates."""
 
-    cold_starts: int
-    wait: float
-    wait_by_model: tuple[float, ...]
+    model: str
+    rate_per_s: float  # of all its clients
+    clients: Sequence[str]
 
 
 def build_app(models: Models, gpus: int, clients: Sequence[str]) -> App:
@@ -127,44 +119,11 @@ def build_app(models: Models, gpus: int, clients: Sequence[str]) -> App:
     )
 
 
-def measure(case: KaasCase, seed: int) -> KaasResult:
-    """Run a case. Top-level function with picklable arguments, for worker processes."""
-    clients = [c for model in case.models for c in client_names(model, case.clients_per_model)]
-    app = build_app(case.models, case.gpus, clients)
-    kind, config = case.policy.build()
-    setup = Setup(app, kind, config, seed=seed, announces=case.policy.announces)
-    summary = summarise(simulate(setup, draw_arrivals(case, seed)))
-    return KaasResult(
-        summary.cold_starts,
-        summary.mean_wait_ms,
-        tuple(row.mean_wait_ms for row in summary.pipelines),
-    )
-
-
-def waits(measured: Sequence[KaasResult], model: int | None = None) -> list[float]:
+def waits(results: Sequence[RunResult], model: int | None = None) -> list[float]:
     """Return the mean wait of each run, of all requests or of those for one model."""
-    return [one.wait if model is None else one.wait_by_model[model] for one in measured]
-
-
-def differences(first: Sequence[float], second: Sequence[float]) -> list[float]:
-    """Return `first` minus `second`, paired by seed: both had the same arrivals."""
-    return [one - other for one, other in zip(first, second, strict=True)]
-
-
-def is_above(first: Sequence[float], second: Sequence[float]) -> bool:
-    """Whether `first` is significantly above `second` (95 %, paired by seed)."""
-    return mean_interval(differences(first, second)).low > 0
-
-
-def wait_columns(name: str, values: Sequence[float]) -> Row:
-    """Return columns of the mean over runs and half the width of its 95 % interval."""
-    return {name: fmean(values), f"± {name}": margin(values)}
-
-
-def margin(values: Sequence[float]) -> float:
-    """Return half the width of the 95 % interval around the mean."""
-    interval = mean_interval(values)
-    return interval.high - interval.mean
+    if model is None:
+        return [one.mean_wait_ms for one in results]
+    return [one.pipelines[model].mean_wait_ms for one in results]
 
 
 def client_names(model: KaasModel, count: int) -> list[str]:
@@ -172,27 +131,28 @@ def client_names(model: KaasModel, count: int) -> list[str]:
     return [f"{model.name}-{number + 1}" for number in range(count)]
 
 
-def draw_arrivals(case: KaasCase, seed: int) -> Arrivals:
-    """Return Poisson arrivals on whole timesteps; they do not depend on the policy.
+def draw_arrivals(streams: Sequence[PoissonStream], duration_ms: int, seed: int) -> Arrivals:
+    """Return Poisson arrivals on whole timesteps.
 
     A Poisson stream split at random among clients is a Poisson stream of each client, so the number
     of clients changes who sends a request, and not when.
     """
-    rates = rates_per_ms(case.models, case.load * case.gpus, case.mix)
+    duration_ns = duration_ms * MILLISECOND_NS
     parts = [
         assign(
-            poisson(
-                1000 * rate,
-                case.duration_ms * MILLISECOND_NS,
-                seed=seed * len(case.models) + index,
-            ),
-            {model.name: 1.0},
-            dict.fromkeys(client_names(model, case.clients_per_model), 1.0),
+            poisson(stream.rate_per_s, duration_ns, seed=stream_seed(seed, index, len(streams))),
+            {stream.model: 1.0},
+            dict.fromkeys(stream.clients, 1.0),
             seed=seed,
         )
-        for index, (model, rate) in enumerate(zip(case.models, rates, strict=True))
+        for index, stream in enumerate(streams)
     ]
     return on_timesteps(mix(parts))
+
+
+def stream_seed(seed: int, index: int, streams: int) -> int:
+    """Return the seed of one of several streams: no two of any runs are equal."""
+    return seed * streams + index
 
 
 def rates_per_ms(models: Models, gpus_busy: float, mix: Mix) -> list[float]:
@@ -226,7 +186,7 @@ def _function(number: int, model: KaasModel) -> Function:
     return Function(number, model.name, (Variant(number, model.name, number, (0,), profile),))
 
 
-def beats(theirs: Sequence[KaasResult], ours: Sequence[KaasResult]) -> bool:
+def beats(theirs: Sequence[RunResult], ours: Sequence[RunResult]) -> bool:
     """Whether `theirs` has no more cold starts and significantly shorter waits than `ours`."""
     cold = fmean(one.cold_starts for one in theirs), fmean(one.cold_starts for one in ours)
     return cold[0] <= cold[1] and is_above(waits(ours), waits(theirs))
@@ -235,22 +195,20 @@ def beats(theirs: Sequence[KaasResult], ours: Sequence[KaasResult]) -> bool:
 def waits_figure(series: Mapping[str, Mapping[str, Interval]], *, title: str) -> Figure:
     """Plot a mean with its interval per model (series) and policy (row), on a log scale."""
     policies = list(next(iter(series.values())))
-    figure = new_figure(1.5 + 0.34 * len(policies))
-    axes = figure.add_subplot()
+    figure, axes = new_axes(1.5 + 0.34 * len(policies))
     handles = []
-    for index, (colour, marker, intervals) in enumerate(
+    for index, (colour, marker, by_policy) in enumerate(
         zip(SERIES, MARKERS, series.values(), strict=False)
     ):
         rows = [row + 0.24 * (index - (len(series) - 1) / 2) for row in range(len(policies))]
-        means = [intervals[policy].mean for policy in policies]
-        low = [intervals[policy].low for policy in policies]
-        high = [intervals[policy].high for policy in policies]
+        intervals = [by_policy[policy] for policy in policies]
+        low, high = [each.low for each in intervals], [each.high for each in intervals]
         axes.hlines(rows, low, high, color=colour, linewidth=2)
+        means = [each.mean for each in intervals]
         handles += axes.plot(means, rows, marker, color=colour, markersize=6)
     axes.set_xscale("log")
-    axes.set_yticks(range(len(policies)), policies)
-    axes.set_ylim(len(policies) - 0.4, -0.6)
-    style_axes(axes, title=title, x_label="mean time in the queue (timesteps)", grid="x")
+    label_rows(axes, policies)
+    style_axes(axes, title=title, x_label=_WAIT_LABEL, grid="x")
     number_log_axis(axes.xaxis)
     axes.tick_params(axis="y", length=0)
     add_legend(axes, handles, list(series))
@@ -261,38 +219,22 @@ def load_figure(
     loads: Sequence[float], lines: Mapping[str, Sequence[Interval]], wait: float
 ) -> Figure:
     """Plot BERT's wait under SRTF against load, and mark the wait that the thesis prints."""
-    figure = sweep_figure(
-        loads,
-        lines,
-        title=f"BERT under SRTF as load rises; dashed: {wait} (thesis)",
-        x_label="load (evaluation time offered per GPU time)",
-        y_label="mean time in the queue (timesteps)",
-    )
-    figure.axes[0].axhline(wait, color=MUTED, linewidth=1.1, linestyle=(0, (4, 3)))
+    title = f"BERT under SRTF as load rises; dashed: {wait} (thesis)"
+    x_label = "load (evaluation time offered per GPU time)"
+    figure = sweep_figure(loads, lines, title=title, x_label=x_label, y_label=_WAIT_LABEL)
+    figure.axes[0].axhline(wait, color=MUTED, linewidth=1.1, linestyle=DASHES)
     return figure
 
 
 def log_sweep_figure(
-    x: Sequence[float],
-    lines: Mapping[str, Sequence[Interval]],
-    *,
-    title: str,
-    x_label: str,
+    x: Sequence[float], lines: Mapping[str, Sequence[Interval]], *, title: str, x_label: str
 ) -> Figure:
     """Plot a sweep with waits on a log scale, because those of round robin are far longer."""
-    figure = sweep_figure(
-        x, lines, title=title, x_label=x_label, y_label="mean time in the queue (timesteps)"
-    )
+    figure = sweep_figure(x, lines, title=title, x_label=x_label, y_label=_WAIT_LABEL)
     axes = figure.axes[0]
     axes.set_yscale("log")
     least = min(interval.mean for line in lines.values() for interval in line)
-    axes.set_ylim(
-        bottom=max(least, 0.005) / 2
-    )  # a band that reaches zero has no lower end on a log scale
+    # A band that reaches zero has no lower end on a log scale.
+    axes.set_ylim(bottom=max(least, 0.005) / 2)
     number_log_axis(axes.yaxis)
     return figure
-
-
-def write_figure(figure: Figure, out: Path, name: str) -> Path:
-    """Write a figure into a directory."""
-    return save_png(figure, out / f"{name}.png")

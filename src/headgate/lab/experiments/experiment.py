@@ -6,19 +6,15 @@ what was expected and what was measured; a claim that does not hold is a valid r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 Scalar = str | int | float | bool | None
 Row = dict[str, Scalar]
 Progress = Callable[[str], None]  # called with one line of text
-
-C = TypeVar("C", bound=Hashable)
-R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +51,11 @@ class Result:
         }
 
 
+def none_check(claim: str, source: str, exceptions: Sequence[str]) -> Check:
+    """Return a check that there are no exceptions to a claim; those that there are, it names."""
+    return Check(claim, source, "none", "; ".join(exceptions) or "none", not exceptions)
+
+
 class Experiment(Protocol):
     """The interface of a module under `headgate.lab.experiments`."""
 
@@ -63,23 +64,6 @@ class Experiment(Protocol):
 
     def run(self, *, quick: bool, out: Path | None, progress: Progress) -> Result:
         """Run the experiment, deterministically. `quick` takes seconds; figures go to `out`."""
-
-
-def over_seeds(
-    function: Callable[[C, int], R], cases: Sequence[C], seeds: int, *, quick: bool
-) -> dict[C, list[R]]:
-    """Return `function(case, seed)` of every case, for seeds 0, 1, ... in order.
-
-    The long form uses two processes: `function` must then be at the top level of a module and the
-    cases picklable.
-    """
-    jobs = [(case, seed) for case in cases for seed in range(seeds)]
-    if quick:
-        results = [function(case, seed) for case, seed in jobs]
-    else:
-        with get_context("spawn").Pool(2) as pool:
-            results = pool.starmap(function, jobs, chunksize=max(1, len(jobs) // 64))
-    return {case: results[index * seeds : (index + 1) * seeds] for index, case in enumerate(cases)}
 
 
 def _finite_row(row: Row) -> Row:

@@ -8,19 +8,24 @@ over thresholds and sizes in the simulator.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import nan
 from pathlib import Path
 from statistics import fmean
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from headgate.core.catalog import MIB
-from headgate.lab.experiments.experiment import Check, Progress, Result, Row, over_seeds
+from headgate.core.clock import MILLISECOND_NS
+from headgate.lab.experiments._hybrid_app import SURROGATE, characterise
+from headgate.lab.experiments.experiment import Check, Progress, Result, Row
 from headgate.lab.experiments.hips.environment import (
     MEASURED,
+    MOST,
     PAPER_SLA_MS,
+    QUANTILE,
     SOURCES,
-    SURROGATE,
+    BurstPhase,
+    BurstScenario,
     Setting,
-    characterise,
     setting_of,
 )
 from headgate.lab.experiments.hips.figures import (
@@ -28,19 +33,22 @@ from headgate.lab.experiments.hips.figures import (
     sizes_figure,
     surface_figure,
     trials_figure,
-    write_figure,
 )
-from headgate.lab.experiments.hips.plan import (
-    THRESHOLDS,
-    PaperPlan,
-    TrialCase,
-    best_threshold,
-    plan_of,
-    run_trial,
+from headgate.lab.experiments.hips.plan import PaperPlan, plan_of
+from headgate.lab.figures import write_figures
+from headgate.lab.harness import (
+    Case,
+    PolicyCase,
+    RunResult,
+    best_setting,
+    over_seeds,
+    run_case,
 )
-from headgate.lab.experiments.hips.run import HipsResult
 from headgate.planning.capacity.sizing import TOLERANCE, SizeRow
 from headgate.planning.latency_model import Characterisation
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 NAME = "hybrid-characterisation"
 TITLE = "Concurrency limit of an instance and size of a function, planned and by exhaustive search"
@@ -50,9 +58,10 @@ PAPER_CORES: Final = 4
 PAPER_SAVING: Final = 0.35
 _DRAWN: Final = (1, 2, 3, 5, 8, 12, 20)  # concurrencies that were measured
 
+THRESHOLDS: Final = range(1, MOST + 1)
+
 Plans = dict[Setting, PaperPlan]
-ByThreshold = dict[int, list[HipsResult]]
-BySize = dict[int, list[HipsResult]]
+Trials = dict[int, list[RunResult]]  # by threshold, or by size of the function
 
 
 def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
@@ -72,51 +81,58 @@ def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
     checks = [*_paper_checks(plans, surfaces[SURROGATE])]
     checks += [_threshold_check(setting, plans[setting], trials[setting]) for setting in settings]
     checks += [_size_check(setting, plans[setting], sizes[setting]) for setting in sizes]
-    figures: tuple[Path, ...] = ()
-    if out is not None:
-        progress("figures")
-        figures = _figures(out, plans, surfaces, trials)
+    figures = write_figures(out, NAME, lambda: _figures(plans, surfaces, trials))
     return Result(NAME, rows, checks, figures)
 
 
-def _try_thresholds(plans: Plans, quick: bool) -> dict[Setting, ByThreshold]:
+def trial_case(
+    setting: Setting, memory_mb: int, threshold: int, wave_count: int
+) -> Case[BurstScenario]:
+    """Return a case of bursts alone, the same for each size and threshold.
+
+    Cold starts take no time: their number depends mostly on the bursts.
+    """
+    bursts = (BurstPhase(wave_count * setting.period_ns, is_bursty=True),)
+    scenario = BurstScenario(setting, memory_mb, bursts, cold_start_ms=0.0)
+    return Case(PolicyCase.of("threshold", threshold=threshold), scenario)
+
+
+def best_threshold(runs: Trials) -> int:
+    """Return the cheapest threshold that reaches the quantile, else that of best attainment."""
+    return best_setting(runs, QUANTILE, lambda run: run.usd_per_1000_met)
+
+
+def _try_thresholds(plans: Plans, quick: bool) -> dict[Setting, Trials]:
+    waves = 60 if quick else 200
     cases = {
-        setting: TrialCase(
-            setting, (plan.environment.memory_mb,), tuple(THRESHOLDS), 60 if quick else 200
-        )
+        setting: {t: trial_case(setting, plan.memory_mb, t, waves) for t in THRESHOLDS}
         for setting, plan in plans.items()
     }
-    runs = over_seeds(run_trial, list(cases.values()), 1 if quick else 3, quick=quick)
-    return {
-        setting: {
-            threshold: [
-                each[plans[setting].environment.memory_mb, threshold] for each in runs[case]
-            ]
-            for threshold in THRESHOLDS
-        }
-        for setting, case in cases.items()
-    }
+    return _run(cases, 1 if quick else 3, quick)
 
 
-def _try_sizes(plans: Plans, quick: bool) -> dict[Setting, BySize]:
+def _try_sizes(plans: Plans, quick: bool) -> dict[Setting, Trials]:
     """Run every function size with the planned threshold, on the smaller instance."""
+    waves = 20 if quick else 100
     cases = {
-        setting: TrialCase(
-            setting,
-            tuple(row.memory_bytes // MIB for row in plan.sizes),
-            (plan.threshold,),
-            20 if quick else 100,
-        )
+        setting: {
+            memory_mb: trial_case(setting, memory_mb, plan.threshold, waves)
+            for memory_mb in (row.memory_bytes // MIB for row in plan.sizes)
+        }
         for setting, plan in plans.items()
         if setting.cores == min(PAPER_SLA_MS)
     }
-    runs = over_seeds(run_trial, list(cases.values()), 1, quick=quick)
+    return _run(cases, 1, quick)
+
+
+def _run(
+    cases: Mapping[Setting, Mapping[int, Case[BurstScenario]]], seeds: int, quick: bool
+) -> dict[Setting, Trials]:
+    jobs = [case for tried in cases.values() for case in tried.values()]
+    results = over_seeds(run_case, jobs, seeds, is_parallel=not quick)
     return {
-        setting: {
-            memory_mb: [each[memory_mb, plans[setting].threshold] for each in runs[case]]
-            for memory_mb in case.memory_mb
-        }
-        for setting, case in cases.items()
+        setting: {key: results[case] for key, case in tried.items()}
+        for setting, tried in cases.items()
     }
 
 
@@ -150,7 +166,7 @@ def _size_row(setting: Setting, plan: PaperPlan) -> Row:
     }
 
 
-def _trial_row(setting: Setting, plan: PaperPlan, runs: ByThreshold) -> Row:
+def _trial_row(setting: Setting, plan: PaperPlan, runs: Trials) -> Row:
     best = best_threshold(runs)
     return {
         **_setting_columns(setting),
@@ -158,12 +174,12 @@ def _trial_row(setting: Setting, plan: PaperPlan, runs: ByThreshold) -> Row:
         "best": best,
         "in time as planned": _attainment(runs[plan.threshold]),
         "in time at best": _attainment(runs[best]),
-        "$/1000 as planned": fmean(run.usd_per_1000 for run in runs[plan.threshold]),
-        "$/1000 at best": fmean(run.usd_per_1000 for run in runs[best]),
+        "$/1000 as planned": fmean(run.usd_per_1000_met for run in runs[plan.threshold]),
+        "$/1000 at best": fmean(run.usd_per_1000_met for run in runs[best]),
     }
 
 
-def _threshold_rows(trials: Mapping[Setting, ByThreshold]) -> list[Row]:
+def _threshold_rows(trials: Mapping[Setting, Trials]) -> list[Row]:
     return [
         {
             "in time at threshold": threshold,
@@ -173,14 +189,14 @@ def _threshold_rows(trials: Mapping[Setting, ByThreshold]) -> list[Row]:
     ]
 
 
-def _tried_rows(sizes: Mapping[Setting, BySize]) -> list[Row]:
+def _tried_rows(sizes: Mapping[Setting, Trials]) -> list[Row]:
     rows: list[Row] = []
     for memory_mb in next(iter(sizes.values())):
         row: Row = {"function (MB)": memory_mb}
         for setting, runs in sizes.items():
             each = runs[memory_mb]
-            row[f"{setting.source} (ms)"] = fmean(run.call_ms for run in each)
-            row[f"{setting.source} ($/1000)"] = fmean(run.usd_per_1000 for run in each)
+            row[f"{setting.source} (ms)"] = _call_ms(each)
+            row[f"{setting.source} ($/1000)"] = fmean(run.usd_per_1000_met for run in each)
         rows.append(row)
     return rows
 
@@ -189,8 +205,18 @@ def _setting_columns(setting: Setting) -> Row:
     return {"source": setting.source, "cores": setting.cores, "SLA (ms)": setting.sla_ms}
 
 
-def _attainment(runs: Sequence[HipsResult]) -> float:
+def _attainment(runs: Sequence[RunResult]) -> float:
     return fmean(run.attainment for run in runs)
+
+
+def _call_ms(runs: Sequence[RunResult]) -> float:
+    """Return the mean duration of a function call, with cold starts, without network."""
+    return fmean(
+        run.functions.busy_ns / run.functions.requests / MILLISECOND_NS
+        if run.functions.requests
+        else nan
+        for run in runs
+    )
 
 
 def _saving(size: SizeRow, largest: SizeRow) -> float:
@@ -226,7 +252,7 @@ def _paper_checks(plans: Plans, surface: Characterisation) -> list[Check]:
     return [*checks, Check(claim, "paper 5.1", PAPER_SAVING, saving, holds)]
 
 
-def _threshold_check(setting: Setting, plan: PaperPlan, runs: ByThreshold) -> Check:
+def _threshold_check(setting: Setting, plan: PaperPlan, runs: Trials) -> Check:
     best = best_threshold(runs)
     return Check(
         f"{setting}: best threshold by exhaustive search",
@@ -237,12 +263,12 @@ def _threshold_check(setting: Setting, plan: PaperPlan, runs: ByThreshold) -> Ch
     )
 
 
-def _size_check(setting: Setting, plan: PaperPlan, runs: BySize) -> Check:
+def _size_check(setting: Setting, plan: PaperPlan, runs: Trials) -> Check:
     """Check the smallest size whose calls are within the tolerance of the fastest."""
-    lengths_ms = {size: fmean(run.call_ms for run in each) for size, each in runs.items()}
+    lengths_ms = {size: _call_ms(each) for size, each in runs.items()}
     enough_ms = (1.0 + TOLERANCE) * min(lengths_ms.values())
     best = next(size for size, length_ms in lengths_ms.items() if length_ms <= enough_ms)
-    planned = plan.environment.memory_mb
+    planned = plan.memory_mb
     sizes = list(lengths_ms)
     return Check(
         f"{setting}: best size of the function by exhaustive search (MB)",
@@ -254,13 +280,11 @@ def _size_check(setting: Setting, plan: PaperPlan, runs: BySize) -> Check:
 
 
 def _figures(
-    out: Path,
     plans: Plans,
     surfaces: Mapping[str, Characterisation],
-    trials: Mapping[Setting, ByThreshold],
-) -> tuple[Path, ...]:
-    paper = surface_figure({"Figure 2, surrogate": surfaces[SURROGATE]}, [*PAPER_SLA_MS.values()])
-    others = surface_figure({source: surfaces[source] for source in MEASURED}, [])
+    trials: Mapping[Setting, Trials],
+) -> dict[str, Figure]:
+    paper = {"Figure 2, surrogate": surfaces[SURROGATE]}
     single_ms = {
         source: {cores: surface.time_ms(cores, 1) for cores in surface.cores}
         for source, surface in surfaces.items()
@@ -271,14 +295,14 @@ def _figures(
             f"{setting}, SLA {setting.sla_ms:.3g} ms",
             plans[setting].threshold,
             best_threshold(runs),
-            {t: fmean(run.instance_attainment for run in each) for t, each in runs.items()},
+            {t: fmean(run.machines.attainment for run in each) for t, each in runs.items()},
             {t: _attainment(each) for t, each in runs.items()},
         )
         for setting, runs in trials.items()
     ]
-    return (
-        write_figure(paper, out, f"{NAME}-figure-2"),
-        write_figure(others, out, f"{NAME}-figure-2-measured"),
-        write_figure(sizes_figure(single_ms, knees), out, f"{NAME}-cores"),
-        write_figure(trials_figure(tried), out, f"{NAME}-thresholds"),
-    )
+    return {
+        "figure-2": surface_figure(paper, [*PAPER_SLA_MS.values()]),
+        "figure-2-measured": surface_figure({source: surfaces[source] for source in MEASURED}, []),
+        "cores": sizes_figure(single_ms, knees),
+        "thresholds": trials_figure(tried),
+    }

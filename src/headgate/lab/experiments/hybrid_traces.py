@@ -15,19 +15,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
-from headgate.lab.experiments.experiment import Check, Progress, Result, Row, over_seeds
-from headgate.lab.experiments.hybrid.environment import TRACES, TraceSource
-from headgate.lab.experiments.hybrid.figures import (
-    Bar,
-    cost_figure,
-    record_timeline,
-    timeline_figure,
-)
+from headgate.lab.experiments.experiment import Check, Progress, Result, Row, none_check
+from headgate.lab.experiments.hybrid.environment import TRACES, TraceScenario
+from headgate.lab.experiments.hybrid.figures import cost_figure, record_timeline, timeline_figure
 from headgate.lab.experiments.hybrid.offline_optimum import Clairvoyant, clairvoyant
-from headgate.lab.experiments.hybrid.results import CLAIRVOYANT, OURS, Limits, ResultTable, Runs
-from headgate.lab.experiments.hybrid.run import HybridCase, HybridPolicyCase, arrivals_of, measure
+from headgate.lab.experiments.hybrid.results import OURS, Limits, ResultTable, Runs
 from headgate.lab.experiments.hybrid.sweep import ATTAINED, BEST, best_variants, sweep_cases
-from headgate.metrics.report.style import save_png
+from headgate.lab.figures import write_figures
+from headgate.lab.harness import Case, PolicyCase, over_seeds, run_case
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,14 +46,15 @@ def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
         baselines, sweep_rows, sweep_checks = _sweep(directory, limits, progress)
     policies = (*baselines, OURS)
     progress(f"{len(policies)} policies on {len(TRACES)} traces, seeds: {seeds}")
-    cases = [HybridCase(policy, trace, directory) for trace in TRACES for policy in policies]
-    runs = over_seeds(measure, cases, seeds, quick=False)
+    scenarios = [TraceScenario(trace, directory) for trace in TRACES]
+    cases = [Case(policy, scenario) for scenario in scenarios for policy in policies]
+    runs = over_seeds(run_case, cases, seeds, is_parallel=True)
     table = ResultTable(runs, limits, baselines)
     return Result(
         NAME,
         [*table.rows(), *sweep_rows],
         [*table.checks(), *sweep_checks],
-        () if out is None else _write_figures(out, table, directory),
+        write_figures(out, NAME, lambda: _figures(table, directory)),
     )
 
 
@@ -72,49 +68,45 @@ def traces_directory(environment: Mapping[str, str]) -> Path | None:
     return Path(named) if named else None
 
 
-def limit(case: HybridCase, seed: int) -> Clairvoyant:
-    """Return the offline optimum for the arrivals of a case."""
-    arrivals = arrivals_of(case, seed)
-    return clairvoyant(case.environment, arrivals.times_ns, arrivals.duration_ns)
+def limit(scenario: TraceScenario, seed: int) -> Clairvoyant:
+    """Return the offline optimum for the arrivals of a scenario."""
+    arrivals = scenario.arrivals(seed)
+    return clairvoyant(scenario.setting, arrivals.times_ns, arrivals.duration_ns)
 
 
 def _find_limits(directory: Path | None, seeds: int) -> Limits:
-    cases = [HybridCase(CLAIRVOYANT, trace, directory) for trace in TRACES]
-    results = over_seeds(limit, cases, seeds, quick=False)
-    return {case.trace.name: optima for case, optima in results.items()}
+    scenarios = [TraceScenario(trace, directory) for trace in TRACES]
+    results = over_seeds(limit, scenarios, seeds, is_parallel=True)
+    return {scenario.trace.name: optima for scenario, optima in results.items()}
 
 
 def _sweep(
     directory: Path | None, limits: Limits, progress: Progress
-) -> tuple[tuple[HybridPolicyCase, ...], list[Row], list[Check]]:
+) -> tuple[tuple[PolicyCase, ...], list[Row], list[Check]]:
     """Run the baselines with all settings of their grids, on the first seed."""
     cases = sweep_cases(directory)
     progress(f"Sweep: {len(cases)} runs")
-    runs = over_seeds(measure, cases, 1, quick=False)
+    runs = over_seeds(run_case, cases, 1, is_parallel=True)
     limits_usd = {trace: optima[0].cost_usd for trace, optima in limits.items()}
     best = best_variants(runs, limits_usd)
     policies = dict.fromkeys(case.policy for case in cases)
     rows = [_sweep_row(policy, runs, limits_usd, is_best=policy in best) for policy in policies]
-    others = [f"{policy.name} {policy.settings}" for policy in best if policy not in BEST]
-    check = Check(
-        "settings of baselines that are better than those of the quick form",
-        "the sweep",
-        "none",
-        "; ".join(others) or "none",
-        not others,
-    )
-    return best, rows, [check]
+    others = [f"{policy.name} {policy.settings_text}" for policy in best if policy not in BEST]
+    claim = "settings of baselines that are better than those of the quick form"
+    return best, rows, [none_check(claim, "the sweep", others)]
 
 
 def _sweep_row(
-    policy: HybridPolicyCase, runs: Runs, limits_usd: Mapping[str, float], *, is_best: bool
+    policy: PolicyCase, runs: Runs, limits_usd: Mapping[str, float], *, is_best: bool
 ) -> Row:
     of_policy = {
-        case.trace.name: results[0] for case, results in runs.items() if case.policy == policy
+        case.scenario.trace.name: results[0]
+        for case, results in runs.items()
+        if case.policy == policy
     }
     return {
         "sweep": policy.name,
-        "settings": policy.settings,
+        "settings": policy.settings_text,
         "traces at 99 %": sum(one.attainment >= ATTAINED for one in of_policy.values()),
         "cost / clairvoyant": fmean(
             one.cost_usd / limits_usd[trace] for trace, one in of_policy.items()
@@ -123,22 +115,15 @@ def _sweep_row(
     }
 
 
-def _write_figures(out: Path, table: ResultTable, directory: Path | None) -> tuple[Path, ...]:
-    bars = {
-        trace: [
-            Bar(policy.name, one.dedicated_usd, one.functions_usd, one.attainment)
-            for policy, one in of_trace.items()
-        ]
+def _figures(table: ResultTable, directory: Path | None) -> dict[str, Figure]:
+    costs = {
+        trace: {policy.name: means for policy, means in of_trace.items()}
         for trace, of_trace in table.of.items()
     }
-    costs = cost_figure(bars, table.limits_usd, ATTAINED)
     drawn = next(trace for trace in TRACES if trace.name == _DRAWN)
-    return (
-        save_png(costs, out / "hybrid-traces-costs.png"),
-        save_png(_timeline(drawn, table, directory), out / "hybrid-traces-timeline.png"),
-    )
-
-
-def _timeline(trace: TraceSource, table: ResultTable, directory: Path | None) -> Figure:
-    timeline = record_timeline(HybridCase(OURS, trace, directory), seed=0)
-    return timeline_figure(timeline, table.limits[trace.name][0], f"{trace.name}: headgate")
+    timeline = record_timeline(Case(OURS, TraceScenario(drawn, directory)), seed=0)
+    known = table.limits[_DRAWN][0]
+    return {
+        "costs": cost_figure(costs, table.limits_usd, ATTAINED),
+        "timeline": timeline_figure(timeline, known, f"{_DRAWN}: headgate"),
+    }

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -29,23 +29,35 @@ from headgate.lab.experiments._kaas import (
     ROUND_ROBIN,
     SRTF,
     STATED,
-    KaasPolicyCase,
+    PoissonStream,
     build_app,
     client_names,
-    is_above,
+    draw_arrivals,
     log_sweep_figure,
-    on_timesteps,
-    wait_columns,
-    write_figure,
+    stream_seed,
+    waits,
 )
-from headgate.lab.experiments.experiment import Check, Progress, Result, Row, over_seeds
+from headgate.lab.experiments.experiment import Check, Progress, Result, Row
+from headgate.lab.figures import write_figures
+from headgate.lab.harness import (
+    Case,
+    Environment,
+    PolicyCase,
+    RunResult,
+    is_above,
+    mean_columns,
+    over_seeds,
+    run_case,
+)
 from headgate.metrics.columns import RequestColumns
 from headgate.metrics.confidence import Interval, mean_interval
-from headgate.metrics.summary import jain, summarise
+from headgate.metrics.summary import jain
 from headgate.sim.clients import HedgingClient, LoopClients
 from headgate.sim.ground_truth import GroundTruthConfig
-from headgate.sim.run import Setup, simulate
-from headgate.workload import ClosedLoop, ConcurrencyStep, assign, mix, named, poisson
+from headgate.workload import ClosedLoop, ConcurrencyStep, assign, poisson
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 NAME = "kaas-fairness"
 TITLE = "A client with an MLFQ bucket of its own, and a client that sends copies"
@@ -61,34 +73,49 @@ _TIMES: Final = ("exact", "exponential")
 
 
 @dataclass(frozen=True, slots=True)
-class BucketCase:
+class BucketScenario:
     """Eight clients of one model, one of the other; every client brings the same work."""
 
-    policy: KaasPolicyCase
     single: int  # the model with a single client: 0 is ResNet, 1 BERT
     load: float
 
+    def environment(self, seed: int) -> Environment:
+        """Return application and arrivals."""
+        crowd, single = STATED[1 - self.single], STATED[self.single]
+        names = client_names(crowd, _CROWD_CLIENTS)
+        gpus_busy = self.load * _GPUS / (_CROWD_CLIENTS + 1)  # per client
+        streams = [
+            PoissonStream(crowd.name, 1000 * _CROWD_CLIENTS * gpus_busy / crowd.exec_ms, names),
+            PoissonStream(single.name, 1000 * gpus_busy / single.exec_ms, ["single"]),
+        ]
+        app = build_app(STATED, _GPUS, [*names, "single"])
+        return Environment(app, draw_arrivals(streams, 2_000, seed))
+
 
 @dataclass(frozen=True, slots=True)
-class BucketResult:
-    """Mean waits in timesteps, and Jain's index over clients' throughput and over their waits."""
-
-    single: float
-    single_requests: int
-    others: float
-    others_requests: int
-    pace_index: float
-    wait_index: float
-
-
-@dataclass(frozen=True, slots=True)
-class CopyCase:
+class CopyScenario:
     """Five clients with equal demand; the last one sends copies."""
 
-    policy: KaasPolicyCase
     copies: int
     times: str  # distribution of execution times around the profile
     load: float = 0.5  # without copies
+
+    def environment(self, seed: int) -> Environment:
+        """Return application, arrivals of the others, and the client that sends copies."""
+        model = STATED[0]
+        names = [*client_names(model, _OTHER_CLIENTS), "copier"]
+        rate_per_s = 1000 * self.load * _GPUS / len(names) / model.exec_ms
+        duration_ns = 1_000 * MILLISECOND_NS
+        others, own = (
+            poisson(rate_per_s * clients, duration_ns, seed=stream_seed(seed, index, 2))
+            for index, clients in enumerate((_OTHER_CLIENTS, 1))
+        )
+        return Environment(
+            build_app((model,), _GPUS, names),
+            assign(others, {model.name: 1.0}, dict.fromkeys(names[:-1], 1.0), seed=seed),
+            GroundTruthConfig(self.times),
+            (HedgingClient(own.times_ns.tolist(), self.copies, client=_OTHER_CLIENTS),),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +128,9 @@ class CopyResult:
     others_response: float
 
 
-BucketRuns = dict[BucketCase, list[BucketResult]]
+BucketCase = Case[BucketScenario]
+BucketRuns = dict[BucketCase, list[RunResult]]
+CopyCase = Case[CopyScenario]
 CopyRuns = dict[CopyCase, list[CopyResult]]
 
 
@@ -111,20 +140,20 @@ def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
     loads = (0.95,) if quick else (0.8, 0.95, 1.1)
     progress(f"One client with a bucket of its own: {seeds} seeds")
     bucket_cases = [
-        BucketCase(policy, single, load)
+        BucketCase(policy, BucketScenario(single, load))
         for single in (0, 1)
         for load in loads
         for policy in _BUCKET_POLICIES
     ]
-    bucket_runs = over_seeds(run_bucket, bucket_cases, seeds, quick=quick)
+    bucket_runs = over_seeds(run_case, bucket_cases, seeds, is_parallel=not quick)
     progress(f"Copies: {seeds} seeds")
     copy_cases = [
-        CopyCase(policy, copies, times)
+        CopyCase(policy, CopyScenario(copies, times))
         for times in _TIMES
         for policy in _COPY_POLICIES
         for copies in _COPIES
     ]
-    copy_runs = over_seeds(run_copies, copy_cases, seeds, quick=quick)
+    copy_runs = over_seeds(run_copies, copy_cases, seeds, is_parallel=not quick)
     shares = {
         (policy, keep): [share_of(policy, times, keep) for times in _SHARE_TIMES]
         for keep in (1, 2)
@@ -138,59 +167,16 @@ def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
             *(_share_row(policy, keep, values) for (policy, keep), values in shares.items()),
         ],
         [*_bucket_checks(bucket_runs), *_copy_checks(copy_runs), *_share_checks(shares)],
-        () if out is None else _figures(out, loads, bucket_runs, copy_runs),
-    )
-
-
-def run_bucket(case: BucketCase, seed: int) -> BucketResult:
-    """Run one case. Top-level function with picklable arguments, for worker processes."""
-    crowd_model, single_model = (STATED[1 - case.single], STATED[case.single])
-    names = client_names(crowd_model, _CROWD_CLIENTS)
-    duration_ns = 2_000 * MILLISECOND_NS
-    gpus_busy = case.load * _GPUS / (_CROWD_CLIENTS + 1)  # per client
-    many = poisson(
-        1000 * _CROWD_CLIENTS * gpus_busy / crowd_model.exec_ms, duration_ns, seed=2 * seed
-    )
-    one = poisson(1000 * gpus_busy / single_model.exec_ms, duration_ns, seed=2 * seed + 1)
-    arrivals = mix(
-        [
-            assign(many, {crowd_model.name: 1.0}, dict.fromkeys(names, 1.0), seed=seed),
-            named(one, single_model.name, "single"),
-        ]
-    )
-    kind, config = case.policy.build()
-    app = build_app(STATED, _GPUS, [*names, "single"])
-    setup = Setup(app, kind, config, seed=seed)
-    summary = summarise(simulate(setup, on_timesteps(arrivals)))
-    clients, pipelines = summary.clients, summary.pipelines
-    return BucketResult(
-        single=pipelines[case.single].mean_wait_ms,
-        single_requests=pipelines[case.single].requests,
-        others=pipelines[1 - case.single].mean_wait_ms,
-        others_requests=pipelines[1 - case.single].requests,
-        pace_index=summary.fairness,
-        wait_index=jain([client.mean_wait_ms for client in clients]),
+        write_figures(out, NAME, lambda: _figures(loads, bucket_runs, copy_runs)),
     )
 
 
 def run_copies(case: CopyCase, seed: int) -> CopyResult:
-    """Run one case. Top-level function with picklable arguments, for worker processes."""
-    model = STATED[0]
-    names = [*client_names(model, _OTHER_CLIENTS), "copier"]
-    rate_per_s = 1000 * case.load * _GPUS / len(names) / model.exec_ms
-    duration_ns = 1_000 * MILLISECOND_NS
-    arrivals = assign(
-        poisson(rate_per_s * _OTHER_CLIENTS, duration_ns, seed=2 * seed),
-        {model.name: 1.0},
-        dict.fromkeys(names[:-1], 1.0),
-        seed=seed,
-    )
-    own = poisson(rate_per_s, duration_ns, seed=2 * seed + 1)
-    kind, config = case.policy.build()
-    app = build_app((model,), _GPUS, names)
-    setup = Setup(app, kind, config, seed=seed, truth=GroundTruthConfig(case.times))
-    copier = HedgingClient(own.times_ns.tolist(), case.copies, client=_OTHER_CLIENTS)
-    requests = simulate(setup, arrivals, clients=[copier]).requests
+    """Run one case. At the top level of a module, for worker processes."""
+    environment = case.scenario.environment(seed)
+    (copier,) = environment.clients
+    assert isinstance(copier, HedgingClient)
+    requests = environment.simulate(case.policy, seed).requests
     others = requests.client != _OTHER_CLIENTS
     arrival_ns = requests.arrival_ns[others]
     return CopyResult(
@@ -210,7 +196,7 @@ def _first_copy_wait(requests: RequestColumns) -> float:
     return float((first_ns - sent_ns).mean()) / MILLISECOND_NS
 
 
-def share_of(policy: KaasPolicyCase, times: int, others_keep: int) -> float:
+def share_of(policy: PolicyCase, times: int, others_keep: int) -> float:
     """Return the service share of a client with `times` as many outstanding requests as others.
 
     Each of the four other clients always has `others_keep` requests outstanding. Nothing is random.
@@ -218,44 +204,40 @@ def share_of(policy: KaasPolicyCase, times: int, others_keep: int) -> float:
     model = STATED[0]
     names = [*client_names(model, _OTHER_CLIENTS), "copier"]
     app = build_app((model,), _GPUS, names)
-    kind, config = policy.build()
-    loops = [
-        ClosedLoop(
-            (ConcurrencyStep(0, others_keep * (times if name == "copier" else 1)),),
-            4_000 * MILLISECOND_NS,
-            client=name,
-        )
-        for name in names
-    ]
-    run = simulate(Setup(app, kind, config), clients=[LoopClients(loop, app) for loop in loops])
-    return summarise(run).clients[-1].service_share
+    steps = [(ConcurrencyStep(0, others_keep * n),) for n in (*[1] * _OTHER_CLIENTS, times)]
+    clients = tuple(
+        LoopClients(ClosedLoop(step, 4_000 * MILLISECOND_NS, client=name), app)
+        for name, step in zip(names, steps, strict=True)
+    )
+    return Environment(app, clients=clients).run(policy, 0).clients[-1].service_share
 
 
-def _bucket_row(case: BucketCase, runs: Sequence[BucketResult]) -> Row:
+def _bucket_row(case: BucketCase, runs: Sequence[RunResult]) -> Row:
+    scenario = case.scenario
     return {
-        "single": STATED[case.single].name,
-        "load": case.load,
+        "single": STATED[scenario.single].name,
+        "load": scenario.load,
         "policy": case.policy.label,
-        **wait_columns("its wait", [run.single for run in runs]),
-        **wait_columns("the others'", [run.others for run in runs]),
-        "Jain (pace)": fmean(run.pace_index for run in runs),
-        "Jain (waits)": fmean(run.wait_index for run in runs),
+        **mean_columns("its wait", waits(runs, scenario.single)),
+        **mean_columns("the others'", waits(runs, 1 - scenario.single)),
+        "Jain (pace)": fmean(run.fairness for run in runs),
+        "Jain (waits)": fmean(jain([client.mean_wait_ms for client in r.clients]) for r in runs),
     }
 
 
 def _copy_row(case: CopyCase, runs: Sequence[CopyResult]) -> Row:
     return {
-        "times": case.times,
+        "times": case.scenario.times,
         "policy": case.policy.label,
-        "copies": case.copies,
-        **wait_columns("its wait", [run.wait for run in runs]),
-        **wait_columns("its response", [run.response for run in runs]),
+        "copies": case.scenario.copies,
+        **mean_columns("its wait", [run.wait for run in runs]),
+        **mean_columns("its response", [run.response for run in runs]),
         "others' wait": fmean(run.others_wait for run in runs),
         "others' response": fmean(run.others_response for run in runs),
     }
 
 
-def _share_row(policy: KaasPolicyCase, others_keep: int, shares: Sequence[float]) -> Row:
+def _share_row(policy: PolicyCase, others_keep: int, shares: Sequence[float]) -> Row:
     row: Row = {
         "others keep": others_keep,
         "policy; share of one that keeps ... times as many": policy.label,
@@ -264,33 +246,30 @@ def _share_row(policy: KaasPolicyCase, others_keep: int, shares: Sequence[float]
 
 
 def _figures(
-    out: Path, loads: Sequence[float], bucket_runs: BucketRuns, copy_runs: CopyRuns
-) -> tuple[Path, ...]:
-    single = {}
+    loads: Sequence[float], bucket_runs: BucketRuns, copy_runs: CopyRuns
+) -> dict[str, Figure]:
+    single, copies = {}, {}
     for policy in (BALANCE, MLFQ, AFFINITY):
-        runs = [bucket_runs[BucketCase(policy, 1, load)] for load in loads]
-        single[f"{policy.label}: single"] = [mean_interval([r.single for r in rs]) for rs in runs]
-        single[f"{policy.label}: others"] = [mean_interval([r.others for r in rs]) for rs in runs]
-    copies = {}
+        runs = [bucket_runs[BucketCase(policy, BucketScenario(1, load))] for load in loads]
+        for who, model in (("single", 1), ("others", 0)):
+            single[f"{policy.label}: {who}"] = [mean_interval(waits(rs, model)) for rs in runs]
     for policy in (BALANCE, AFFINITY):
-        both = [copy_runs[CopyCase(policy, count, "exact")] for count in _COPIES]
+        both = [copy_runs[CopyCase(policy, CopyScenario(count, "exact"))] for count in _COPIES]
         copies[f"{policy.label}: copier"] = [mean_interval([r.wait for r in rs]) for rs in both]
         copies[f"{policy.label}: others"] = [
             mean_interval([r.others_wait for r in rs]) for rs in both
         ]
-    bucket = log_sweep_figure(
-        loads, single, title="One BERT client and eight ResNet clients", x_label="load"
-    )
-    copied = log_sweep_figure(
-        _COPIES,
-        copies,
-        title="One client of five sends copies, load 0.5",
-        x_label="copies of each of its requests",
-    )
-    return (
-        write_figure(bucket, out, f"{NAME}-bucket"),
-        write_figure(copied, out, f"{NAME}-copies"),
-    )
+    return {
+        "bucket": log_sweep_figure(
+            loads, single, title="One BERT client and eight ResNet clients", x_label="load"
+        ),
+        "copies": log_sweep_figure(
+            _COPIES,
+            copies,
+            title="One client of five sends copies, load 0.5",
+            x_label="copies of each of its requests",
+        ),
+    }
 
 
 def _bucket_checks(runs: BucketRuns) -> list[Check]:
@@ -298,35 +277,41 @@ def _bucket_checks(runs: BucketRuns) -> list[Check]:
     checks = []
     for index, model in enumerate(STATED):
         claim = f"single {model.name} client under mlfq: wait relative to the others"
-        ratio, gap = _pooled(runs[BucketCase(MLFQ, index, 0.95)])
+        ratio, gap = _pooled(runs, MLFQ, index)
         checks.append(Check(claim, "thesis 6.1", "below 1", ratio, gap.high < 0))
         claim = f"single {model.name} client under balance: wait relative to the others"
-        ratio, gap = _pooled(runs[BucketCase(BALANCE, index, 0.95)])
+        ratio, gap = _pooled(runs, BALANCE, index)
         checks.append(Check(claim, "thesis 6.1", 1, ratio, gap.low <= 0 <= gap.high))
-    srtf, mlfq = ([r.single for r in runs[BucketCase(policy, 1, 0.95)]] for policy in (SRTF, MLFQ))
+    srtf, mlfq = (
+        waits(runs[BucketCase(policy, BucketScenario(1, 0.95))], 1) for policy in (SRTF, MLFQ)
+    )
     claim = "mlfq does not starve BERT: wait relative to that under srtf"
     ratio = fmean(mlfq) / fmean(srtf)
     return [*checks, Check(claim, "thesis 6.1", "below 1", ratio, is_above(srtf, mlfq))]
 
 
-def _pooled(runs: Sequence[BucketResult]) -> tuple[float, Interval]:
+def _pooled(runs: BucketRuns, policy: PolicyCase, model: int) -> tuple[float, Interval]:
     """Return ratio and difference of the mean waits, single client over others, of all requests.
 
     The mean of per-run means would be biased by some per cent: a busy run has more requests of the
     eight clients and longer waits, so equal weights of runs separate two equal waits.
     """
-    single = fmean(r.single * r.single_requests for r in runs)
-    others = fmean(r.others * r.others_requests for r in runs)
-    single_requests = fmean(r.single_requests for r in runs)
-    others_requests = fmean(r.others_requests for r in runs)
-    wait, others_wait = single / single_requests, others / others_requests
+    pairs = [
+        (result.pipelines[model], result.pipelines[1 - model])
+        for result in runs[BucketCase(policy, BucketScenario(model, 0.95))]
+    ]
+    single_requests = fmean(single.requests for single, _ in pairs)
+    others_requests = fmean(others.requests for _, others in pairs)
+    single_sum = fmean(single.mean_wait_ms * single.requests for single, _ in pairs)
+    others_sum = fmean(others.mean_wait_ms * others.requests for _, others in pairs)
+    wait, others_wait = single_sum / single_requests, others_sum / others_requests
     # Contribution of each run to the difference of the two quotients, to first order.
     parts = [
         wait
         - others_wait
-        + (r.single - wait) * r.single_requests / single_requests
-        - (r.others - others_wait) * r.others_requests / others_requests
-        for r in runs
+        + (single.mean_wait_ms - wait) * single.requests / single_requests
+        - (others.mean_wait_ms - others_wait) * others.requests / others_requests
+        for single, others in pairs
     ]
     return wait / others_wait, mean_interval(parts)
 
@@ -335,14 +320,17 @@ def _copy_checks(runs: CopyRuns) -> list[Check]:
     checks = []
     for times in _TIMES:
         for policy in (ROUND_ROBIN, BALANCE):
-            responses = [[r.response for r in runs[CopyCase(policy, c, times)]] for c in _COPIES]
+            responses = [
+                [r.response for r in runs[CopyCase(policy, CopyScenario(c, times))]]
+                for c in _COPIES
+            ]
             best = min(responses[1:], key=fmean)
             claim = f"{policy.label}, {times} times: response with copies over that without"
             ratio = fmean(best) / fmean(responses[0])
             pays = is_above(responses[0], best)
             checks.append(Check(claim, "thesis 6.1", "below 1", ratio, pays))
     balance, affinity = (
-        [r.others_wait for r in runs[CopyCase(policy, 8, "exact")]]
+        [r.others_wait for r in runs[CopyCase(policy, CopyScenario(8, "exact"))]]
         for policy in (BALANCE, AFFINITY)
     )
     claim = "wait of the others with 8 copies, affinity relative to balance"
@@ -351,7 +339,7 @@ def _copy_checks(runs: CopyRuns) -> list[Check]:
     return [*checks, Check(claim, "KaaS pool's rule", "below 1", ratio, shielded)]
 
 
-def _share_checks(shares: dict[tuple[KaasPolicyCase, int], list[float]]) -> list[Check]:
+def _share_checks(shares: dict[tuple[PolicyCase, int], list[float]]) -> list[Check]:
     in_order, even = 8 / (8 + _OTHER_CLIENTS), 1 / (1 + _OTHER_CLIENTS)
     return [
         Check(

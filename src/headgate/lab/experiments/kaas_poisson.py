@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from headgate.lab.experiments._kaas import (
     ALL_POLICIES,
@@ -27,23 +27,31 @@ from headgate.lab.experiments._kaas import (
     SRTF_PRINTED,
     STATED,
     THESIS_POLICIES,
-    KaasCase,
-    KaasPolicyCase,
-    KaasResult,
+    GpuCase,
+    GpuScenario,
     Mix,
+    Runs,
     beats,
-    differences,
-    is_above,
     load_figure,
-    measure,
-    wait_columns,
     waits,
     waits_figure,
-    write_figure,
 )
-from headgate.lab.experiments.experiment import Check, Progress, Result, Row, over_seeds
+from headgate.lab.experiments.experiment import Check, Progress, Result, Row, none_check
+from headgate.lab.figures import write_figures
+from headgate.lab.harness import (
+    PolicyCase,
+    RunResult,
+    differences,
+    is_above,
+    mean_columns,
+    over_seeds,
+    run_case,
+)
 from headgate.metrics.confidence import mean_interval
 from headgate.policies.headgate import Config
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 NAME = "kaas-poisson"
 TITLE = "Cold starts and waits of the thesis's policies under Poisson arrivals"
@@ -54,8 +62,6 @@ _BERT_LOAD: Final = 1.05  # about the load at which BERT waits that long under S
 _LOADS: Final = (0.8, 0.9, 1.0, 1.05, 1.1, 1.15)
 _TIMES: Final = {"stated": STATED, "fitted": FITTED}
 
-Runs = dict[KaasCase, list[KaasResult]]
-
 
 def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
     """Run every policy under both mixes, then SRTF under rising load."""
@@ -63,63 +69,65 @@ def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
     times = ["stated"] if quick else list(_TIMES)
     progress(f"{seeds} seeds, load 0.8")
     cases = [
-        KaasCase(policy, models=_TIMES[name], mix=mix)
+        GpuCase(policy, GpuScenario(models=_TIMES[name], mix=mix))
         for name in times
         for mix in MIXES
         for policy in (*ALL_POLICIES, HEADGATE, SRTF_PRINTED)
     ]
     policies = (*ALL_POLICIES, HEADGATE)
-    cases += [KaasCase(policy, mix=mix, load=_BERT_LOAD) for mix in MIXES for policy in policies]
-    runs = over_seeds(measure, cases, seeds, quick=quick)
+    cases += [
+        GpuCase(policy, GpuScenario(mix=mix, load=_BERT_LOAD))
+        for mix in MIXES
+        for policy in policies
+    ]
+    runs = over_seeds(run_case, cases, seeds, is_parallel=not quick)
     rows = [_row(case, runs[case]) for case in cases]
     progress("SRTF under rising load")
     curves = {(name, mix): _curve(name, mix) for name in times for mix in MIXES}
-    runs |= over_seeds(measure, [c for curve in curves.values() for c in curve], seeds, quick=quick)
+    risen = [case for curve in curves.values() for case in curve]
+    runs |= over_seeds(run_case, risen, seeds, is_parallel=not quick)
     rows += [_load_row(case, runs[case]) for curve in curves.values() for case in curve]
     rows += [_reached_row(*key, curve, runs) for key, curve in curves.items()]
     checks = [check for mix in MIXES for check in _checks(mix, runs)]
-    for load in (KaasCase(HEADGATE).load, _BERT_LOAD):
+    for load in (GpuScenario().load, _BERT_LOAD):
         checks += [check for mix in MIXES for check in _headgate_checks(mix, load, runs)]
-    figures: tuple[Path, ...] = ()
-    if out is not None:
-        progress("figures")
-        figures = _figures(out, runs, curves)
+    figures = write_figures(out, NAME, lambda: _figures(runs, curves))
     return Result(NAME, rows, checks, figures)
 
 
-def _curve(times: str, mix: Mix) -> list[KaasCase]:
-    return [KaasCase(SRTF, models=_TIMES[times], mix=mix, load=load) for load in _LOADS]
+def _curve(times: str, mix: Mix) -> list[GpuCase]:
+    return [GpuCase(SRTF, GpuScenario(models=_TIMES[times], mix=mix, load=load)) for load in _LOADS]
 
 
-def _row(case: KaasCase, measured: Sequence[KaasResult]) -> Row:
-    cold = [one.cold_starts for one in measured]
+def _row(case: GpuCase, results: Sequence[RunResult]) -> Row:
+    cold = [one.cold_starts for one in results]
     return {
-        **_setting(case),
+        **_setting(case.scenario),
         "policy": case.policy.label,
         "cold starts": median(cold),
         "least": min(cold),
         "most": max(cold),
-        **wait_columns("ResNet", waits(measured, _RESNET)),
-        **wait_columns("BERT", waits(measured, _BERT)),
+        **mean_columns("ResNet", waits(results, _RESNET)),
+        **mean_columns("BERT", waits(results, _BERT)),
     }
 
 
-def _load_row(case: KaasCase, measured: Sequence[KaasResult]) -> Row:
-    values = waits(measured, _BERT)
+def _load_row(case: GpuCase, results: Sequence[RunResult]) -> Row:
+    values = waits(results, _BERT)
     return {
-        **_setting(case),
-        **wait_columns("BERT under srtf", values),
+        **_setting(case.scenario),
+        **mean_columns("BERT under srtf", values),
         "runs at 80.65 or more": sum(value >= BERT_WAIT for value in values) / len(values),
     }
 
 
-def _setting(case: KaasCase) -> Row:
-    times = next(name for name, models in _TIMES.items() if models == case.models)
-    return {"times": times, "mix": case.mix, "load": case.load}
+def _setting(scenario: GpuScenario) -> Row:
+    times = next(name for name, models in _TIMES.items() if models == scenario.models)
+    return {"times": times, "mix": scenario.mix, "load": scenario.load}
 
 
-def _reached_row(times: str, mix: Mix, curve: Sequence[KaasCase], runs: Runs) -> Row:
-    points = [(case.load, mean_interval(waits(runs[case], _BERT)).mean) for case in curve]
+def _reached_row(times: str, mix: Mix, curve: Sequence[GpuCase], runs: Runs) -> Row:
+    points = [(case.scenario.load, mean_interval(waits(runs[case], _BERT)).mean) for case in curve]
     return {
         "times": times,
         "mix": mix,
@@ -137,7 +145,7 @@ def _load_at(points: Sequence[tuple[float, float]]) -> float | None:
 
 def _checks(mix: Mix, runs: Runs) -> list[Check]:
     """Check the claims of section 6.2 with the stated times."""
-    by_policy = {policy: runs[KaasCase(policy, mix=mix)] for policy in THESIS_POLICIES}
+    by_policy = {policy: runs[GpuCase(policy, GpuScenario(mix=mix))] for policy in THESIS_POLICIES}
     checks = []
     for policy, measured in by_policy.items():
         expected = 4 if policy == EXCLUSIVE_FIXED else 8
@@ -145,7 +153,7 @@ def _checks(mix: Mix, runs: Runs) -> list[Check]:
         claim = f"{mix}: cold starts of {policy.label} (median run)"
         checks.append(Check(claim, "thesis, fig. 6.4", expected, cold, cold == expected))
     loaded = {
-        policy: waits(runs[KaasCase(policy, mix=mix, load=_BERT_LOAD)], _BERT)
+        policy: waits(runs[GpuCase(policy, GpuScenario(mix=mix, load=_BERT_LOAD))], _BERT)
         for policy in THESIS_POLICIES
         if policy != ROUND_ROBIN
     }
@@ -153,7 +161,7 @@ def _checks(mix: Mix, runs: Runs) -> list[Check]:
     return [*checks, *_wait_checks(mix, by_policy), _longest_check(claim, SRTF, loaded)]
 
 
-def _wait_checks(mix: Mix, by_policy: dict[KaasPolicyCase, list[KaasResult]]) -> list[Check]:
+def _wait_checks(mix: Mix, by_policy: dict[PolicyCase, list[RunResult]]) -> list[Check]:
     resnet = {policy: waits(measured, _RESNET) for policy, measured in by_policy.items()}
     bert = {policy: waits(measured, _BERT) for policy, measured in by_policy.items()}
     srtf = mean_interval(bert[SRTF])
@@ -189,21 +197,20 @@ def _wait_checks(mix: Mix, by_policy: dict[KaasPolicyCase, list[KaasResult]]) ->
 def _headgate_checks(mix: Mix, load: float, runs: Runs) -> list[Check]:
     """Check that the default policy is Pareto-optimal, and that BERT does not starve."""
     baselines = {
-        policy.label: runs[KaasCase(policy, mix=mix, load=load)] for policy in ALL_POLICIES
+        policy.label: runs[GpuCase(policy, GpuScenario(mix=mix, load=load))]
+        for policy in ALL_POLICIES
     }
-    ours = runs[KaasCase(HEADGATE, mix=mix, load=load)]
+    ours = runs[GpuCase(HEADGATE, GpuScenario(mix=mix, load=load))]
     better = [label for label, theirs in baselines.items() if beats(theirs, ours)]
     extra = fmean(waits(ours, _BERT)) - fmean(waits(ours, _RESNET))
     # Without SLOs, headgate orders by arrival plus a multiple of the execution time. So BERT waits
     # at most this much longer than ResNet.
     bound = Config().default_deadline_factor * (STATED[_BERT].exec_ms - STATED[_RESNET].exec_ms)
     return [
-        Check(
+        none_check(
             f"{mix}, load {load}: policies with no more cold starts, shorter waits than headgate",
             "a goal of this project",
-            "none",
-            ", ".join(better) or "none",
-            not better,
+            better,
         ),
         Check(
             f"{mix}, load {load}: headgate does not starve BERT: wait of BERT minus that of ResNet",
@@ -216,7 +223,7 @@ def _headgate_checks(mix: Mix, load: float, runs: Runs) -> list[Check]:
 
 
 def _longest_check(
-    claim: str, expected: KaasPolicyCase, values: dict[KaasPolicyCase, list[float]]
+    claim: str, expected: PolicyCase, values: dict[PolicyCase, list[float]]
 ) -> Check:
     """Check which policy waits longest; it must be significantly above each other policy."""
     longest = max(values, key=lambda policy: sum(values[policy]))
@@ -228,23 +235,22 @@ def _longest_check(
     return Check(claim, "thesis 6.2", expected.label, longest.label, is_clear)
 
 
-def _figures(
-    out: Path, runs: Runs, curves: dict[tuple[str, Mix], list[KaasCase]]
-) -> tuple[Path, ...]:
-    figures = []
+def _figures(runs: Runs, curves: dict[tuple[str, Mix], list[GpuCase]]) -> dict[str, Figure]:
+    figures = {}
     for mix in MIXES:
         series = {
             model.name: {
-                policy.label: mean_interval(waits(runs[KaasCase(policy, mix=mix)], index))
+                policy.label: mean_interval(
+                    waits(runs[GpuCase(policy, GpuScenario(mix=mix))], index)
+                )
                 for policy in (*ALL_POLICIES, HEADGATE)
             }
             for index, model in enumerate(STATED)
         }
-        figure = waits_figure(series, title=f"Waits at 0.8 load, {mix}")
-        figures.append(write_figure(figure, out, f"{NAME}-{mix.replace(' ', '-')}"))
+        title = f"Waits at 0.8 load, {mix}"
+        figures[mix.replace(" ", "-")] = waits_figure(series, title=title)
     lines = {
         f"{times} times, {mix}": [mean_interval(waits(runs[case], _BERT)) for case in curve]
         for (times, mix), curve in curves.items()
     }
-    figure = load_figure(_LOADS, lines, BERT_WAIT)
-    return (*figures, write_figure(figure, out, f"{NAME}-srtf-load"))
+    return {**figures, "srtf-load": load_figure(_LOADS, lines, BERT_WAIT)}

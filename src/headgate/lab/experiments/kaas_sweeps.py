@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from headgate.lab.experiments._kaas import (
     ALL_POLICIES,
@@ -25,22 +25,29 @@ from headgate.lab.experiments._kaas import (
     ROUND_ROBIN,
     SRTF,
     STATED,
-    KaasCase,
-    KaasPolicyCase,
-    KaasResult,
+    GpuCase,
+    GpuScenario,
     Models,
+    Runs,
     beats,
+    log_sweep_figure,
+    waits,
+)
+from headgate.lab.experiments.experiment import Check, Progress, Result, Row, none_check
+from headgate.lab.figures import write_figures
+from headgate.lab.harness import (
+    PolicyCase,
     differences,
     is_above,
-    log_sweep_figure,
     margin,
-    measure,
-    wait_columns,
-    waits,
-    write_figure,
+    mean_columns,
+    over_seeds,
+    run_case,
 )
-from headgate.lab.experiments.experiment import Check, Progress, Result, Row, over_seeds
 from headgate.metrics.confidence import mean_interval
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 NAME = "kaas-sweeps"
 TITLE = "Waits against arrival rate, GPUs, cold starts, execution time and clients"
@@ -51,20 +58,23 @@ _WITH_FIXED: Final = (*_ADAPTIVE, EXCLUSIVE_FIXED)
 _ALL_BUT_ROUND_ROBIN: Final = tuple(policy for policy in ALL_POLICIES if policy != ROUND_ROBIN)
 _WITH_OURS: Final = (*ALL_POLICIES, HEADGATE)
 _LONG_MS: Final = 8_000
-Runs = dict[KaasCase, list[KaasResult]]
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """A sweep of one parameter: its values, and the case at each value."""
+    """A sweep of one parameter: its values, and the scenario at each value."""
 
     name: str
     title: str
     x_label: str
     points: tuple[float, ...]
-    case_at: Callable[[KaasPolicyCase, float], KaasCase]
+    scenario_at: Callable[[float], GpuScenario]
 
-    def cases(self, policy: KaasPolicyCase) -> list[KaasCase]:
+    def case_at(self, policy: PolicyCase, point: float) -> GpuCase:
+        """Return the case of one policy at one value."""
+        return GpuCase(policy, self.scenario_at(point))
+
+    def cases(self, policy: PolicyCase) -> list[GpuCase]:
         """Return the cases of one policy, in order of the parameter."""
         return [self.case_at(policy, point) for point in self.points]
 
@@ -77,12 +87,11 @@ def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
     for sweep in sweeps:
         progress(f"{sweep.title}: {len(sweep.points)} points, {seeds} seeds")
         cases = [case for policy in _WITH_OURS for case in sweep.cases(policy)]
-        runs |= over_seeds(
-            measure, [case for case in cases if case not in runs], seeds, quick=quick
-        )
+        missing = [case for case in cases if case not in runs]
+        runs |= over_seeds(run_case, missing, seeds, is_parallel=not quick)
     progress(f"Cold starts in long runs: {_LONG_MS} timesteps")
     long_cases = [case for policy in ALL_POLICIES for case in _cold_pair(policy, _LONG_MS)]
-    runs |= over_seeds(measure, long_cases, 3 if quick else 30, quick=quick)
+    runs |= over_seeds(run_case, long_cases, 3 if quick else 30, is_parallel=not quick)
     rate, gpus, _, execution, clients = sweeps
     return Result(
         NAME,
@@ -99,7 +108,7 @@ def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
             *_client_checks(clients, runs),
             *(_frontier_check(sweep, runs) for sweep in sweeps),
         ],
-        () if out is None else tuple(_write(out, sweep, runs) for sweep in sweeps),
+        write_figures(out, NAME, lambda: {_slug(sweep): _figure(sweep, runs) for sweep in sweeps}),
     )
 
 
@@ -111,35 +120,35 @@ def _sweeps(quick: bool) -> tuple[Sweep, Sweep, Sweep, Sweep, Sweep]:
             "Arrival rate, 3 GPUs",
             "load (evaluation time offered per GPU time)",
             (0.4, 0.8, 1.2) if quick else (0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4),
-            lambda policy, load: KaasCase(policy, gpus=3, load=load),
+            lambda load: GpuScenario(gpus=3, load=load),
         ),
         Sweep(
             "GPUs",
             "Number of GPUs, load 0.8",
             "GPUs",
             (2, 4, 8) if quick else (2, 3, 4, 6, 8, 12),
-            lambda policy, gpus: KaasCase(policy, gpus=int(gpus)),
+            lambda gpus: GpuScenario(gpus=int(gpus)),
         ),
         Sweep(
             "cold-start time",
             "Cold-start time, 4 GPUs, load 0.8",
             "cold-start time (times the stated one)",
             (0, 1, 2) if quick else (0, 0.5, 1, 2, 4),
-            lambda policy, factor: KaasCase(policy, models=_scaled(1, factor)),
+            lambda factor: GpuScenario(models=_scaled(1, factor)),
         ),
         Sweep(
             "execution time",
             "Execution time, 4 GPUs, load 0.8",
             "execution time (times the stated one)",
             (0.5, 1, 4) if quick else (0.5, 1, 2, 4),
-            lambda policy, factor: KaasCase(policy, models=_scaled(factor, 1)),
+            lambda factor: GpuScenario(models=_scaled(factor, 1)),
         ),
         Sweep(
             "clients",
             "Number of clients, 4 GPUs, load 0.8",
             "clients, half of them for each model",
             (2, 16) if quick else (2, 4, 8, 16),
-            lambda policy, clients: KaasCase(policy, clients_per_model=int(clients) // 2),
+            lambda clients: GpuScenario(clients_per_model=int(clients) // 2),
         ),
     )
 
@@ -151,15 +160,15 @@ def _scaled(exec_factor: float, cold_factor: float) -> Models:
     )
 
 
-def _cold_pair(policy: KaasPolicyCase, duration_ms: int) -> tuple[KaasCase, KaasCase]:
+def _cold_pair(policy: PolicyCase, duration_ms: int) -> tuple[GpuCase, GpuCase]:
     """Return the cases without cold starts and with twice the stated cold-start times."""
-    free = KaasCase(policy, models=_scaled(1, 0), duration_ms=duration_ms)
-    return free, replace(free, models=_scaled(1, 2))
+    free, twice = (GpuScenario(_scaled(1, factor), duration_ms=duration_ms) for factor in (0, 2))
+    return GpuCase(policy, free), GpuCase(policy, twice)
 
 
 def _row(
     sweep: Sweep,
-    policy: KaasPolicyCase,
+    policy: PolicyCase,
     runs: Runs,
     number: Callable[[list[float]], float],
     prefix: str = "",
@@ -170,25 +179,28 @@ def _row(
     return row
 
 
-def _long_row(policy: KaasPolicyCase, runs: Runs) -> Row:
+def _long_row(policy: PolicyCase, runs: Runs) -> Row:
     row: Row = {"wait added by twice the stated cold starts": policy.label}
     for duration_ms in (1_000, _LONG_MS):
         added = _added(*_cold_pair(policy, duration_ms), runs)
-        row |= wait_columns(f"{duration_ms} timesteps", added)
+        row |= mean_columns(f"{duration_ms} timesteps", added)
     return row
 
 
-def _added(before: KaasCase, after: KaasCase, runs: Runs) -> list[float]:
+def _added(before: GpuCase, after: GpuCase, runs: Runs) -> list[float]:
     return differences(waits(runs[after]), waits(runs[before]))
 
 
-def _write(out: Path, sweep: Sweep, runs: Runs) -> Path:
+def _slug(sweep: Sweep) -> str:
+    return sweep.name.lower().replace(" ", "-")
+
+
+def _figure(sweep: Sweep, runs: Runs) -> Figure:
     lines = {
         policy.label: [mean_interval(waits(runs[case])) for case in sweep.cases(policy)]
         for policy in _WITH_OURS
     }
-    figure = log_sweep_figure(sweep.points, lines, title=sweep.title, x_label=sweep.x_label)
-    return write_figure(figure, out, f"{NAME}-{sweep.name.lower().replace(' ', '-')}")
+    return log_sweep_figure(sweep.points, lines, title=sweep.title, x_label=sweep.x_label)
 
 
 def _rate_checks(sweep: Sweep, runs: Runs) -> list[Check]:
@@ -227,8 +239,8 @@ def _cold_checks(runs: Runs) -> list[Check]:
     unmoved, hidden, fading = [], [], []
     for policy in ALL_POLICIES:
         free, stated = (
-            waits(runs[KaasCase(policy, models=_scaled(1, 0))]),
-            waits(runs[KaasCase(policy)]),
+            waits(runs[GpuCase(policy, scenario)])
+            for scenario in (GpuScenario(_scaled(1, 0)), GpuScenario())
         )
         if not is_above(stated, free):
             unmoved.append(policy)
@@ -281,16 +293,11 @@ def _frontier_check(sweep: Sweep, runs: Runs) -> Check:
         for policy in ALL_POLICIES
         if beats(runs[sweep.case_at(policy, point)], runs[sweep.case_at(HEADGATE, point)])
     ]
-    return Check(
-        f"{sweep.title}: policies with no more cold starts, shorter waits than headgate",
-        "a goal of this project",
-        "none",
-        "; ".join(better) or "none",
-        not better,
-    )
+    claim = f"{sweep.title}: policies with no more cold starts, shorter waits than headgate"
+    return none_check(claim, "a goal of this project", better)
 
 
-def _worst_check(claim: str, sweep: Sweep, policies: Sequence[KaasPolicyCase], runs: Runs) -> Check:
+def _worst_check(claim: str, sweep: Sweep, policies: Sequence[PolicyCase], runs: Runs) -> Check:
     """Check that round robin waits significantly longest at every point."""
     points = [
         f"{point:g}"
@@ -308,9 +315,7 @@ def _worst_check(claim: str, sweep: Sweep, policies: Sequence[KaasPolicyCase], r
     return Check(claim, _SOURCE, expected, ", ".join(points), len(points) == len(sweep.points))
 
 
-def _all_check(
-    claim: str, policies: Sequence[KaasPolicyCase], holding: Sequence[KaasPolicyCase]
-) -> Check:
+def _all_check(claim: str, policies: Sequence[PolicyCase], holding: Sequence[PolicyCase]) -> Check:
     """Check that a claim holds for all these policies, and name the exceptions."""
     exceptions = [policy.label for policy in policies if policy not in holding]
     measured = f"not {'; '.join(exceptions)}" if exceptions else "all policies"

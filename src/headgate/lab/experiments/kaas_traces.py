@@ -12,14 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 
-from headgate.core.actions import Action, Dispatch
 from headgate.core.clock import MILLISECOND_NS
-from headgate.core.events import Event
-from headgate.core.records import STAGES_MAX
 from headgate.lab.experiments._kaas import (
     BALANCE,
     EXCLUSIVE,
@@ -30,13 +27,11 @@ from headgate.lab.experiments._kaas import (
     SRTF,
     SRTF_PRINTED,
     STATED,
-    KaasPolicyCase,
     Models,
     build_app,
 )
 from headgate.lab.experiments.experiment import Check, Progress, Result, Row
-from headgate.sim.interfaces import Observer
-from headgate.sim.run import Setup, simulate
+from headgate.lab.harness import Environment, PolicyCase
 from headgate.workload import Arrivals
 
 NAME = "kaas-traces"
@@ -104,7 +99,7 @@ class TraceResult:
 class _PrintedTrace:
     """A trace as the thesis prints it. None is a line that is missing in the text."""
 
-    policy: KaasPolicyCase
+    policy: PolicyCase
     schedule: str
     total: int
     cold_starts: int
@@ -165,34 +160,17 @@ def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
     return Result(NAME, rows, [*_checks(traces), _share_check(share)])
 
 
-def trace_of(policy: KaasPolicyCase, models: Models, seed: int) -> TraceResult:
+def trace_of(policy: PolicyCase, models: Models, seed: int) -> TraceResult:
     """Run the four requests under one policy."""
-    kind, config = policy.build()
-    app = build_app(models, 2, _CLIENTS)
-    dispatches = _NodeObserver()
-    setup = Setup(app, kind, config, seed=seed, announces=policy.announces)
-    run = simulate(setup, _arrivals(), observer=dispatches)
+    environment = Environment(build_app(models, 2, _CLIENTS), _arrivals())
+    run = environment.simulate(policy, seed)
     requests = run.requests
     return TraceResult(
         starts=tuple(int(ns) // MILLISECOND_NS for ns in requests.started_ns),
         ends=tuple(int(ns) // MILLISECOND_NS for ns in requests.finished_ns),
-        gpus=tuple(run.resources[dispatches.nodes[i]].name for i in range(len(requests))),
+        gpus=tuple(run.resources[node].name for node in requests.node),
         cold=tuple(bool(cold) for cold in requests.cold),
     )
-
-
-@final
-class _NodeObserver(Observer):
-    """Records the GPU to which each request was sent."""
-
-    def __init__(self) -> None:
-        self.nodes: dict[int, int] = {}
-
-    def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
-        for action in actions:
-            if isinstance(action, Dispatch) and action.node_id is not None:
-                for task_id in action.task_ids:
-                    self.nodes[task_id // STAGES_MAX] = action.node_id
 
 
 def _arrivals() -> Arrivals:
@@ -202,7 +180,7 @@ def _arrivals() -> Arrivals:
     return Arrivals(times_ns, 4 * MILLISECOND_NS, model, model, names, _CLIENTS)
 
 
-def _is_foreseen(policy: KaasPolicyCase, seed: int) -> bool:
+def _is_foreseen(policy: PolicyCase, seed: int) -> bool:
     return trace_of(policy, FITTED, seed).schedule == _FORESEEN
 
 

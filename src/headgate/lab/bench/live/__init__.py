@@ -14,12 +14,9 @@ from headgate.lab.bench.live.load_driver import driver_name
 from headgate.lab.bench.live.measure import (
     PeerMeasurementPlan,
     PeersResult,
-    figure,
     live_checks,
     measure,
-    p50,
-    p99,
-    rate,
+    median_of,
 )
 from headgate.lab.bench.live.server_process import read_peers
 from headgate.lab.experiments.experiment import Progress, Result, Row
@@ -77,15 +74,15 @@ def _load_rows(result: PeersResult) -> list[Row]:
         for peer in result.plan.peers:
             sessions = result.of(peer, model)
             for concurrency in result.plan.concurrencies if sessions else ():
-                requests_per_s = figure(sessions, concurrency, rate) or 0.0
+                requests_per_s = median_of(sessions, concurrency, "requests_per_s") or 0.0
                 rows.append(
                     {
                         "peer": peer.name,
                         "model": model,
                         "concurrency": concurrency,
                         "requests_per_s": round(requests_per_s),
-                        "p50_ms": _rounded(figure(sessions, concurrency, p50)),
-                        "p99_ms": _rounded(figure(sessions, concurrency, p99)),
+                        "p50_ms": _rounded(median_of(sessions, concurrency, "p50_ms")),
+                        "p99_ms": _rounded(median_of(sessions, concurrency, "p99_ms")),
                         "errors": sum(
                             session.measurements[concurrency].errors for session in sessions
                         ),

@@ -141,64 +141,38 @@ def _lists(value: object) -> Iterator[list[float]]:
             yield from _lists(item)
 
 
-def _values(x: Floats) -> Body:
-    return _json({"values": x.ravel().tolist()})
-
-
-def _raw(x: Floats) -> Body:
-    return Body(x.tobytes(), {"Content-Type": "application/octet-stream"})
-
-
-def _base64(x: Floats) -> Body:
-    return _json({"b64": _text(x)})
-
-
-def _base64_list(x: Floats) -> Body:
-    return _json({"b64": [_text(x)]})
-
-
-def _instances(x: Floats) -> Body:
-    return _json({"instances": [{"b64": _text(x)}]})
-
-
-def _oip(x: Floats) -> Body:
-    tensor = {"name": "x", "datatype": "FP32", "shape": list(x.shape), "data": x.ravel().tolist()}
-    return _json({"inputs": [tensor]})
-
-
-def _oip_base64(x: Floats) -> Body:
-    tensor = {"name": "x", "datatype": "BYTES", "shape": [1, 1], "data": [_text(x)]}
-    return _json({"inputs": [tensor]})
+def _tensor(x: Floats, **content: object) -> dict[str, object]:
+    return {"name": "x", "datatype": "FP32", "shape": list(x.shape), **content}
 
 
 def _oip_binary(x: Floats) -> Body:
-    size = {"binary_data_size": x.nbytes}
-    tensor = {"name": "x", "datatype": "FP32", "shape": list(x.shape), "parameters": size}
+    tensor = _tensor(x, parameters={"binary_data_size": x.nbytes})
     header = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
     head = json.dumps(header).encode()
-    headers = {
-        "Content-Type": "application/octet-stream",
-        "Inference-Header-Content-Length": str(len(head)),
-    }
-    return Body(head + x.tobytes(), headers)
+    return Body(head + x.tobytes(), {**_BINARY, "Inference-Header-Content-Length": str(len(head))})
 
 
-def _json(value: object) -> Body:
-    return Body(json.dumps(value).encode(), JSON_HEADERS)
+def _oip_base64(x: Floats) -> Body:
+    return _json(inputs=[_tensor(x, datatype="BYTES", shape=[1, 1], data=[_base64(x)])])
 
 
-def _text(x: Floats) -> str:
+def _json(**members: object) -> Body:
+    return Body(json.dumps(members).encode(), JSON_HEADERS)
+
+
+def _base64(x: Floats) -> str:
     return b64encode(x.tobytes()).decode()
 
 
+_BINARY: Final = MappingProxyType({"Content-Type": "application/octet-stream"})
 _ENCODERS: Final[Mapping[str, Callable[[Floats], Body]]] = MappingProxyType(
     {
-        "values": _values,
-        "raw": _raw,
-        "base64": _base64,
-        "base64_list": _base64_list,
-        "instances": _instances,
-        "oip": _oip,
+        "values": lambda x: _json(values=x.ravel().tolist()),
+        "raw": lambda x: Body(x.tobytes(), _BINARY),
+        "base64": lambda x: _json(b64=_base64(x)),
+        "base64_list": lambda x: _json(b64=[_base64(x)]),
+        "instances": lambda x: _json(instances=[{"b64": _base64(x)}]),
+        "oip": lambda x: _json(inputs=[_tensor(x, data=x.ravel().tolist())]),
         "oip_base64": _oip_base64,
         "oip_binary": _oip_binary,
     }

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Literal
 
 from headgate.lab.bench.live.load_driver import LoadMeasurement, drive, make_request
 from headgate.lab.bench.live.models import (
@@ -26,6 +27,8 @@ from headgate.lab.bench.live.server_process import (
 from headgate.lab.experiments.experiment import Check, Progress
 
 _SOURCE = "docs/benchmarks.md"
+Measured = Literal["requests_per_s", "p50_ms", "p99_ms"]
+
 _BUSY = 32  # the concurrency at which rates are compared
 
 
@@ -135,31 +138,14 @@ def live_checks(result: PeersResult) -> list[Check]:
     return checks
 
 
-def figure(
-    sessions: list[ServerSession], concurrency: int, read: Callable[[LoadMeasurement], float]
-) -> float | None:
+def median_of(sessions: list[ServerSession], concurrency: int, name: Measured) -> float | None:
     """Return the median over rounds; None without sessions."""
-    values = [
-        read(session.measurements[concurrency])
+    values: list[float] = [
+        getattr(session.measurements[concurrency], name)
         for session in sessions
         if concurrency in session.measurements
     ]
     return median(values) if values else None
-
-
-def rate(measurement: LoadMeasurement) -> float:
-    """Return correct responses per second."""
-    return measurement.requests_per_s
-
-
-def p50(measurement: LoadMeasurement) -> float:
-    """Return the median latency in ms."""
-    return measurement.p50_ms
-
-
-def p99(measurement: LoadMeasurement) -> float:
-    """Return the 99th percentile of latency in ms."""
-    return measurement.p99_ms
 
 
 def _rate_checks(result: PeersResult, ours: Peer) -> Iterator[Check]:
@@ -180,10 +166,15 @@ def _ratio_check(
     """Compare rates within each round, with the best variant of a peer."""
     name, peers = group
     claim = f"{model}, concurrency {_BUSY}: at least {factor:g} times as fast as {name}"
-    own = {session.round: rate(session.measurements[_BUSY]) for session in result.of(ours, model)}
+    own = {
+        session.round: session.measurements[_BUSY].requests_per_s
+        for session in result.of(ours, model)
+    }
     best: dict[int, float] = {}
     for session in (session for peer in peers for session in result.of(peer, model)):
-        best[session.round] = max(best.get(session.round, 0.0), rate(session.measurements[_BUSY]))
+        best[session.round] = max(
+            best.get(session.round, 0.0), session.measurements[_BUSY].requests_per_s
+        )
     ratios = [own[number] / best[number] for number in own if best.get(number)]
     if not ratios:
         reasons = [result.missing.get((c.name, model)) for c in (ours, *peers)]
@@ -198,13 +189,13 @@ def _model_checks(result: PeersResult, ours: Peer) -> Iterator[Check]:
     for model in result.plan.models:
         bare = [row for row in result.bare if row.model == model and row.batch == 1]
         floor_ms = median(row.p50_ms for row in bare) if bare else 0.0
-        single_ms = figure(result.of(ours, model), 1, p50)
+        single_ms = median_of(result.of(ours, model), 1, "p50_ms")
         added_ms = None if single_ms is None else round(single_ms - floor_ms, 3)
         claim = f"{model}, concurrency 1: latency added to the median"
         holds = added_ms is not None and added_ms <= 0.5
         yield Check(claim, _SOURCE, "<= 0.5 ms", _or_missing(result, ours, model, added_ms), holds)
     if "cnn" in result.plan.models:
-        own = figure(result.of(ours, "cnn"), _BUSY, rate)
+        own = median_of(result.of(ours, "cnn"), _BUSY, "requests_per_s")
         share = None if own is None else round(own / _bare_rate(result, "cnn"), 3)
         claim = f"cnn, concurrency {_BUSY}, binary tensors: share of bare ONNX Runtime"
         holds = share is not None and share >= 0.8
@@ -224,9 +215,9 @@ def _tail_checks(result: PeersResult, ours: Peer) -> Iterator[Check]:
     for model in result.plan.models:
         worse = []
         for concurrency in result.plan.concurrencies:
-            own_ms = figure(result.of(ours, model), concurrency, p99)
+            own_ms = median_of(result.of(ours, model), concurrency, "p99_ms")
             for peer in result.plan.peers:
-                their_ms = figure(result.of(peer, model), concurrency, p99)
+                their_ms = median_of(result.of(peer, model), concurrency, "p99_ms")
                 if peer.is_ours or peer.is_baseline or their_ms is None:
                     continue
                 if own_ms is None or own_ms >= their_ms:

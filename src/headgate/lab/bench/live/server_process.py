@@ -1,6 +1,6 @@
-"""Peers as data, their virtual environments, and their server processes.
+"""The server under test: a process that is awaited, measured, and stopped with all its children.
 
-A server is started, polled until it responds correctly, and stopped with all its child processes.
+Also peers as data, and their virtual environments.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import subprocess
 import sys
 import time
 import venv
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Final
@@ -29,7 +29,7 @@ from headgate.loadgen import Body, parse_address
 from headgate.loadgen.requests import fetch
 
 _START_S: Final = 90.0
-_STOP_S: Final = 15.0
+_STOP_S: Final = 30.0
 _POLL_S: Final = 0.01
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _INSTALL_S: Final = 1_800
@@ -44,26 +44,15 @@ class PeerRoute(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     command: tuple[str, ...] = ()
 
 
-class _PeerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    folder: str
-    models: dict[str, PeerRoute]
-    command: tuple[str, ...] = ()
-    environment: dict[str, str] = {}
-    group: str | None = None
-    is_ours: bool = False
-    is_baseline: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
+class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A server and its configuration. Peers of one `group` are variants of the same server."""
 
     name: str
     group: str
     folder: Path
-    command: tuple[str, ...]
-    models: dict[str, PeerRoute]
-    environment: dict[str, str] = field(default_factory=dict)
+    command: tuple[str, ...] = ()
+    models: dict[str, PeerRoute] = {}
+    environment: dict[str, str] = {}
     is_ours: bool = False
     is_baseline: bool = False
 
@@ -77,26 +66,17 @@ class Peer:
 def read_peers(path: Path) -> list[Peer]:
     """Read the list of peers. Raises `ConfigError`."""
     try:
-        entries = msgspec.convert(read_yaml(str(path)), dict[str, _PeerEntry])
+        entries = msgspec.convert(read_yaml(str(path)), dict[str, dict[str, object]])
+        peers = [{"name": name, "group": name, **entry} for name, entry in entries.items()]
+        return msgspec.convert(
+            peers, list[Peer], dec_hook=lambda _, folder: path.parent / str(folder)
+        )
     except msgspec.ValidationError as error:
         raise ConfigError(str(error), where=str(path)) from None
-    return [
-        Peer(
-            name=name,
-            group=entry.group or name,
-            folder=path.parent / entry.folder,
-            command=entry.command,
-            models=entry.models,
-            environment=entry.environment,
-            is_ours=entry.is_ours,
-            is_baseline=entry.is_baseline,
-        )
-        for name, entry in entries.items()
-    ]
 
 
 class ServerError(Exception):
-    """A peer cannot be measured; the message is one line."""
+    """A server cannot be measured; the message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +97,43 @@ class Running:
 
 
 @contextmanager
+def server_process(
+    command: Sequence[str],
+    ready_url: Callable[[str], str | None],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    stop_signal: signal.Signals = signal.SIGTERM,
+) -> Iterator[Running]:
+    """Run a server inside the block. Raises `ServerError`.
+
+    `ready_url` is called with the server's output until it returns the URL of the ready server.
+    """
+    with TemporaryFile() as output:
+        began_s = time.monotonic()
+        process = subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            while (url := ready_url(_text(output))) is None:
+                if process.poll() is not None:
+                    last = _last_line(_text(output))
+                    raise ServerError(f"exited with {process.returncode}: {last}")
+                if time.monotonic() - began_s > _START_S:
+                    raise ServerError(f"does not start: {_last_line(_text(output))}")
+                time.sleep(_POLL_S)
+            yield Running(process.pid, url, time.monotonic() - began_s)
+        finally:
+            _stop(process, stop_signal)
+
+
+@contextmanager
 def running(
     peer: Peer,
     model: str,
@@ -125,7 +142,7 @@ def running(
     body: Body,
     expected: list[float],
 ) -> Iterator[Running]:
-    """Serve a model inside the block. Raises `ServerError`."""
+    """Serve a model by a peer inside the block. Raises `ServerError`."""
     route = peer.models[model]
     port = _free_ports(3)
     placeholders = {
@@ -139,24 +156,23 @@ def running(
         "port_3": str(port + 2),
     }
     command = [part.format(**placeholders) for part in route.command or peer.command]
-    environment = {k: v.format(**placeholders) for k, v in peer.environment.items()}
-    url = f"http://127.0.0.1:{port}{route.path}"
-    with TemporaryFile() as output:
-        began_s = time.monotonic()
-        process = subprocess.Popen(
-            command,
-            cwd=peer.folder,
-            env={**_base_environment(peer), **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    own = {key: value.format(**placeholders) for key, value in peer.environment.items()}
+    address = parse_address(f"http://127.0.0.1:{port}{route.path}")
+
+    def ready_url(output: str) -> str | None:
         try:
-            _await_response(process, url, body, expected, began_s, output)
-            yield Running(process.pid, url, time.monotonic() - began_s)
-        finally:
-            _stop(process)
+            status, content = fetch(address, "POST", address.path, body, timeout_s=5.0)
+        except OSError:  # nothing listens yet
+            return None
+        if status == 200 and not is_correct(content, expected):
+            last = _last_line(output)
+            problem = f"no correct response: status 200: {content[:150]!r}; output: {last}"
+            raise ServerError(problem)
+        return f"http://127.0.0.1:{port}{route.path}" if status == 200 else None
+
+    environment = {**_base_environment(peer), **own}
+    with server_process(command, ready_url, cwd=peer.folder, env=environment) as server:
+        yield server
 
 
 def descendants(pid: int) -> list[int]:
@@ -174,38 +190,11 @@ def descendants(pid: int) -> list[int]:
     return result
 
 
-def _await_response(
-    process: subprocess.Popen[bytes],
-    url: str,
-    body: Body,
-    expected: list[float],
-    began_s: float,
-    output: IO[bytes],
-) -> None:
-    address = parse_address(url)
-    last = "nothing listens"
-    while time.monotonic() - began_s < _START_S:
-        if process.poll() is not None:
-            raise ServerError(f"exited with {process.returncode}: {_last_line(output)}")
-        try:
-            status, content = fetch(address, "POST", address.path, body, timeout_s=5.0)
-        except OSError:
-            time.sleep(_POLL_S)
-            continue
-        if status == 200 and is_correct(content, expected):
-            return
-        last = f"status {status}: {content[:150]!r}"
-        if status == 200:
-            break
-        time.sleep(_POLL_S)
-    raise ServerError(f"no correct response: {last}; output: {_last_line(output)}")
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Stop a process and its descendants: first by SIGTERM, then by SIGKILL."""
+def _stop(process: subprocess.Popen[bytes], first: signal.Signals) -> None:
+    """Stop a process and its descendants: first by a signal that it handles, then by SIGKILL."""
     others = _start_times([process.pid, *descendants(process.pid)])
     with suppress(ProcessLookupError):
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(first)
     with suppress(subprocess.TimeoutExpired):
         process.wait(_STOP_S)
     process.kill()
@@ -236,9 +225,14 @@ def _start_times(pids: Iterable[int]) -> dict[int, str]:
     return start_times
 
 
-def _last_line(output: IO[bytes]) -> str:
-    output.seek(0)
-    lines = output.read().decode(errors="replace").strip().splitlines()
+def _text(output: IO[bytes]) -> str:
+    """Return what a server has written. Its own file position is shared, so this does not seek."""
+    size = os.fstat(output.fileno()).st_size
+    return os.pread(output.fileno(), size, 0).decode(errors="replace")
+
+
+def _last_line(output: str) -> str:
+    lines = output.strip().splitlines()
     return lines[-1][:200] if lines else "nothing"
 
 

@@ -14,20 +14,26 @@ policy gets the same load.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from math import exp, log, sqrt
-from statistics import NormalDist
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
 
-from headgate.config.prices import PriceList, read_prices
-from headgate.core.catalog import MIB, FaasOffering
+from headgate.core.catalog import MIB
 from headgate.core.clock import MILLISECOND_NS, MINUTE_NS, SECOND_NS
-from headgate.core.model import App, Function, Pipeline, Pool, Profile, Slo, Stage, Tier, Variant
+from headgate.core.model import App, Pool, Profile, Slo, Tier
+from headgate.lab.experiments._hybrid_app import (
+    SURROGATE,
+    characterise,
+    function_pool,
+    hybrid_app,
+    lambda_offering,
+    price_list,
+)
+from headgate.lab.harness import Environment, lognormal_truth
 from headgate.planning.capacity.sizing import largest_concurrency
 from headgate.planning.latency_model import Characterisation, profile_of
-from headgate.profiling import bundled_profile
 from headgate.sim.ground_truth import GroundTruthConfig
 from headgate.workload import Arrivals
 from headgate.workload.arrivals import arrivals_at
@@ -51,24 +57,20 @@ def make_phases(bursts_ns: int) -> tuple[BurstPhase, ...]:
     The second calm is longer than the keep-alive time of functions.
     """
     burst = BurstPhase(bursts_ns, is_bursty=True)
-    return (
-        BurstPhase(MINUTE_NS, is_bursty=False),
-        burst,
-        BurstPhase(12 * MINUTE_NS, is_bursty=False),
-        burst,
-    )
+    calm, long_calm = (BurstPhase(minutes * MINUTE_NS, is_bursty=False) for minutes in (1, 12))
+    return (calm, burst, long_calm, burst)
 
 
-def lead_in_s(phases: Sequence[BurstPhase], period_ns: int) -> float:
+def lead_in_ns(phases: Sequence[BurstPhase], period_ns: int) -> int:
     """Return the time of the first wave of bursts; requests before it are not counted.
 
     A run starts without warm functions, even for policies that keep functions warm.
 
-    >>> lead_in_s(make_phases(MINUTE_NS), 7 * SECOND_NS)
+    >>> lead_in_ns(make_phases(MINUTE_NS), 7 * SECOND_NS) / SECOND_NS
     56.0
     """
     first = phases[0]
-    return 0.0 if first.is_bursty else first.length_ns // period_ns * period_ns / SECOND_NS
+    return 0 if first.is_bursty else first.length_ns // period_ns * period_ns
 
 
 def wave_sizes(phases: Sequence[BurstPhase], period_ns: int, seed: int) -> list[int]:
@@ -96,26 +98,16 @@ def waves(sizes: Sequence[int], period_ns: int) -> Arrivals:
     return arrivals_at(np.repeat(starts_ns, sizes), len(sizes) * period_ns)
 
 
-def period_of(sla_ms: float) -> int:
-    """Return the time between waves: five times the SLA, at least half a second.
-
-    >>> period_of(200.0) / SECOND_NS
-    1.0
-    """
-    return max(SECOND_NS // 2, round(5e6 * sla_ms))
-
-
-SURROGATE: Final = "surrogate"
 MEASURED: Final = ("bert", "classification", "recommender")
 SOURCES: Final = (SURROGATE, *MEASURED)
 PAPER_SLA_MS: Final = {2: 200.0, 8: 150.0}  # by cores
 QUANTILE: Final = 0.99  # share of requests that must meet the SLA
-INSTANCE_POOL: Final = 0
-FUNCTION_POOL: Final = 1
 
 _SLA_FACTOR: Final = 5.0
 _INSTANCES: Final = "ml.c5.*"
-_PLATFORM: Final = "aws-lambda"
+# Times that the paper does not state, and that are assumed.
+_COLD_START_MS: Final = 2_500.0  # with a runtime of 200 MB and a model from a store
+NETWORK_MS: Final = 2.5  # to a function, one way, in addition to that to the instance
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,24 +121,44 @@ class Setting:
     def __str__(self) -> str:
         return f"{self.source}, {self.cores} cores"
 
+    @property
+    def times(self) -> Characterisation:
+        """Response times of the model."""
+        return characterise(self.source)
+
+    @property
+    def period_ns(self) -> int:
+        """Time between waves: five times the SLA, at least half a second.
+
+        >>> setting_of(SURROGATE, 2).period_ns / SECOND_NS
+        1.0
+        """
+        return max(SECOND_NS // 2, round(5e6 * self.sla_ms))
+
 
 @dataclass(frozen=True, slots=True)
-class HipsEnvironment:
-    """Instances and functions. The times are assumptions: the paper does not state them."""
+class BurstScenario:
+    """Bursts on instances, with functions of one memory size."""
 
+    setting: Setting
     memory_mb: int
-    # Cold start with a runtime of 200 MB and a model from a store.
-    cold_start_ms: float = 2_500.0
-    network_ms: float = 5.0  # round trip to a function, in addition to that to the instance
+    phases: tuple[BurstPhase, ...]
     instances_max: int = 1
+    cold_start_ms: float = _COLD_START_MS
 
+    def wave_sizes(self, seed: int) -> list[int]:
+        """Return the number of requests of each wave."""
+        return wave_sizes(self.phases, self.setting.period_ns, seed)
 
-@dataclass(frozen=True, slots=True)
-class Scene:
-    """Inputs of a run other than its policy and its load."""
-
-    app: App
-    truth: GroundTruthConfig
+    def environment(self, seed: int) -> Environment:
+        """Return application, arrivals and service times."""
+        setting = self.setting
+        return Environment(
+            _build_app(setting, self.memory_mb, self.instances_max, self.cold_start_ms),
+            waves(self.wave_sizes(seed), setting.period_ns),
+            scatter(setting),
+            since_ns=lead_in_ns(self.phases, setting.period_ns),
+        )
 
 
 def setting_of(source: str, cores: int) -> Setting:
@@ -160,78 +172,44 @@ def setting_of(source: str, cores: int) -> Setting:
     return Setting(source, cores, _SLA_FACTOR * characterise(source).time_ms(cores, 1))
 
 
-def characterise(source: str) -> Characterisation:
-    """Return the response times of a source."""
-    return Characterisation.surrogate() if source == SURROGATE else bundled_profile(source)
-
-
-def platform_of(prices: PriceList, environment: HipsEnvironment) -> FaasOffering:
-    """Return the function platform of the price list, with this network delay."""
-    platform = next(each for each in prices.platforms if each.name == _PLATFORM)
-    return replace(platform, network_ns=round(environment.network_ms / 2 * MILLISECOND_NS))
-
-
-def scatter(times: Characterisation, setting: Setting) -> GroundTruthConfig:
+@lru_cache
+def scatter(setting: Setting) -> GroundTruthConfig:
     """Return the service-time distribution: log-normal, with the measured ratio of p99 to p50.
 
     The ratio is that of the measured concurrency next to the largest one whose median meets the
     SLA, because it decides about violations there. The surrogate is deterministic.
     """
+    times = setting.times
     at_stake = largest_concurrency(times, setting.cores, setting.sla_ms, 0.5)
     points = [point for point in times.points if point.cores == setting.cores and point.batch == 1]
     point = min(points, key=lambda point: abs(point.concurrency - at_stake))
-    sigma = log(point.p99_ms / point.p50_ms) / NormalDist().inv_cdf(0.99)
-    return (
-        GroundTruthConfig("lognormal", cv=sqrt(exp(sigma * sigma) - 1.0))
-        if sigma
-        else GroundTruthConfig()
-    )
+    return lognormal_truth(point.p50_ms, point.p99_ms, 0.99)
 
 
-def build_scene(setting: Setting, environment: HipsEnvironment) -> Scene:
-    """Return the application (an instance that shares its cores, and functions) and its times."""
-    times = characterise(setting.source)
-    prices = read_prices()
-    platform = platform_of(prices, environment)
-    start_ns = round(environment.cold_start_ms * MILLISECOND_NS)
-    shared = profile_of(times, setting.cores)
-    on_instance = Profile(shared.exec_ns[:1], shared.slowdown[:MOST], cold_start_ns=start_ns)
-    function_ms = times.time_ms(platform.cpus(environment.memory_mb * MIB), 1)
-    on_function = Profile((round(function_ms * MILLISECOND_NS),), cold_start_ns=start_ns)
-    variants = (
-        Variant(0, "instance", 0, (INSTANCE_POOL,), on_instance, concurrency=MOST),
-        Variant(1, "function", 0, (FUNCTION_POOL,), on_function),
-    )
-    function = Function(0, setting.source, variants, prewarm_nodes=1)
-    slo = Slo(round(setting.sla_ms * MILLISECOND_NS), quantile=QUANTILE)
-    pipeline = Pipeline(0, setting.source, (Stage(function),), slo)
-    pools = (_instances(prices, setting, environment), _functions(platform, environment))
-    return Scene(App((function,), (pipeline,), pools), scatter(times, setting))
-
-
-def _instances(prices: PriceList, setting: Setting, environment: HipsEnvironment) -> Pool:
-    instance_types = prices.instances_named([_INSTANCES], "the experiment")
-    instance_type = next(
-        instance_type for instance_type in instance_types if instance_type.cpus == setting.cores
-    )
-    return Pool(
-        INSTANCE_POOL,
-        instance_type.name,
+@lru_cache
+def _build_app(setting: Setting, memory_mb: int, instances_max: int, cold_start_ms: float) -> App:
+    """Return the application: an instance that shares its cores among requests, and functions."""
+    types = price_list().instances_named([_INSTANCES], "the experiment")
+    rented = next(each for each in types if each.cpus == setting.cores)
+    instances = Pool(
+        0,
+        rented.name,
         Tier.DEDICATED,
-        nodes=environment.instances_max,
+        nodes=instances_max,
         slots=MOST,
         is_elastic=True,
-        boot_ns=instance_type.boot_ns,
-        usd_per_hour=instance_type.usd_per_hour,
+        boot_ns=rented.boot_ns,
+        usd_per_hour=rented.usd_per_hour,
     )
-
-
-def _functions(platform: FaasOffering, environment: HipsEnvironment) -> Pool:
-    return Pool(
-        FUNCTION_POOL,
-        platform.name,
-        Tier.SERVERLESS,
-        nodes=0,
-        network_ns=platform.network_ns,
-        faas=platform.sized(environment.memory_mb * MIB),
+    offering = lambda_offering(NETWORK_MS)
+    start_ns = round(cold_start_ms * MILLISECOND_NS)
+    shared = profile_of(setting.times, setting.cores)
+    function_ms = setting.times.time_ms(offering.cpus(memory_mb * MIB), 1)
+    return hybrid_app(
+        setting.source,
+        instances,
+        function_pool(offering, memory_mb),
+        Profile(shared.exec_ns[:1], shared.slowdown[:MOST], cold_start_ns=start_ns),
+        Profile((round(function_ms * MILLISECOND_NS),), cold_start_ns=start_ns),
+        Slo(round(setting.sla_ms * MILLISECOND_NS), quantile=QUANTILE),
     )

@@ -1,36 +1,23 @@
-"""The paper's plan from the characterisation, an exhaustive search, and the policies compared."""
+"""The paper's plan from the characterisation, and the policies compared."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from statistics import fmean
+from dataclasses import dataclass
 from typing import Final
 
-from headgate.config.prices import read_prices
 from headgate.core.catalog import MIB
 from headgate.core.clock import SECOND_NS
+from headgate.lab.experiments._hybrid_app import lambda_offering
 from headgate.lab.experiments.hips.environment import (
     LEAST,
     MOST,
+    NETWORK_MS,
     QUANTILE,
     BurstPhase,
-    HipsEnvironment,
+    BurstScenario,
     Setting,
-    build_scene,
-    characterise,
-    period_of,
-    platform_of,
-    wave_sizes,
-    waves,
 )
-from headgate.lab.experiments.hips.run import (
-    HipsCase,
-    HipsPolicyCase,
-    HipsResult,
-    observe,
-    summarise,
-)
+from headgate.lab.harness import Case, PolicyCase
 from headgate.planning.capacity.sizing import (
     SizeRow,
     cheapest_size,
@@ -39,8 +26,6 @@ from headgate.planning.capacity.sizing import (
     knee_size,
     largest_concurrency,
 )
-
-THRESHOLDS: Final = range(1, MOST + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,26 +39,15 @@ class PaperPlan:
     cheapest: SizeRow | None  # of those that meet the SLA
 
     @property
-    def environment(self) -> HipsEnvironment:
-        """Environment with the selected function size, or the largest if none meets the SLA."""
-        return HipsEnvironment((self.selected or self.sizes[-1]).memory_bytes // MIB)
-
-
-@dataclass(frozen=True, slots=True)
-class TrialCase:
-    """Thresholds and sizes to run under `wave_count` waves of bursts. Picklable."""
-
-    setting: Setting
-    memory_mb: tuple[int, ...]
-    thresholds: tuple[int, ...]
-    wave_count: int
+    def memory_mb(self) -> int:
+        """The selected function size, or the largest if none meets the SLA."""
+        return (self.selected or self.sizes[-1]).memory_bytes // MIB
 
 
 def plan_of(setting: Setting) -> PaperPlan:
     """Plan from the characterisation alone."""
-    times = characterise(setting.source)
-    platform = platform_of(read_prices(), HipsEnvironment(0))
-    sizes = faas_sizes(times, platform, setting.sla_ms, QUANTILE)
+    times = setting.times
+    sizes = faas_sizes(times, lambda_offering(NETWORK_MS), setting.sla_ms, QUANTILE)
     return PaperPlan(
         threshold=largest_concurrency(times, setting.cores, setting.sla_ms, QUANTILE),
         knee_cores=knee_cores(times),
@@ -83,68 +57,43 @@ def plan_of(setting: Setting) -> PaperPlan:
     )
 
 
-def run_trial(case: TrialCase, seed: int) -> dict[tuple[int, int], HipsResult]:
-    """Simulate each size and threshold under the same bursts.
-
-    Cold starts take no time: their number depends mostly on the bursts.
-    """
-    period_ns = period_of(case.setting.sla_ms)
-    bursts = (BurstPhase(case.wave_count * period_ns, is_bursty=True),)
-    arrivals = waves(wave_sizes(bursts, period_ns, seed), period_ns)
-    results = {}
-    for memory_mb in case.memory_mb:
-        scene = build_scene(case.setting, HipsEnvironment(memory_mb, cold_start_ms=0.0))
-        for threshold in case.thresholds:
-            policy = HipsPolicyCase("threshold", "threshold", (("threshold", threshold),))
-            results[memory_mb, threshold] = summarise(*observe(scene, policy, arrivals, seed))
-    return results
-
-
-def best_threshold(runs: Mapping[int, Sequence[HipsResult]]) -> int:
-    """Return the cheapest threshold that reaches the quantile, else that of best attainment."""
-    attainment = {key: fmean(run.attainment for run in each) for key, each in runs.items()}
-    cost = {key: fmean(run.usd_per_1000 for run in each) for key, each in runs.items()}
-    enough = [key for key in runs if attainment[key] >= QUANTILE]
-    if enough:
-        return min(enough, key=cost.__getitem__)
-    return max(runs, key=attainment.__getitem__)
-
-
 # Labels of the policies compared.
 DEDICATED: Final = "dedicated_only"
 AUTOSCALE: Final = "autoscale"
 FAST_AUTOSCALE: Final = "autoscale, fast"
-SERVERLESS: Final = "serverless_only"
 THRESHOLD: Final = "threshold"
 WARM: Final = "threshold, kept warm"
 HEADGATE: Final = "headgate"
 _INSTANCES_MAX: Final = 4  # enough for 20 concurrent requests within the paper's SLAs
 
 
-def cases_of(setting: Setting, plan: PaperPlan, phases: tuple[BurstPhase, ...]) -> list[HipsCase]:
+def cases_of(
+    setting: Setting, plan: PaperPlan, phases: tuple[BurstPhase, ...]
+) -> dict[str, Case[BurstScenario]]:
     """Return a case per policy, with the planned threshold for policies that have one."""
-    threshold = ("threshold", plan.threshold)
-    target = ("target", _target(setting, plan))
-    quickly = (("plan_every_ns", 10 * SECOND_NS), ("out_after", 1), ("out_cooldown_ns", 0))
-    one = plan.environment
-    several = replace(one, instances_max=_INSTANCES_MAX)
-    return [
-        HipsCase(setting, policy, environment, phases)
-        for policy, environment in (
-            (HipsPolicyCase(DEDICATED, "dedicated_only"), one),
-            (HipsPolicyCase(AUTOSCALE, "autoscale", (target,)), several),
-            (HipsPolicyCase(FAST_AUTOSCALE, "autoscale", (target, *quickly)), several),
-            (HipsPolicyCase(SERVERLESS, "serverless_only"), one),
-            (HipsPolicyCase(THRESHOLD, "threshold", (threshold,)), one),
-            (
-                HipsPolicyCase(
-                    WARM, "threshold", (threshold, ("warm_instances", MOST - plan.threshold))
-                ),
-                one,
-            ),
-            (HipsPolicyCase(HEADGATE, "headgate"), one),
-        )
-    ]
+    threshold, target = plan.threshold, _target(setting, plan)
+    policies = (
+        PolicyCase(DEDICATED),
+        PolicyCase.of("autoscale", AUTOSCALE, target=target),
+        PolicyCase.of(
+            "autoscale",
+            FAST_AUTOSCALE,
+            target=target,
+            plan_every_ns=10 * SECOND_NS,
+            out_after=1,
+            out_cooldown_ns=0,
+        ),
+        PolicyCase("serverless_only"),
+        PolicyCase.of(THRESHOLD, threshold=threshold),
+        PolicyCase.of("threshold", WARM, threshold=threshold, warm_instances=MOST - threshold),
+        PolicyCase(HEADGATE),
+    )
+    one = BurstScenario(setting, plan.memory_mb, phases)
+    several = BurstScenario(setting, plan.memory_mb, phases, instances_max=_INSTANCES_MAX)
+    return {
+        policy.label: Case(policy, several if policy.name == "autoscale" else one)
+        for policy in policies
+    }
 
 
 def _target(setting: Setting, plan: PaperPlan) -> float:
@@ -153,6 +102,6 @@ def _target(setting: Setting, plan: PaperPlan) -> float:
     In the largest wave an instance may get as many requests as the threshold. The autoscaler sees
     the mean, which is lower by the ratio of mean to largest wave.
     """
-    busy_ms = characterise(setting.source).time_ms(setting.cores, max(1, plan.threshold))
+    busy_ms = setting.times.time_ms(setting.cores, max(1, plan.threshold))
     mean_over_most = (LEAST + MOST) / 2 / MOST
-    return busy_ms * 1e6 / period_of(setting.sla_ms) * mean_over_most
+    return busy_ms * 1e6 / setting.period_ns * mean_over_most

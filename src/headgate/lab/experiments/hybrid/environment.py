@@ -1,10 +1,9 @@
 """Environment and arrivals of the hybrid trace experiments.
 
 A recommender runs on instances that can be rented and on functions. Response times are those of the
-surrogate for the hybrid paper's figure 2: `c` concurrent requests on `n` cores each take
-c x (16 + 40 / min(n, 4)) ms. Execution times and the SLO are then multiplied by `TIME_SCALE`: the
-same number of instances is needed for a tenth of the requests, so that an hour is simulated in a
-second. Boot, cold start, keep-alive and network times are not scaled.
+surrogate for the hybrid paper's figure 2. Execution times and the SLO are multiplied by
+`TIME_SCALE`: the same number of instances is needed for a tenth of the requests, so that an hour is
+simulated in a second. Boot, cold start, keep-alive and network times are not scaled.
 
 Arrivals are five one-hour windows of the Twitter trace and the Azure code trace, each thinned so
 that its busiest ten seconds would keep eight instances busy, or generated arrivals with the same
@@ -21,20 +20,18 @@ from typing import Final
 
 import numpy as np
 
+from headgate.core.catalog import MIB
 from headgate.core.clock import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS
-from headgate.core.model import (
-    App,
-    Client,
-    FaasPlatform,
-    Function,
-    Pipeline,
-    Pool,
-    Profile,
-    Slo,
-    Stage,
-    Tier,
-    Variant,
+from headgate.core.model import App, Pool, Profile, Slo, Tier
+from headgate.lab.experiments._hybrid_app import (
+    SURROGATE,
+    characterise,
+    function_pool,
+    hybrid_app,
+    lambda_offering,
 )
+from headgate.lab.harness import Environment
+from headgate.sim.ground_truth import GroundTruthConfig
 from headgate.workload import (
     Arrivals,
     counts_of_means,
@@ -49,10 +46,12 @@ from headgate.workload.generators import Float64, column_stream
 TIME_SCALE: Final = 10
 INSTANCES_MAX: Final = 16
 _FUNCTION_CORES: Final = 4
+_FUNCTION_MB: Final = 6656
+_NETWORK_MS: Final = 5.0  # to a function, one way
 
 
 @dataclass(frozen=True, slots=True)
-class HybridEnvironment:
+class InstanceSetting:
     """An instance type with the SLO that the paper sets for it."""
 
     name: str
@@ -86,28 +85,12 @@ class HybridEnvironment:
     @property
     def usd_per_call(self) -> float:
         """Cost of a request on a warm function."""
-        return LAMBDA.usd(single_request_ns(_FUNCTION_CORES))
+        terms = lambda_offering(_NETWORK_MS).sized(_FUNCTION_MB * MIB)
+        return terms.usd(single_request_ns(_FUNCTION_CORES))
 
     def instances_for(self, rate_per_s: float) -> int:
         """Return the number of instances that a rate saturates, rounded up; at least one."""
         return max(1, ceil(rate_per_s / self.capacity_per_s))
-
-
-# AWS Lambda, 6656 MB: 4 cores. Prices of x86 in USD, as published in 2024.
-LAMBDA: Final = FaasPlatform(
-    memory_bytes=6656 << 20,
-    concurrency_max=1_000,
-    burst_concurrency=1_000,
-    burst_refill_per_s=100.0,
-    keep_alive_ns=10 * MINUTE_NS,
-    age_max_ns=2 * HOUR_NS,
-    usd_per_gb_s=1.66667e-5,
-    usd_per_request=2e-7,
-    bills_cold_start=True,
-    provisioning_ns=60 * SECOND_NS,
-    provisioned_usd_per_gb_s=4.1667e-6,
-    provisioned_run_usd_per_gb_s=9.7222e-6,
-)
 
 
 def single_request_ns(cores: int) -> int:
@@ -116,51 +99,40 @@ def single_request_ns(cores: int) -> int:
     >>> [single_request_ns(cores) // MILLISECOND_NS for cores in (2, 4, 8)]
     [360, 260, 260]
     """
-    return round((16 + 40 / min(cores, 4)) * TIME_SCALE * MILLISECOND_NS)
+    return round(characterise(SURROGATE).time_ms(cores, 1) * TIME_SCALE * MILLISECOND_NS)
 
 
-SMALL: Final = HybridEnvironment(
-    "ml.c5.large", cores=2, usd_per_hour=0.10, slo_ms=200, concurrency=5
-)
+SMALL: Final = InstanceSetting("ml.c5.large", cores=2, usd_per_hour=0.10, slo_ms=200, concurrency=5)
 # The larger instance leaves nothing to decide: a request costs the same on a warm function as on a
 # saturated instance.
-LARGE: Final = HybridEnvironment(
+LARGE: Final = InstanceSetting(
     "ml.c5.2xlarge", cores=8, usd_per_hour=0.41, slo_ms=150, concurrency=5
 )
 
 
-def build_app(environment: HybridEnvironment, warm: int) -> App:
+def build_app(setting: InstanceSetting, warm: int) -> App:
     """Return the application, with `warm` instances ready at time 0."""
-    dedicated = Pool(
+    instances = Pool(
         0,
-        "instance",
+        setting.name,
         Tier.DEDICATED,
         nodes=INSTANCES_MAX,
-        slots=environment.concurrency,
+        slots=setting.concurrency,
         is_elastic=True,
-        boot_ns=environment.boot_ns,
-        usd_per_hour=environment.usd_per_hour,
+        boot_ns=setting.boot_ns,
+        usd_per_hour=setting.usd_per_hour,
     )
-    functions = Pool(
-        1, "lambda", Tier.SERVERLESS, nodes=0, network_ns=5 * MILLISECOND_NS, faas=LAMBDA
-    )
-    shared = tuple(float(c) for c in range(1, environment.concurrency + 1))
-    on_instance = Profile(
-        (environment.exec_ns,), slowdown=shared, cold_start_ns=environment.start_ns
-    )
-    as_function = Profile((single_request_ns(_FUNCTION_CORES),), cold_start_ns=environment.start_ns)
-    recommend = Function(
-        0,
+    shared = tuple(float(c) for c in range(1, setting.concurrency + 1))
+    call_ns = single_request_ns(_FUNCTION_CORES)
+    return hybrid_app(
         "recommend",
-        (
-            Variant(0, "instance", 0, (0,), on_instance, concurrency=environment.concurrency),
-            Variant(1, "lambda", 0, (1,), as_function),
-        ),
+        instances,
+        function_pool(lambda_offering(_NETWORK_MS), _FUNCTION_MB),
+        Profile((setting.exec_ns,), slowdown=shared, cold_start_ns=setting.start_ns),
+        Profile((call_ns,), cold_start_ns=setting.start_ns),
+        Slo(setting.slo_ns, quantile=0.99),
         prewarm_nodes=warm,
     )
-    slo = Slo(environment.slo_ns, quantile=0.99)
-    pipeline = Pipeline(0, "recommend", (Stage(recommend),), slo)
-    return App((recommend,), (pipeline,), (dedicated, functions), (Client(0, "client"),))
 
 
 PEAK_INSTANCES: Final = 8
@@ -192,6 +164,28 @@ TRACES: Final = (
     TraceSource("peaky", _TWITTER, 752_400, 3600, 59.4, 227, 288.95, 240),
     TraceSource("code", _AZURE, 0, 2050, 3.17, 33, 70.83, 25, is_idle_between=True),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class TraceScenario:
+    """Arrivals of a trace on one type of instance; generated without a directory of traces."""
+
+    trace: TraceSource
+    directory: Path | None = None
+    setting: InstanceSetting = SMALL
+
+    def arrivals(self, seed: int) -> Arrivals:
+        """Return the arrivals of the trace, thinned to the peak of `PEAK_INSTANCES`."""
+        peak_per_s = PEAK_INSTANCES * self.setting.capacity_per_s
+        return draw_arrivals(self.trace, peak_per_s, self.directory, seed)
+
+    def environment(self, seed: int) -> Environment:
+        """Return the environment, with the instances that the first minute needs on average."""
+        arrivals = self.arrivals(seed)
+        in_first_minute = int(np.searchsorted(arrivals.times_ns, MINUTE_NS))
+        warm = self.setting.instances_for(in_first_minute / 60)
+        truth = GroundTruthConfig("lognormal", cv=0.1)
+        return Environment(build_app(self.setting, warm), arrivals, truth)
 
 
 @lru_cache(maxsize=16)
@@ -238,9 +232,8 @@ def _steps(trace: TraceSource, variance: float, rng: np.random.Generator) -> Flo
     Two levels have the mean and the variance if (high - mean) x (mean - low) is the variance.
     """
     mean = trace.mean_per_s
-    high = mean + min(
-        trace.peak_per_s - mean, 7 * sqrt(variance)
-    )  # high for at least 2 % of the time
+    # High for at least 2 % of the time.
+    high = mean + min(trace.peak_per_s - mean, 7 * sqrt(variance))
     low = mean - variance / (high - mean)
     high_s = (mean - low) / (high - low) * trace.length_s
     bursts = max(1, round(high_s / trace.burst_s))

@@ -5,7 +5,7 @@ The figures need matplotlib.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
 
@@ -21,8 +21,11 @@ from headgate.core.events import (
     InstanceStarted,
     InstanceStopped,
 )
+from headgate.lab.experiments.hybrid.environment import TraceScenario
 from headgate.lab.experiments.hybrid.offline_optimum import Clairvoyant
-from headgate.lab.experiments.hybrid.run import HybridCase, arrivals_of, run_case
+from headgate.lab.experiments.hybrid.results import TraceMeans
+from headgate.lab.figures import label_rows
+from headgate.lab.harness import Case
 from headgate.metrics.report.style import (
     BLUE,
     GREEN,
@@ -31,7 +34,6 @@ from headgate.metrics.report.style import (
     ORANGE,
     OTHER,
     VERMILION,
-    escape_label,
     new_figure,
     style_axes,
 )
@@ -87,14 +89,15 @@ class TimelineObserver(Observer):
                 _record_change(self.in_flight, now_ns, 1)
 
 
-def record_timeline(case: HybridCase, seed: int) -> Timeline:
+def record_timeline(case: Case[TraceScenario], seed: int) -> Timeline:
     """Run a case and return its timeline."""
     watcher = TimelineObserver()
-    run = run_case(case, seed, observer=watcher)
-    steps = -(-run.window_ns // STEP_NS)
-    counts = np.bincount(arrivals_of(case, seed).times_ns // STEP_NS, minlength=steps)
+    arrivals = case.scenario.arrivals(seed)
+    case.scenario.environment(seed).simulate(case.policy, seed, observer=watcher)
+    steps = -(-arrivals.duration_ns // STEP_NS)
+    counts = np.bincount(arrivals.times_ns // STEP_NS, minlength=steps)
     return Timeline(
-        counts / (case.environment.capacity_per_s * STEP_NS / SECOND_NS),
+        counts / (case.scenario.setting.capacity_per_s * STEP_NS / SECOND_NS),
         mean_per_step(watcher.ready, steps),
         mean_per_step(watcher.paid, steps),
         max_per_step(watcher.in_flight, steps),
@@ -137,29 +140,19 @@ def _record_change(changes: list[tuple[int, int]], now_ns: int, change: int) -> 
     changes.append((now_ns, changes[-1][1] + change))
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """Cost and attainment of one policy on one trace."""
-
-    name: str
-    dedicated_usd: float
-    functions_usd: float
-    attainment: float
-
-
 def cost_figure(
-    bars: Mapping[str, Sequence[Bar]], limits_usd: Mapping[str, float], attained: float
+    costs: Mapping[str, Mapping[str, TraceMeans]], limits_usd: Mapping[str, float], attained: float
 ) -> Figure:
     """Plot, per trace, cost and attainment of each policy, and the clairvoyant's cost."""
-    rows = -(-len(bars) // _COLUMNS)
-    policies = len(next(iter(bars.values())))
+    rows = -(-len(costs) // _COLUMNS)
+    policies = len(next(iter(costs.values())))
     figure = new_figure(0.6 + rows * (0.75 + 0.2 * policies))
     axes = figure.subplots(rows, _COLUMNS, squeeze=False, sharey=True).ravel()
     percent = f"{100 * attained:g} %"
     figure.suptitle(f"Cost, and SLO attainment (pale: below {percent})", fontsize=10, color=MUTED)
-    for index, (trace, of_trace) in enumerate(bars.items()):
+    for index, (trace, of_trace) in enumerate(costs.items()):
         _draw_costs(axes[index], trace, of_trace, limits_usd[trace], attained)
-    for unused in axes[len(bars) :]:
+    for unused in axes[len(costs) :]:
         unused.set_visible(False)
     figure.legend(
         *axes[0].get_legend_handles_labels(),
@@ -200,11 +193,12 @@ def timeline_figure(timeline: Timeline, known: Clairvoyant, title: str) -> Figur
 
 
 def _draw_costs(
-    axes: Axes, trace: str, bars: Sequence[Bar], limit_usd: float, attained: float
+    axes: Axes, trace: str, by_policy: Mapping[str, TraceMeans], limit_usd: float, attained: float
 ) -> None:
+    bars = list(by_policy.values())
     positions = range(len(bars))
     dedicated = [bar.dedicated_usd for bar in bars]
-    totals = [bar.dedicated_usd + bar.functions_usd for bar in bars]
+    totals = [bar.cost_usd for bar in bars]
     functions = [bar.functions_usd for bar in bars]
     axes.barh(positions, dedicated, 0.68, color=BLUE, label="instances")
     axes.barh(positions, functions, 0.68, left=dedicated, color=ORANGE, label="functions")
@@ -222,8 +216,7 @@ def _draw_costs(
             color=INK if is_good else MUTED,
         )
     axes.axvline(limit_usd, color=GREEN, linewidth=1.4, label="clairvoyant")
-    axes.set_yticks(positions, [escape_label(bar.name, 24) for bar in bars])
-    axes.set_ylim(len(bars) - 0.4, -0.6)
+    label_rows(axes, list(by_policy))
     axes.set_xlim(0, 1.22 * max(totals))
     style_axes(axes, title=trace, x_label="cost (USD)", grid="x")
     axes.tick_params(axis="y", length=0)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headgate.core.clock import HOUR_NS, SECOND_NS
-from headgate.lab.experiments.hybrid.environment import INSTANCES_MAX, HybridEnvironment
+from headgate.lab.experiments.hybrid.environment import INSTANCES_MAX, InstanceSetting
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
@@ -42,27 +42,27 @@ class Clairvoyant:
         return self.dedicated_usd + self.functions_usd
 
 
-def clairvoyant(environment: HybridEnvironment, times_ns: Int64, duration_ns: int) -> Clairvoyant:
+def clairvoyant(setting: InstanceSetting, times_ns: Int64, duration_ns: int) -> Clairvoyant:
     """Return the least cost of serving these arrivals, in expectation over service times."""
-    step_ns = environment.slo_ns
+    step_ns = setting.slo_ns
     counts = np.bincount(times_ns // step_ns, minlength=-(-duration_ns // step_ns))
     levels = np.arange(INSTANCES_MAX + 1)
     backlog = np.arange(counts.max(initial=0) * _GRAINS + 1) / _GRAINS
     # Capacity left after the backlog; if negative, the backlog that exceeds the capacity.
-    room = levels[:, None] * (environment.capacity_per_s * step_ns / SECOND_NS) - backlog[None, :]
-    overflow_usd = np.maximum(-room, 0.0) * environment.usd_per_call
-    here_usd = overflow_usd + levels[:, None] * (environment.usd_per_hour * step_ns / HOUR_NS)
-    ahead_usd = np.tile(backlog * environment.usd_per_call, (len(levels), 1))
+    room = levels[:, None] * (setting.capacity_per_s * step_ns / SECOND_NS) - backlog[None, :]
+    overflow_usd = np.maximum(-room, 0.0) * setting.usd_per_call
+    here_usd = overflow_usd + levels[:, None] * (setting.usd_per_hour * step_ns / HOUR_NS)
+    ahead_usd = np.tile(backlog * setting.usd_per_call, (len(levels), 1))
     choices = np.empty((len(counts), *room.shape), dtype=np.int8)
     for step in range(len(counts) - 1, -1, -1):
         left = _left_over(room, int(counts[step]))
         option_usd = here_usd + np.take_along_axis(ahead_usd, left, axis=1)
         # Axes: instances before, instances now, backlog.
-        total_usd = _boot_usd(environment, levels, step * step_ns)[:, :, None] + option_usd
+        total_usd = _boot_usd(setting, levels, step * step_ns)[:, :, None] + option_usd
         choices[step] = total_usd.argmin(axis=1)
         ahead_usd = total_usd.min(axis=1)
     instances, overflow = _follow(choices, room, counts)
-    functions_usd = overflow * environment.usd_per_call
+    functions_usd = overflow * setting.usd_per_call
     return Clairvoyant(float(ahead_usd[0, 0]) - functions_usd, functions_usd, instances, step_ns)
 
 
@@ -73,15 +73,15 @@ def _left_over(room: Float64, arrived: int) -> Int64:
     return grains
 
 
-def _boot_usd(environment: HybridEnvironment, levels: Int64, now_ns: int) -> Float64:
+def _boot_usd(setting: InstanceSetting, levels: Int64, now_ns: int) -> Float64:
     """Return the cost of booting additional instances, which are paid for while they boot.
 
     At time 0 instances are ready at once; an instance that is ready before one boot time has
     passed must have been rented since time 0.
     """
-    booted_ns = min(now_ns, environment.boot_ns + environment.start_ns)
+    booted_ns = min(now_ns, setting.boot_ns + setting.start_ns)
     more = np.maximum(levels[None, :] - levels[:, None], 0)
-    usd: Float64 = more * (environment.usd_per_hour * booted_ns / HOUR_NS)
+    usd: Float64 = more * (setting.usd_per_hour * booted_ns / HOUR_NS)
     return usd
 
 

@@ -3,39 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Final, final
 
-from headgate.lab.experiments.experiment import Check, Row
+from headgate.lab.experiments.experiment import Check, Row, none_check
+from headgate.lab.experiments.hybrid.environment import TraceScenario
 from headgate.lab.experiments.hybrid.offline_optimum import Clairvoyant
-from headgate.lab.experiments.hybrid.run import HybridCase, HybridPolicyCase, HybridResult
 from headgate.lab.experiments.hybrid.sweep import ATTAINED
+from headgate.lab.harness import Case, PolicyCase, RunResult
 
-OURS: Final = HybridPolicyCase("headgate")
-CLAIRVOYANT: Final = HybridPolicyCase(
-    "clairvoyant"
-)  # not a policy: a placeholder in cases and rows
+OURS: Final = PolicyCase("headgate")
+CLAIRVOYANT: Final = PolicyCase("clairvoyant")  # not a policy: a placeholder in cases and rows
 
 _SOURCE: Final = "a goal of this project"
 _NOISE: Final = 1.02
 _GAP_SHARE: Final = 0.25
 
-Runs = Mapping[HybridCase, Sequence[HybridResult]]
+Runs = Mapping[Case[TraceScenario], Sequence[RunResult]]
 Limits = Mapping[str, Sequence[Clairvoyant]]  # by trace, seed by seed
+
+
+@dataclass(frozen=True, slots=True)
+class TraceMeans:
+    """Means over the seeds of one policy on one trace."""
+
+    requests: int
+    attainment: float
+    dedicated_usd: float
+    functions_usd: float
+    cold_starts: int = 0  # of functions
+    cold_violations: int = 0
+
+    @property
+    def cost_usd(self) -> float:
+        """Total cost."""
+        return self.dedicated_usd + self.functions_usd
 
 
 @final
 class ResultTable:
     """Means over the seeds, by trace and policy."""
 
-    def __init__(self, runs: Runs, limits: Limits, baselines: Sequence[HybridPolicyCase]) -> None:
+    def __init__(self, runs: Runs, limits: Limits, baselines: Sequence[PolicyCase]) -> None:
         self.limits = limits
         self.limits_usd = {
             trace: fmean(optimum.cost_usd for optimum in optima) for trace, optima in limits.items()
         }
-        self.of: dict[str, dict[HybridPolicyCase, HybridResult]] = {trace: {} for trace in limits}
+        self.of: dict[str, dict[PolicyCase, TraceMeans]] = {trace: {} for trace in limits}
         for case, results in runs.items():
-            self.of[case.trace.name][case.policy] = _mean(results)
+            self.of[case.scenario.trace.name][case.policy] = _mean(results)
         self._baselines = baselines
 
     def rows(self) -> list[Row]:
@@ -44,16 +61,14 @@ class ResultTable:
         for trace, of_trace in self.of.items():
             requests = of_trace[OURS].requests
             rows += [self._row(trace, policy, one) for policy, one in of_trace.items()]
-            rows.append(
-                self._row(trace, CLAIRVOYANT, _optimum_result(requests, self.limits[trace]))
-            )
+            rows.append(self._row(trace, CLAIRVOYANT, _optimum_means(requests, self.limits[trace])))
         policies = (*self._baselines, OURS)
         return rows + [
-            {"policy": policy.name, "settings": policy.settings or "the defaults"}
+            {"policy": policy.name, "settings": policy.settings_text or "the defaults"}
             for policy in policies
         ]
 
-    def _row(self, trace: str, policy: HybridPolicyCase, one: HybridResult) -> Row:
+    def _row(self, trace: str, policy: PolicyCase, one: TraceMeans) -> Row:
         return {
             "trace": trace,
             "policy": policy.name,
@@ -64,7 +79,7 @@ class ResultTable:
             "functions $": one.functions_usd,
             "cost / clairvoyant": one.cost_usd / self.limits_usd[trace],
             "cold starts": one.cold_starts,
-            "cold violations": one.cold_misses,
+            "cold violations": one.cold_violations,
         }
 
     def checks(self) -> list[Check]:
@@ -82,7 +97,9 @@ class ResultTable:
             for trace in self._cheapest()
             if self.of[trace][OURS].attainment < ATTAINED
         ]
-        return _none_check("traces on which a baseline attains 99 % and headgate does not", missed)
+        return none_check(
+            "traces on which a baseline attains 99 % and headgate does not", _SOURCE, missed
+        )
 
     def _cost_check(self) -> Check:
         more_expensive = [
@@ -92,7 +109,7 @@ class ResultTable:
             > _NOISE * (theirs := self.of[trace][policy].cost_usd)
         ]
         claim = "traces on which headgate costs over 2 % more than the cheapest baseline at 99 %"
-        return _none_check(claim, more_expensive)
+        return none_check(claim, _SOURCE, more_expensive)
 
     def _gap_check(self) -> Check:
         closed = self.closed()
@@ -113,7 +130,7 @@ class ResultTable:
             for policy, one in of_trace.items()
             if one.attainment >= ATTAINED and one.cost_usd < self.limits_usd[trace]
         ]
-        return _none_check("policies that attain 99 % for less than the clairvoyant", below)
+        return none_check("policies that attain 99 % for less than the clairvoyant", _SOURCE, below)
 
     def closed(self) -> dict[str, float]:
         """Return, by trace, the share of the gap to the clairvoyant that is closed.
@@ -126,9 +143,9 @@ class ResultTable:
             shares[trace] = (theirs - self.of[trace][OURS].cost_usd) / (theirs - limit_usd)
         return shares
 
-    def _cheapest(self) -> dict[str, HybridPolicyCase]:
+    def _cheapest(self) -> dict[str, PolicyCase]:
         """Return, by trace, the cheapest baseline that attains 99 %, if any does."""
-        results: dict[str, HybridPolicyCase] = {}
+        results: dict[str, PolicyCase] = {}
         for trace, of_trace in self.of.items():
             good = [policy for policy in self._baselines if of_trace[policy].attainment >= ATTAINED]
             if good:
@@ -136,29 +153,21 @@ class ResultTable:
         return results
 
 
-def _mean(results: Sequence[HybridResult]) -> HybridResult:
-    return HybridResult(
+def _mean(results: Sequence[RunResult]) -> TraceMeans:
+    return TraceMeans(
         requests=round(fmean(one.requests for one in results)),
         attainment=fmean(one.attainment for one in results),
-        dedicated_usd=fmean(one.dedicated_usd for one in results),
-        functions_usd=fmean(one.functions_usd for one in results),
-        cold_starts=round(fmean(one.cold_starts for one in results)),
-        cold_misses=round(fmean(one.cold_misses for one in results)),
-        function_share=fmean(one.function_share for one in results),
+        dedicated_usd=fmean(one.machines.usd for one in results),
+        functions_usd=fmean(one.functions.usd for one in results),
+        cold_starts=round(fmean(one.functions.cold_starts for one in results)),
+        cold_violations=round(fmean(one.cold_violations for one in results)),
     )
 
 
-def _optimum_result(requests: int, optima: Sequence[Clairvoyant]) -> HybridResult:
-    return HybridResult(
-        requests=requests,
+def _optimum_means(requests: int, optima: Sequence[Clairvoyant]) -> TraceMeans:
+    return TraceMeans(
+        requests,
         attainment=1.0,
         dedicated_usd=fmean(optimum.dedicated_usd for optimum in optima),
         functions_usd=fmean(optimum.functions_usd for optimum in optima),
-        cold_starts=0,
-        cold_misses=0,
-        function_share=0.0,
     )
-
-
-def _none_check(claim: str, exceptions: Sequence[str]) -> Check:
-    return Check(claim, _SOURCE, "none", "; ".join(exceptions) or "none", not exceptions)

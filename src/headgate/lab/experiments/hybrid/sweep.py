@@ -9,12 +9,11 @@ from statistics import fmean
 from typing import Final
 
 from headgate.core.clock import SECOND_NS
-from headgate.lab.experiments.hybrid.environment import TRACES
-from headgate.lab.experiments.hybrid.run import HybridCase, HybridPolicyCase, HybridResult, Setting
+from headgate.lab.experiments.hybrid.environment import TRACES, TraceScenario
+from headgate.lab.harness import Case, PolicyCase, RunResult, Setting, Settings
 
 ATTAINED: Final = 0.99
 
-Settings = tuple[tuple[str, Setting], ...]
 Axis = tuple[Settings, ...]
 
 
@@ -74,59 +73,51 @@ _GRIDS: Final[Mapping[str, tuple[Axis, ...]]] = {
 }
 
 # The settings that the sweep selects, so that the quick form need not repeat the sweep.
-BEST: Final[tuple[HybridPolicyCase, ...]] = (
-    HybridPolicyCase("dedicated_only", (("nodes", 10), ("concurrency_max", 1))),
-    HybridPolicyCase(
-        "autoscale", (("target", 0.7), *_FAST, ("nodes_min", 12), ("concurrency_max", 1))
-    ),
-    HybridPolicyCase("serverless_only"),
-    HybridPolicyCase("threshold", (("nodes", 0), ("threshold", 4))),
-    HybridPolicyCase(
+BEST: Final[tuple[PolicyCase, ...]] = (
+    PolicyCase.of("dedicated_only", nodes=10, concurrency_max=1),
+    PolicyCase("autoscale", (("target", 0.7), *_FAST, ("nodes_min", 12), ("concurrency_max", 1))),
+    PolicyCase("serverless_only"),
+    PolicyCase.of("threshold", nodes=0, threshold=4),
+    PolicyCase.of(
         "spock",
-        (
-            ("is_predictive", False),
-            ("target", 1.0),
-            ("window_ns", 300 * SECOND_NS),
-            ("hold_ns", 0),
-            ("margin", 1.2),
-        ),
+        is_predictive=False,
+        target=1.0,
+        window_ns=300 * SECOND_NS,
+        hold_ns=0,
+        margin=1.2,
     ),
-    HybridPolicyCase(
+    PolicyCase.of(
         "mark",
-        (
-            ("forecast", "mean"),
-            ("memory_ns", 300 * SECOND_NS),
-            ("headroom", 1.1),
-            ("plans_held", 1),
-            ("plan_every_ns", 10 * SECOND_NS),
-            ("margin", 1.2),
-        ),
+        forecast="mean",
+        memory_ns=300 * SECOND_NS,
+        headroom=1.1,
+        plans_held=1,
+        plan_every_ns=10 * SECOND_NS,
+        margin=1.2,
     ),
-    HybridPolicyCase(
+    PolicyCase.of(
         "spandana",
-        (
-            ("window_ns", 300 * SECOND_NS),
-            ("bucket_ns", 2 * SECOND_NS),
-            ("plan_every_ns", 10 * SECOND_NS),
-            ("safety", 0.9),
-        ),
+        window_ns=300 * SECOND_NS,
+        bucket_ns=2 * SECOND_NS,
+        plan_every_ns=10 * SECOND_NS,
+        safety=0.9,
     ),
 )
 
 
-def variants_of(name: str) -> list[HybridPolicyCase]:
+def variants_of(name: str) -> list[PolicyCase]:
     """Return a baseline policy with all settings of its grid.
 
-    >>> len(variants_of("serverless_only")), variants_of("dedicated_only")[1].settings
+    >>> len(variants_of("serverless_only")), variants_of("dedicated_only")[1].settings_text
     (1, 'nodes=8 concurrency_max=1')
     """
-    return [HybridPolicyCase(name, tuple(chain(*parts))) for parts in product(*_GRIDS[name])]
+    return [PolicyCase(name, tuple(chain(*parts))) for parts in product(*_GRIDS[name])]
 
 
-def sweep_cases(directory: Path | None) -> list[HybridCase]:
+def sweep_cases(directory: Path | None) -> list[Case[TraceScenario]]:
     """Return the cases of the sweep: every variant of every baseline, on every trace."""
     return [
-        HybridCase(policy, trace, directory)
+        Case(policy, TraceScenario(trace, directory))
         for name in _GRIDS
         for policy in variants_of(name)
         for trace in TRACES
@@ -134,20 +125,20 @@ def sweep_cases(directory: Path | None) -> list[HybridCase]:
 
 
 def best_variants(
-    runs: Mapping[HybridCase, Sequence[HybridResult]], limits_usd: Mapping[str, float]
-) -> tuple[HybridPolicyCase, ...]:
+    runs: Mapping[Case[TraceScenario], Sequence[RunResult]], limits_usd: Mapping[str, float]
+) -> tuple[PolicyCase, ...]:
     """Return the best variant of each baseline, one for all traces.
 
     The best variant reaches the attainment goal on the most traces; ties go to the lowest mean cost
     relative to the clairvoyant's cost (`limits_usd`, by trace).
     """
-    by_policy: dict[HybridPolicyCase, list[tuple[float, float]]] = {}
+    by_policy: dict[PolicyCase, list[tuple[float, float]]] = {}
     for case, results in runs.items():
         attainment = fmean(one.attainment for one in results)
-        cost = fmean(one.cost_usd for one in results) / limits_usd[case.trace.name]
+        cost = fmean(one.cost_usd for one in results) / limits_usd[case.scenario.trace.name]
         by_policy.setdefault(case.policy, []).append((attainment, cost))
 
-    def sort_key(policy: HybridPolicyCase) -> tuple[int, float]:
+    def sort_key(policy: PolicyCase) -> tuple[int, float]:
         return (
             sum(attainment < ATTAINED for attainment, _ in by_policy[policy]),
             fmean(cost for _, cost in by_policy[policy]),
