@@ -16,14 +16,14 @@ from headgate.core.actions import Dispatch
 from headgate.core.errors import ConfigError
 from headgate.functions import Model, TensorSpec, function
 from headgate.functions.arrays import Array, to_array, to_tensor
-from headgate.functions.tensor import Tensor
+from headgate.functions.batch_runner import BatchRunner
+from headgate.functions.tensor import TaskInputs, TaskResult, Tensor
 from headgate.live.ipc.crash_markers import CrashMarkers
-from headgate.live.ipc.messages import BatchRan, Frames, TaskInputs, TaskResult, frame
+from headgate.live.ipc.messages import BatchRan, Frames, frame
 from headgate.live.ipc.shared_memory import Arena
 from headgate.live.worker.executor import BatchJob
 from headgate.live.worker.loading import Loader
 from headgate.live.worker.model_cache import ModelCache
-from headgate.live.worker.runner import BatchRunner
 from headgate.live.worker.warmup import batch_sizes, interpolate, measure_exec_ns
 
 COUNTED = """
@@ -150,7 +150,7 @@ def test_outputs_have_the_declared_shape(
 def test_unencodable_text_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
     """Otherwise the message with all results could not be encoded."""
     # The log record contains the text unchanged, which no test report could encode.
-    caplog.set_level(logging.CRITICAL, logger="headgate.live.worker.runner")
+    caplog.set_level(logging.CRITICAL, logger="headgate.functions.batch_runner")
 
     @function
     def odd(x0):  # type: ignore[no-untyped-def]

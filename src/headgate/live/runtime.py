@@ -45,13 +45,13 @@ from headgate.core.records import STAGES_MAX
 from headgate.core.states import InstanceState, Outcome
 from headgate.core.view import View
 from headgate.functions.lambda_payload import TOO_LARGE, body_bytes
-from headgate.functions.tensor import Signature
+from headgate.functions.tensor import Signature, TaskInputs
 from headgate.live.busy_poll import BusyPoll
 from headgate.live.call import CANNOT_LOAD, INTERNAL, Call, GatewayPhase, ServedModel
 from headgate.live.cost_accounting import CostAccounting, breakers
 from headgate.live.deployment import Deployment, NodeSpec
 from headgate.live.driver import CountFault, Driver, EventLogTask, ignore_fault, make_scheduler
-from headgate.live.ipc.messages import BatchRan, MeasuredFunction, RunBatch, TaskInputs
+from headgate.live.ipc.messages import BatchRan, MeasuredFunction, RunBatch
 from headgate.live.ipc.worker_link import WorkerLink, WorkerLinks
 from headgate.live.model_registry import (
     LoadsNeeded,

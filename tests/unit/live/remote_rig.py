@@ -8,8 +8,8 @@ from collections.abc import Callable
 from headgate.core.clock import NEVER_NS
 from headgate.core.events import Event
 from headgate.core.model import FaasPlatform, Pool, Tier
-from headgate.functions.tensor import Tensor
-from headgate.live.ipc.messages import BatchRan, TaskInputs
+from headgate.functions.tensor import TaskInputs, Tensor
+from headgate.live.ipc.messages import BatchRan
 from headgate.live.pools.remote_pool import CallResult, RemoteCall, RemotePool, Shares
 from headgate.system.threads import DaemonThreads
 
@@ -27,10 +27,13 @@ def remote_call(
     *,
     deadline_ns: int = NEVER_NS,
     is_hard: bool = False,
+    function: str = "f",
 ) -> RemoteCall:
     asked = [task()] if tasks is None else tasks
     shares = tuple((0, 0, w.items) for w in asked)
-    return RemoteCall(batch_id, 0, "f", 0, None, asked, deadline_ns, is_hard, None, None, shares)
+    return RemoteCall(
+        batch_id, 0, function, 0, None, asked, deadline_ns, is_hard, None, None, shares
+    )
 
 
 class Rig:

@@ -39,10 +39,10 @@ from headgate.core.events import (
 from headgate.core.model import App, FaasPlatform, Function, Pool
 from headgate.core.records import STAGES_MAX
 from headgate.core.view import View
-from headgate.functions.tensor import Signature
+from headgate.functions.tensor import Signature, TaskInputs, TaskResult
 from headgate.live.call import Call
 from headgate.live.deployment import NodeSpec
-from headgate.live.ipc.messages import BatchRan, TaskInputs, TaskResult
+from headgate.live.ipc.messages import BatchRan
 from headgate.system.threads import DaemonThreads
 
 Shares: TypeAlias = tuple[tuple[int, int, int], ...]  # (pipeline, client, items) of each request

@@ -19,14 +19,15 @@ from typing import Final, final
 from headgate.core.actions import Dispatch, LoadWeights, StartInstance
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import Variant
+from headgate.functions.batch_runner import BatchRunner
 from headgate.functions.error_text import error_text
-from headgate.functions.tensor import Block
-from headgate.live.ipc.messages import MESSAGE_BYTES_MAX, BatchRan, TaskInputs, TaskResult, frame
+from headgate.functions.tensor import Block, TaskInputs, TaskResult
+from headgate.live.ipc.messages import MESSAGE_BYTES_MAX, BatchRan, frame
+from headgate.live.ipc.shared_memory import INLINE_BYTES_MAX, Arena
 from headgate.live.telemetry.logs import INTERNAL_ERROR_EXIT, exit_process
 from headgate.live.worker.connection import GatewayConnection
 from headgate.live.worker.loading import Loader, LoadError
 from headgate.live.worker.model_cache import ModelCache
-from headgate.live.worker.runner import BatchRunner
 from headgate.live.worker.trial_load import run_trial
 
 PROBLEM_BYTES_MAX: Final = 8192  # upper bound for an error in a message
@@ -133,7 +134,8 @@ class BatchJob(Job):
 
     def run(self) -> None:
         runner = self._runner
-        results = runner.run(self._tasks, self._connection.arena)
+        results = runner.run(self._tasks)
+        _share_outputs(results, self._connection.arena)
         ended_ns = monotonic_ns()
         runner.mean_exec_ns += (ended_ns - self.began_ns - runner.mean_exec_ns) / 8
         for task in self._tasks:
@@ -250,6 +252,15 @@ class TrialJob(Job):
         except OSError as error:  # no process could be created
             reason = error_text(error)
         self._loader.end_trial(self._variant, reason)
+
+
+def _share_outputs(results: list[TaskResult], arena: Arena) -> None:
+    """Move large outputs into shared memory."""
+    for result in results:
+        for tensor in result.outputs:
+            if isinstance(tensor.data, memoryview) and tensor.data.nbytes >= INLINE_BYTES_MAX:
+                # None: the arena is full, and the tensor is sent inside the message.
+                tensor.data = arena.allocate(tensor.data) or tensor.data
 
 
 def _framed_bytes(result: TaskResult) -> tuple[int, str]:

@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Final
 
 from headgate.core.clock import NEVER_NS
+from headgate.functions.loader import load_runner
 from headgate.live.deployment import read_deployment
 from headgate.live.ipc.crash_markers import CrashMarkers
 from headgate.live.telemetry import logs
-from headgate.live.worker.loading import failure_reason, load_runner, log_once
+from headgate.live.worker.loading import failure_reason, log_once
 from headgate.system.child_process import describe_exit, private_bytes
 
 POLL_S: Final = 0.02

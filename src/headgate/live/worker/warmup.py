@@ -14,13 +14,13 @@ from typing import Final, final
 
 from headgate.config.options import VariantSource
 from headgate.core.model import Variant
-from headgate.functions.tensor import Signature
+from headgate.functions.batch_runner import BatchRunner
+from headgate.functions.tensor import Signature, TaskInputs
 from headgate.live.ipc.crash_markers import MEASURE, CrashMarkers
-from headgate.live.ipc.messages import MeasuredFunction, TaskInputs
+from headgate.live.ipc.messages import MeasuredFunction
 from headgate.live.worker.executor import Job
 from headgate.live.worker.loading import Loader, LoadError
 from headgate.live.worker.model_cache import ModelCache
-from headgate.live.worker.runner import BatchRunner
 from headgate.system.child_process import private_bytes
 
 BUDGET_NS: Final = 400_000_000  # to measure one function

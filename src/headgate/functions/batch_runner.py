@@ -9,7 +9,7 @@ function is not idempotent, all requests of a failed `predict` fail together.
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from time import monotonic_ns
 from typing import Final, final
 
@@ -26,9 +26,14 @@ from headgate.functions.arrays import (
 )
 from headgate.functions.error_text import error_text, sendable
 from headgate.functions.model import Model, signature_of
-from headgate.functions.tensor import Tensor, TensorSpec, format_spec, shapes_match
-from headgate.live.ipc.messages import TaskInputs, TaskResult
-from headgate.live.ipc.shared_memory import INLINE_BYTES_MAX, Arena
+from headgate.functions.tensor import (
+    TaskInputs,
+    TaskResult,
+    Tensor,
+    TensorSpec,
+    format_spec,
+    shapes_match,
+)
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -66,11 +71,8 @@ class BatchRunner:
         self._next_log_ns = 0
         self._outputs = {spec.name: spec for spec in self.signature.outputs}
 
-    def run(self, tasks: list[TaskInputs], arena: Arena | None = None) -> list[TaskResult]:
-        """Return the result of each task, in order. Never raises.
-
-        Large outputs are put into the `arena`, if there is one with room.
-        """
+    def run(self, tasks: Sequence[TaskInputs]) -> list[TaskResult]:
+        """Return the result of each task, in order. Never raises."""
         results: list[TaskResult | None] = [None] * len(tasks)
         groups: dict[Hashable, list[_DecodedTask]] = {}
         is_single = len(tasks) == 1 or not self._batches
@@ -81,7 +83,7 @@ class BatchRunner:
             else:
                 groups.setdefault(decoded.key, []).append(decoded)
         for group in groups.values():
-            self._predict(group, results, arena)
+            self._predict(group, results)
         return [result for result in results if result is not None]
 
     def example(self) -> list[Tensor] | None:
@@ -151,9 +153,7 @@ class BatchRunner:
             raise ValueError(f"{missing}: missing")
         return arrays
 
-    def _predict(
-        self, group: list[_DecodedTask], results: list[TaskResult | None], arena: Arena | None
-    ) -> None:
+    def _predict(self, group: list[_DecodedTask], results: list[TaskResult | None]) -> None:
         """Run requests as one batch; if that fails and a retry is safe, one by one."""
         has_run = False
         parts: list[object] | None = None
@@ -169,9 +169,9 @@ class BatchRunner:
                 return
         for index, decoded in enumerate(group):
             if parts is None:
-                self._predict([decoded], results, arena)
+                self._predict([decoded], results)
             else:
-                results[decoded.index] = self._encode(decoded.task, parts[index], arena)
+                results[decoded.index] = self._encode(decoded.task, parts[index])
 
     def _split(self, result: object, group: list[_DecodedTask]) -> list[object]:
         """Split the result of a batch by request."""
@@ -182,7 +182,7 @@ class BatchRunner:
         except ValueError as error:
             raise ValueError(f"the result of predict {error}") from None
 
-    def _encode(self, task: TaskInputs, part: object, arena: Arena | None) -> TaskResult:
+    def _encode(self, task: TaskInputs, part: object) -> TaskResult:
         try:
             arrays = self.model.encode(part)
             outputs = self._tensors(arrays, task.items)
@@ -191,11 +191,6 @@ class BatchRunner:
         except BaseException as error:  # a model may raise anything
             self._log_error(error)
             return _failure(task, error_text(error), 500)
-        if arena is not None:
-            for tensor in outputs:
-                if isinstance(tensor.data, memoryview) and tensor.data.nbytes >= INLINE_BYTES_MAX:
-                    # None: the arena is full, and the tensor is sent inside the message.
-                    tensor.data = arena.allocate(tensor.data) or tensor.data
         return TaskResult(task.task_id, outputs, is_unsure=is_unsure)
 
     def _tensors(self, arrays: object, items: int) -> list[Tensor]:
