@@ -87,25 +87,24 @@ class BatchRunner:
         return [result for result in results if result is not None]
 
     def example(self) -> list[Tensor] | None:
-        """Return the inputs of a request of one item; None if the model has none."""
-        try:
-            arrays = self.model.example()
-            if arrays is None:
-                return None
-            return [
-                to_tensor(name, array, datatype=getattr(self._inputs.get(name), "datatype", ""))
-                for name, array in arrays.items()
-            ]
-        except BaseException as error:  # a model may raise anything
-            self._log_error(error)
+        """Return the inputs of a request of one item; None if the model has none.
+
+        Raises whatever the model raises.
+        """
+        arrays = self.model.example()
+        if arrays is None:
             return None
+        return [
+            to_tensor(name, array, datatype=getattr(self._inputs.get(name), "datatype", ""))
+            for name, array in arrays.items()
+        ]
 
     def unload(self) -> None:
         """Unload the model. Nothing may run on it any more."""
         try:
             self.model.unload()
         except BaseException as error:  # a model may raise anything
-            self._log_error(error)
+            self.log_error(error)
 
     def _decode(
         self, index: int, task: TaskInputs, *, is_single: bool
@@ -163,7 +162,7 @@ class BatchRunner:
             parts = self._split(self.model.predict(value), group)
         except BaseException as error:  # a model may raise anything
             if len(group) == 1 or (has_run and not self._is_idempotent):
-                self._log_error(error)
+                self.log_error(error)
                 for decoded in group:
                     results[decoded.index] = _failure(decoded.task, error_text(error), 500)
                 return
@@ -189,7 +188,7 @@ class BatchRunner:
             unsure = arrays.get(UNSURE)
             is_unsure = unsure is not None and unsure.dtype == np.bool_ and bool(unsure.any())
         except BaseException as error:  # a model may raise anything
-            self._log_error(error)
+            self.log_error(error)
             return _failure(task, error_text(error), 500)
         return TaskResult(task.task_id, outputs, is_unsure=is_unsure)
 
@@ -219,7 +218,7 @@ class BatchRunner:
             tensors.append(tensor)
         return tensors
 
-    def _log_error(self, error: BaseException) -> None:
+    def log_error(self, error: BaseException) -> None:
         """Log a traceback, rate-limited; clients get only the error text."""
         now_ns = monotonic_ns()
         if now_ns < self._next_log_ns:

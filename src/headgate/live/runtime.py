@@ -46,7 +46,6 @@ from headgate.core.states import InstanceState, Outcome
 from headgate.core.view import View
 from headgate.functions.lambda_payload import TOO_LARGE, body_bytes
 from headgate.functions.tensor import Signature, TaskInputs
-from headgate.live.busy_poll import BusyPoll
 from headgate.live.call import CANNOT_LOAD, INTERNAL, Call, GatewayPhase, ServedModel
 from headgate.live.cost_accounting import CostAccounting, breakers
 from headgate.live.deployment import Deployment, NodeSpec
@@ -67,6 +66,7 @@ from headgate.live.pools.registry import RemotePools
 from headgate.live.pools.remote_pool import make_remote_call
 from headgate.live.stage_outputs import StageOutputs
 from headgate.live.telemetry.metrics import GaugeSnapshot
+from headgate.system.busy_poll import BusyPoll
 
 _LOG: Final = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from headgate.core.model import FaasPlatform, Pool, Tier
 from headgate.functions.tensor import TaskInputs, Tensor
 from headgate.live.ipc.messages import BatchRan
 from headgate.live.pools.remote_pool import CallResult, RemoteCall, RemotePool, Shares
-from headgate.system.threads import DaemonThreads
+from headgate.system.threads import BlockingCalls
 
 PLATFORM = FaasPlatform(1 << 30, keep_alive_ns=200_000_000, usd_per_gb_s=1.0, usd_per_request=0.5)
 CLOUD = Pool(0, "cloud", Tier.SERVERLESS, nodes=0, faas=PLATFORM)
@@ -53,7 +53,7 @@ class Rig:
             self,
             self,
             lambda function, start_ns: self.starts.append((function, start_ns)),
-            DaemonThreads(threads, asyncio.get_running_loop()),
+            BlockingCalls(threads, asyncio.get_running_loop()),
             hang_ns=hang_ns,
         )
 

@@ -39,6 +39,7 @@ from headgate.loadgen import (
     run_open_loop,
     summarise_load,
 )
+from headgate.system.process import thread_variables
 from headgate.workload import poisson
 
 MODEL: Final = "product"
@@ -49,7 +50,6 @@ _BATCH: Final = 4
 _BUSY: Final = 3  # closed-loop clients that saturate one core within the SLO
 _START_S: Final = 30.0
 _STOP_S: Final = 30.0
-_THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _ROWS: Final = 64
 _WIDTH: Final = 256
 _TRIALS: Final = 40
@@ -129,7 +129,7 @@ def run_command(*arguments: object) -> Any:  # any JSON
 
 
 def _run_module(module: str, *arguments: str, threads: int | None = None) -> str:
-    limits = {} if threads is None else dict.fromkeys(_THREADS, str(threads))
+    limits = {} if threads is None else thread_variables(threads)
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         env={**os.environ, **limits},

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Thread, get_ident
+from threading import get_ident
 from time import monotonic_ns
 from typing import Final, final
 
@@ -29,6 +29,7 @@ from headgate.live.worker.connection import GatewayConnection
 from headgate.live.worker.loading import Loader, LoadError
 from headgate.live.worker.model_cache import ModelCache
 from headgate.live.worker.trial_load import run_trial
+from headgate.system.threads import DaemonThreads
 
 PROBLEM_BYTES_MAX: Final = 8192  # upper bound for an error in a message
 _LOG: Final = logging.getLogger(__name__)
@@ -62,8 +63,7 @@ class Executor:
         self.inline_job: Job | None = None  # to be run by the creating thread with `run_here`
         self._home_thread = get_ident()
         self._on_done = on_done
-        self._queue: SimpleQueue[Job] = SimpleQueue()
-        self._threads = 0
+        self._threads = DaemonThreads("executor")
 
     def submit(self, job: Job, *, runs_inline: bool = False) -> None:
         """Start a job at once. With `runs_inline` the creating thread is to run it, if it is the
@@ -73,11 +73,7 @@ class Executor:
         if runs_inline and self.inline_job is None and get_ident() == self._home_thread:
             self.inline_job = job
             return
-        if len(self.running) > self._threads:
-            self._threads += 1
-            # A daemon thread: a job that hangs must not keep the process from exiting.
-            Thread(target=self._run_thread, name=f"executor-{self._threads}", daemon=True).start()
-        self._queue.put(job)
+        self._threads.run(partial(self._run_in_thread, job), len(self.running))
 
     def run_here(self, job: Job) -> None:
         """Run a job in the calling thread."""
@@ -101,13 +97,12 @@ class Executor:
                 return job
         return None
 
-    def _run_thread(self) -> None:
-        while True:
-            try:
-                self.run_here(self._queue.get())
-            except BaseException:  # a defect of the worker, not of a function: its state is unknown
-                _LOG.critical("internal error: the worker exits", exc_info=True)
-                exit_process(INTERNAL_ERROR_EXIT)
+    def _run_in_thread(self, job: Job) -> None:
+        try:
+            self.run_here(job)
+        except BaseException:  # a defect of the worker, not of a function: its state is unknown
+            _LOG.critical("internal error: the worker exits", exc_info=True)
+            exit_process(INTERNAL_ERROR_EXIT)
 
 
 @final
