@@ -45,6 +45,7 @@ class DaemonThreads:
                 call()
             except BaseException:  # a thread that ended would still be counted
                 _LOG.exception("a call in a thread failed")
+            del call  # with what it holds, such as a model, while this thread waits
 
 
 @final

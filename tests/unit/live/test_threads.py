@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from queue import SimpleQueue
+from weakref import finalize
 
 from headgate.system.threads import BlockingCalls, DaemonThreads
 
@@ -20,6 +21,22 @@ def test_thread_survives_a_call_that_raises() -> None:
     for raises in (True, True, False):
         threads.run(lambda raises=raises: call(raises=raises), 1)  # type: ignore[misc]
     assert [names.get(timeout=60) for _ in range(3)] == ["test-survivor-1"] * 3
+    threads.stop()
+
+
+def test_idle_thread_holds_nothing_of_its_last_call() -> None:
+    """It may be a model of gigabytes."""
+
+    class Held:
+        def __call__(self) -> None:
+            pass
+
+    threads, held = DaemonThreads("test-idle"), Held()
+    freed = threading.Event()
+    finalize(held, freed.set)
+    threads.run(held, 1)
+    del held
+    assert freed.wait(60)
     threads.stop()
 
 
