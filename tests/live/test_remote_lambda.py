@@ -168,7 +168,8 @@ STAGES = """
 functions:
   shaper: {{code: "stages_code:Shaper", exec_time: 1ms}}
   strict: {{code: "stages_code:Strict", exec_time: 1ms}}
-pipelines: {{both: {{stages: {{one: {{function: shaper}}, two: {{function: strict, after: [one]}}}}}}}}
+pipelines:
+  both: {{stages: {{one: {{function: shaper}}, two: {{function: strict, after: [one]}}}}}}
 slo: {{latency: 60s}}
 pools:
   local: {{tier: dedicated, nodes: 1, cpus: 1}}
