@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from time import monotonic_ns
 from typing import Final, final
 
@@ -42,16 +43,14 @@ UNSURE: Final = "unsure"
 
 
 @final
+@dataclass(slots=True)
 class _DecodedTask:
     """A decoded request. Requests with equal `key` are concatenated."""
 
-    __slots__ = ("index", "key", "task", "value")
-
-    def __init__(self, index: int, task: TaskInputs, value: object, key: Hashable) -> None:
-        self.index = index
-        self.task = task
-        self.value = value
-        self.key = key
+    index: int
+    task: TaskInputs
+    value: object
+    key: Hashable
 
 
 @final
@@ -65,9 +64,8 @@ class BatchRunner:
         self._batches = self.signature.batches
         self._is_idempotent = is_idempotent
         self._inputs = {spec.name: spec for spec in self.signature.inputs}
-        self.mean_exec_ns = (
-            10_000_000.0  # recent mean, updated by `BatchJob`; the initial guess is long
-        )
+        # The recent mean, updated by `BatchJob`; the initial guess is long.
+        self.mean_exec_ns = 10_000_000.0
         self._next_log_ns = 0
         self._outputs = {spec.name: spec for spec in self.signature.outputs}
 

@@ -22,17 +22,8 @@ from headgate.core.errors import ConfigError
 ITEM_BYTES: Final[Mapping[str, int]] = MappingProxyType(
     {
         "BOOL": 1,
-        "UINT8": 1,
-        "UINT16": 2,
-        "UINT32": 4,
-        "UINT64": 8,
-        "INT8": 1,
-        "INT16": 2,
-        "INT32": 4,
-        "INT64": 8,
-        "FP16": 2,
-        "FP32": 4,
-        "FP64": 8,
+        **{f"{kind}{8 * size}": size for kind in ("UINT", "INT") for size in (1, 2, 4, 8)},
+        **{f"FP{8 * size}": size for size in (2, 4, 8)},
         "BF16": 2,
         "BYTES": 0,
     }

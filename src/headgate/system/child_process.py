@@ -102,12 +102,7 @@ class ChildProcess(ProcessTree):
     """
 
     def __init__(
-        self,
-        name: str,
-        module: str,
-        arguments: Sequence[str],
-        *,
-        inherited_fds: Sequence[int] = (),
+        self, name: str, module: str, arguments: Sequence[str], *, inherited_fds: Sequence[int] = ()
     ) -> None:
         self.name = name
         self.last_output_s: float | None = None  # when it last wrote to the pipe

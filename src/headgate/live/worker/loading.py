@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import monotonic_ns
 from typing import Final, final
 
@@ -37,16 +38,13 @@ class LoadError(Exception):
     """A function cannot be loaded. The text is exception type and message, in one line."""
 
 
-@final
+@dataclass(frozen=True, slots=True)
 class _Failure:
     """Consecutive load failures of a function, the last reason, and when it may be retried."""
 
-    __slots__ = ("count", "reason", "retry_ns")
-
-    def __init__(self, count: int, reason: str, retry_ns: int) -> None:
-        self.count = count
-        self.reason = reason
-        self.retry_ns = retry_ns
+    count: int
+    reason: str
+    retry_ns: int
 
 
 @final

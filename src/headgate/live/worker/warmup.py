@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from time import monotonic_ns
 from typing import Final, final
@@ -34,37 +35,33 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 @final
+@dataclass(eq=False)
 class Warmup(Job):
     """Loads and measures every variant that this worker may run."""
 
+    node_id: int
+    variants: Sequence[Variant]
+    sources: Sequence[VariantSource | None]
+    model_cache: ModelCache
+    loader: Loader
+    markers: CrashMarkers
+    limit_ns: int  # for each function
+    callback: Callable[[], None]
+    measured: dict[int, MeasuredFunction] = field(default_factory=dict)  # by variant id
+    description = "loading functions for the first time"
     is_awaited = False
 
-    def __init__(
-        self,
-        node_id: int,
-        variants: Sequence[Variant],
-        sources: Sequence[VariantSource | None],
-        model_cache: ModelCache,
-        loader: Loader,
-        markers: CrashMarkers,
-        limit_ns: int,
-        on_done: Callable[[], None],
-    ) -> None:
-        self.limit_ns = limit_ns  # for each function
-        self.measured: dict[int, MeasuredFunction] = {}  # by variant id
-        self.on_done = on_done  # type: ignore[method-assign]
-        self._node_id = node_id
-        self._variants = [variant for variant in variants if sources[variant.id] is not None]
-        self._sources = sources
-        self._model_cache = model_cache
-        self._loader = loader
-        self._markers = markers
+    def __post_init__(self) -> None:
+        self.variants = [v for v in self.variants if self.sources[v.id] is not None]
+
+    def on_done(self) -> None:
+        self.callback()
 
     def run(self) -> None:
-        for variant in self._variants:
+        for variant in self.variants:
             self.description = f"loading {variant.name!r} for the first time"
             self.began_ns = monotonic_ns()
-            problem = self._loader.suspect_reason(variant)  # loading it has killed a worker before
+            problem = self.loader.suspect_reason(variant)  # loading it has killed a worker before
             try:
                 if not problem:
                     self.measured[variant.id] = self._inspect(variant)
@@ -75,31 +72,31 @@ class Warmup(Job):
                 self.measured[variant.id] = failed
 
     def _inspect(self, variant: Variant) -> MeasuredFunction:
-        source = self._sources[variant.id]
+        source = self.sources[variant.id]
         assert source is not None
-        self._model_cache.evict_for(variant)
+        self.model_cache.evict_for(variant)
         before_ns, before_bytes = monotonic_ns(), private_bytes()
-        runner = self._model_cache.acquire(variant)
+        runner = self.model_cache.acquire(variant)
         start_ns = monotonic_ns() - before_ns
         keep = False
         try:
             exec_ns = self._measure(variant, runner, source.batch_max) if source.is_measured else ()
             grown_bytes = max(0, private_bytes() - before_bytes)
-            memory_bytes = self._model_cache.record_size(variant, grown_bytes)
+            memory_bytes = self.model_cache.record_size(variant, grown_bytes)
             keep = True
         except BaseException as error:  # it exceeds its pool, or exhausts memory
-            raise LoadError(self._loader.record_failure(variant, error)) from None
+            raise LoadError(self.loader.record_failure(variant, error)) from None
         finally:
-            self._model_cache.release(variant, runner, keep=keep)
+            self.model_cache.release(variant, runner, keep=keep)
         return MeasuredFunction(variant.name, runner.signature, exec_ns, start_ns, memory_bytes)
 
     def _measure(self, variant: Variant, runner: BatchRunner, batch: int) -> tuple[int, ...]:
         """Return execution times by batch size; empty if measuring has killed a worker before."""
-        markers, node_id = self._markers, self._node_id
+        markers, node_id = self.markers, self.node_id
         before = markers.read_measured(node_id, variant.id)
         if before is not None or markers.suspect_reason(MEASURE, variant.id):
             return before or ()
-        budget_ns = min(BUDGET_NS, BUDGET_ALL_NS // len(self._variants))
+        budget_ns = min(BUDGET_NS, BUDGET_ALL_NS // len(self.variants))
         with markers.during(MEASURE, node_id, variant.id):
             measured = MeasuredSizes(runner, batch, budget_ns)
         exec_ns = measured.exec_ns()
