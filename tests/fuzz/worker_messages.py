@@ -16,7 +16,7 @@ from headgate.core.errors import ConfigError
 from headgate.core.event_log import from_wire, to_wire
 from headgate.core.events import BatchRefused, Event, InstanceStarted
 from headgate.functions.arrays import to_array
-from headgate.functions.tensor import Block, Signature, Tensor, TensorSpec
+from headgate.functions.tensor import Block, Signature, TaskInputs, TaskResult, Tensor, TensorSpec
 from headgate.live.deployment import NodeSpec
 from headgate.live.ipc.messages import (
     ActionMessage,
@@ -29,8 +29,6 @@ from headgate.live.ipc.messages import (
     MeasuredFunction,
     Release,
     RunBatch,
-    TaskInputs,
-    TaskResult,
     frame,
 )
 from headgate.live.ipc.shared_memory import Arena

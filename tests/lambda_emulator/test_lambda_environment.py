@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from platform_rig import platform_in
 
-from headgate.lambda_emulator.cpu_limits import THREAD_VARIABLES
 from headgate.lambda_emulator.instance import RESERVED_VARIABLES
+from headgate.system.process import thread_variables
 
 SEES = """
 import os
@@ -30,7 +30,7 @@ OURS = {
     "PYTHONSTARTUP": "/ours/startup.py",
 }
 INHERITED = {"PATH", "LD_LIBRARY_PATH", "TMPDIR"}
-SET = {"LANG", "LC_CTYPE", "TZ", "PYTHONPATH", "AWS_DEFAULT_REGION", *THREAD_VARIABLES}
+SET = {"LANG", "LC_CTYPE", "TZ", "PYTHONPATH", "AWS_DEFAULT_REGION", *thread_variables(1)}
 
 
 def test_instances_get_a_clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,14 +78,9 @@ def test_call_carries_no_other_data(tmp_path: Path) -> None:
             headers |= {"X-API-Key": "open sesame", "Cookie": "a=b", "X-Request-Id": "my-own-1"}
             assert served.ask("double", [1.0], headers)[0] == 200
         (event,) = cloud.events
-    requests = event.pop("requests")
-    assert isinstance(requests, list)
-    (request,) = requests
-    (tensor,) = request.pop("inputs")
+    assert event.pop("tasks") == [[0, 1, [["x", "FP32", [1], "AACAPw=="]]]]
     assert event.pop("deadline_ms")
-    assert event == {"headgate": 1, "function": "double", "traceparent": TRACE, "tenant": "ali"}
-    assert request == {"id": 0, "items": 1}
-    assert tensor == {"name": "x", "datatype": "FP32", "shape": [1], "data": "AACAPw=="}
+    assert event == {"headgate": 2, "function": "double", "traceparent": TRACE, "tenant": "ali"}
 
 
 @pytest.mark.parametrize(
@@ -147,3 +142,56 @@ def test_shutdown_with_a_hanging_call(tmp_path: Path) -> None:
             served.process.terminate()
             assert until(lambda: served.process.poll() == 0)
             connection.close()
+
+
+STAGES_CODE = """
+import numpy as np
+
+from headgate.functions import Model
+
+
+class Shaper(Model):
+    inputs = {"x": "FP32[-1]"}
+
+    def predict(self, batch):
+        x = batch["x"]
+        return {"x": x if x.max() < 5 else x[:, None] if x.max() < 6 else x.astype(np.float64)}
+
+
+class Strict(Model):
+    inputs = {"x": "FP32[-1]"}
+
+    def predict(self, batch):
+        return {"y": batch["x"]}
+"""
+STAGES = """
+functions:
+  shaper: {{code: "stages_code:Shaper", exec_time: 1ms}}
+  strict: {{code: "stages_code:Strict", exec_time: 1ms}}
+pipelines:
+  both: {{stages: {{one: {{function: shaper}}, two: {{function: strict, after: [one]}}}}}}
+slo: {{latency: 60s}}
+pools:
+  local: {{tier: dedicated, nodes: 1, cpus: 1}}
+  cloud: {{tier: serverless, provider: lambda, target: f, endpoint_url: {url}, memory: 1GB}}
+policy: {policy}
+"""
+
+
+def test_stage_with_wrong_inputs_has_the_same_answer_everywhere(tmp_path: Path) -> None:
+    """Through a real gateway: a wrong shape and a wrong datatype, on a worker and on Lambda."""
+    (tmp_path / "stages_code.py").write_text(STAGES_CODE)
+    answers = []
+    with FakeLambda(tmp_path) as cloud:
+        for policy in ("dedicated_only", "serverless_only"):
+            (tmp_path / "app.yaml").write_text(STAGES.format(url=cloud.url, policy=policy))
+            with Served(tmp_path) as served:
+                asked = [served.ask("both", [number]) for number in (1.0, 5.0, 6.0)]
+            answers.append([(status, body.get("error")) for status, body in asked])
+        assert len(cloud.events) == 6
+    assert answers[0] == answers[1]
+    assert answers[0] == [
+        (200, None),
+        (400, "x: is [1, 1], must be [-1]"),
+        (400, "x: is FP64, must be FP32"),
+    ]

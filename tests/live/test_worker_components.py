@@ -16,15 +16,15 @@ from headgate.core.actions import Dispatch
 from headgate.core.errors import ConfigError
 from headgate.functions import Model, TensorSpec, function
 from headgate.functions.arrays import Array, to_array, to_tensor
-from headgate.functions.tensor import Tensor
+from headgate.functions.batch_runner import BatchRunner
+from headgate.functions.tensor import TaskInputs, TaskResult, Tensor
 from headgate.live.ipc.crash_markers import CrashMarkers
-from headgate.live.ipc.messages import BatchRan, Frames, TaskInputs, TaskResult, frame
+from headgate.live.ipc.messages import BatchRan, Frames, frame
 from headgate.live.ipc.shared_memory import Arena
 from headgate.live.worker.executor import BatchJob
 from headgate.live.worker.loading import Loader
 from headgate.live.worker.model_cache import ModelCache
-from headgate.live.worker.runner import BatchRunner
-from headgate.live.worker.warmup import batch_sizes, interpolate, measure_exec_ns
+from headgate.live.worker.warmup import MeasuredSizes, batch_sizes, fill_sizes
 
 COUNTED = """
 from headgate.functions import Model
@@ -150,7 +150,7 @@ def test_outputs_have_the_declared_shape(
 def test_unencodable_text_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
     """Otherwise the message with all results could not be encoded."""
     # The log record contains the text unchanged, which no test report could encode.
-    caplog.set_level(logging.CRITICAL, logger="headgate.live.worker.runner")
+    caplog.set_level(logging.CRITICAL, logger="headgate.functions.batch_runner")
 
     @function
     def odd(x0):  # type: ignore[no-untyped-def]
@@ -394,12 +394,14 @@ def test_times_are_measured_by_batch_size() -> None:
         time.sleep(0.005 + 0.005 * len(x0))
         return x0
 
-    times = measure_exec_ns(runner(slow), 8, 200_000_000)
+    measured = MeasuredSizes(runner(slow), 8, 200_000_000)
+    times = measured.exec_ns()
     assert len(times) == 8
     assert list(times) == sorted(times)
     assert times[0] >= 10e6
     assert times[7] >= 45e6
-    assert len(measure_exec_ns(runner(slow), 1000, 1)) == 1000
+    assert str(measured).startswith("a batch of 1 takes ")
+    assert len(MeasuredSizes(runner(slow), 1000, 1).exec_ns()) == 1000
 
 
 def test_measuring_stops_at_the_first_failure(caplog: pytest.LogCaptureFixture) -> None:
@@ -409,7 +411,7 @@ def test_measuring_stops_at_the_first_failure(caplog: pytest.LogCaptureFixture) 
             raise MemoryError
         return x0
 
-    assert len(measure_exec_ns(runner(narrow, is_idempotent=False), 8, 10**8)) == 2
+    assert len(MeasuredSizes(runner(narrow, is_idempotent=False), 8, 10**8).exec_ns()) == 2
 
 
 def test_model_without_example_is_not_measured() -> None:
@@ -417,15 +419,15 @@ def test_model_without_example_is_not_measured() -> None:
     def unknown(x):  # type: ignore[no-untyped-def]
         return x
 
-    assert measure_exec_ns(runner(unknown), 8, 10**8) == ()
+    assert MeasuredSizes(runner(unknown), 8, 10**8).exec_ns() == ()
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 8, 9])
 def test_all_batch_sizes_get_a_time(batch: int) -> None:
     assert batch_sizes(batch)[0] == 1
     assert batch_sizes(batch)[-1] == batch
-    assert len(interpolate({size: size * 10 for size in batch_sizes(batch)}, batch)) == batch
-    assert interpolate({1: 10}, batch) == tuple(10 * size for size in range(1, batch + 1))
+    assert len(fill_sizes({size: size * 10 for size in batch_sizes(batch)}, batch)) == batch
+    assert fill_sizes({1: 10}, batch) == tuple(10 * size for size in range(1, batch + 1))
 
 
 @pytest.fixture

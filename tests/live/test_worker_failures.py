@@ -17,8 +17,8 @@ from headgate.core.actions import SetTimer, StartInstance, StopInstance
 from headgate.core.event_log import to_wire
 from headgate.core.events import BatchRefused, InstanceStopped, Refusal
 from headgate.functions.arrays import Array
-from headgate.functions.tensor import Block, Tensor
-from headgate.live.ipc.messages import ActionMessage, Hello, Message, Release, RunBatch, TaskInputs
+from headgate.functions.tensor import Block, TaskInputs, Tensor
+from headgate.live.ipc.messages import ActionMessage, Hello, Message, Release, RunBatch
 
 MODEL = "from headgate.functions import Model\nclass F(Model):\n"
 

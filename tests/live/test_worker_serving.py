@@ -29,9 +29,9 @@ from headgate.core.events import (
     WeightsEvicted,
     WeightsLoaded,
 )
-from headgate.functions.tensor import Block, Signature, TensorSpec
+from headgate.functions.tensor import Block, Signature, TaskInputs, TensorSpec
 from headgate.live.deployment import socket_path
-from headgate.live.ipc.messages import ActionMessage, RunBatch, TaskInputs, frame
+from headgate.live.ipc.messages import ActionMessage, RunBatch, frame
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from headgate.core.actions import Action, StartInstance
 from headgate.core.event_log import from_wire, to_wire
 from headgate.core.events import Event, InstanceStarted
 from headgate.functions.arrays import Array, to_array, to_tensor
-from headgate.functions.tensor import Block, Tensor
+from headgate.functions.tensor import Block, TaskInputs, TaskResult, Tensor
 from headgate.live.deployment import Deployment, NodeSpec, socket_path, write_deployment
 from headgate.live.ipc.messages import (
     ActionMessage,
@@ -33,8 +33,6 @@ from headgate.live.ipc.messages import (
     Message,
     Release,
     RunBatch,
-    TaskInputs,
-    TaskResult,
     frame,
 )
 from headgate.live.ipc.shared_memory import Arena

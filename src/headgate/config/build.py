@@ -255,7 +255,7 @@ def _exec_ns(reader: FieldReader[VariantSpec]) -> tuple[int, ...]:
     }
     if 1 not in known:
         raise reader.error("exec_time", "has no time for a batch of 1", allowed="{1: 5ms, 8: 20ms}")
-    return _interpolated(known)
+    return interpolated(known)
 
 
 def _batch_ns(reader: FieldReader[VariantSpec], name: str, time: object) -> int:
@@ -268,10 +268,10 @@ def _batch_ns(reader: FieldReader[VariantSpec], name: str, time: object) -> int:
     return time_ns
 
 
-def _interpolated(known: Mapping[int, int]) -> tuple[int, ...]:
+def interpolated(known: Mapping[int, int]) -> tuple[int, ...]:
     """Fill the gaps between known batch sizes linearly.
 
-    >>> _interpolated({1: 50, 4: 80, 6: 80})
+    >>> interpolated({1: 50, 4: 80, 6: 80})
     (50, 60, 70, 80, 80, 80)
     """
     sizes = sorted(known)

@@ -77,9 +77,7 @@ def is_local_lambda(endpoint_url: str | None) -> bool:
 
 
 def deploy(
-    client: Any,
-    function: LambdaFunction,
-    endpoint_url: str | None,
+    client: Any, function: LambdaFunction, endpoint_url: str | None
 ) -> Literal["created", "updated"]:
     """Create the function, or update the one of that name; wait until it can be called.
 

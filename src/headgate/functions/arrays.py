@@ -19,7 +19,7 @@ from typing import Any, Final, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from headgate.functions.tensor import Block, Tensor
+from headgate.functions.tensor import ITEM_BYTES, Block, Tensor
 
 Array: TypeAlias = NDArray[Any]  # of any datatype: it is known only at run time
 DIMENSIONS_MAX: Final = 32
@@ -222,23 +222,12 @@ def _type_name(thing: object) -> str:
 
 
 _LENGTH: Final = 4  # bytes of the length prefix of an element of BYTES
+_KINDS: Final = {"BOOL": "?", "UINT": "<u", "INT": "<i", "FP": "<f"}  # by name without its bits
 _DTYPES: Final[Mapping[str, np.dtype[Any]]] = MappingProxyType(
     {
-        name: np.dtype(code)
-        for name, code in {
-            "BOOL": "?",
-            "UINT8": "u1",
-            "UINT16": "<u2",
-            "UINT32": "<u4",
-            "UINT64": "<u8",
-            "INT8": "i1",
-            "INT16": "<i2",
-            "INT32": "<i4",
-            "INT64": "<i8",
-            "FP16": "<f2",
-            "FP32": "<f4",
-            "FP64": "<f8",
-        }.items()
+        name: np.dtype(_KINDS[name.rstrip("0123456789")] + (str(size) if name != "BOOL" else ""))
+        for name, size in ITEM_BYTES.items()
+        if name not in ("BF16", "BYTES")  # NumPy has neither
     }
 )
 _DATATYPES: Final[Mapping[np.dtype[Any], str]] = MappingProxyType(

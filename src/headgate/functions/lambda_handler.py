@@ -18,9 +18,10 @@ from typing import Final, final
 from headgate.config import AppConfig, load
 from headgate.core.errors import ConfigError
 from headgate.core.model import Function
-from headgate.functions.lambda_payload import CallJson, encode_response, parse_call, unbatched_calls
-from headgate.functions.loader import build_model
-from headgate.functions.unbatched import UnbatchedResult, UnbatchedRunner
+from headgate.functions.batch_runner import BatchRunner
+from headgate.functions.lambda_payload import CallJson, encode_response, parse_call
+from headgate.functions.loader import load_runner
+from headgate.functions.tensor import TaskResult
 
 HOLD_MS_MAX: Final = 1_000.0
 GATEWAY_TIMEOUT: Final = 504
@@ -35,21 +36,21 @@ class Handler:
         self._app_file = environment.get("HEADGATE_APP", "")
         self._function_name = environment.get("HEADGATE_FUNCTION", "")
         self._config: AppConfig | None = None
-        self._models: dict[str, UnbatchedRunner] = {}
+        self._runners: dict[str, BatchRunner] = {}
         self._is_cold = True
 
     def warm_up(self) -> None:
         """Load the function now, so that the first call need not wait. Raises `ConfigError`."""
         functions = self._application().app.functions
         if self._function_name or len(functions) == 1:
-            self._model(self._function_name or functions[0].name)
+            self._runner(self._function_name or functions[0].name)
 
     def handle(self, event: object, context: object) -> dict[str, object]:
         """Handle one call. The platform reports an exception as an error of the function."""
         began_s = monotonic()
         is_cold, self._is_cold = self._is_cold, False
         call = parse_call(event)
-        results: list[UnbatchedResult] = []
+        results: list[TaskResult] = []
         if call.ping:
             sleep(max(0.0, min(call.hold_ms, HOLD_MS_MAX)) / 1e3)
         else:
@@ -57,17 +58,14 @@ class Handler:
         took_ms = (monotonic() - began_s) * 1e3
         return encode_response(results, is_cold=is_cold, took_ms=took_ms)
 
-    def _run(self, call: CallJson, began_s: float) -> list[UnbatchedResult]:
-        model = self._model(call.function)
+    def _run(self, call: CallJson, began_s: float) -> list[TaskResult]:
+        runner = self._runner(call.function)
         passed_ms = (monotonic() - began_s) * 1e3  # loading may have taken a while
         deadline_ms = call.deadline_ms
         if deadline_ms is not None and call.is_hard and deadline_ms <= passed_ms:
             problem = "the deadline passed before the request was run"
-            return [
-                UnbatchedResult(request.id, [], problem, GATEWAY_TIMEOUT)
-                for request in call.requests
-            ]
-        return [model.run(request) for request in unbatched_calls(call)]
+            return [TaskResult(task.task_id, [], problem, GATEWAY_TIMEOUT) for task in call.tasks]
+        return runner.run(call.tasks)
 
     def _application(self) -> AppConfig:
         if self._config is None:
@@ -76,28 +74,24 @@ class Handler:
             self._config = load(str(self._root / self._app_file))
         return self._config
 
-    def _model(self, name: str) -> UnbatchedRunner:
-        model = self._models.get(name)
-        if model is None:
+    def _runner(self, name: str) -> BatchRunner:
+        runner = self._runners.get(name)
+        if runner is None:
             config = self._application()
             known = {function.name: function for function in config.app.functions}
             if name not in known:
                 allowed = ", ".join(known)
                 raise ConfigError("no such function", value=name, allowed=allowed)
-            model = self._models[name] = self._load(config, known[name])
-        return model
+            runner = self._runners[name] = self._load(config, known[name])
+        return runner
 
-    def _load(self, config: AppConfig, function: Function) -> UnbatchedRunner:
+    def _load(self, config: AppConfig, function: Function) -> BatchRunner:
         variant = next(
             (v for v in function.variants if _has_faas_pool(config, v.pool_ids)),
             function.variants[0],
         )
-        source = config.sources[variant.id]
-        if source is None:
-            raise ConfigError("has neither model nor code", where=variant.name)
-        model = build_model(source, str((self._root / self._app_file).parent), variant.name)
-        model.load()
-        return UnbatchedRunner(model)
+        base = str((self._root / self._app_file).parent)
+        return load_runner(config.app, config.sources, base, variant)
 
 
 def _has_faas_pool(config: AppConfig, pool_ids: tuple[int, ...]) -> bool:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from inspect import isclass, isfunction
 from pathlib import Path
 from typing import Protocol
 
+from headgate.config.options import VariantSource
 from headgate.core.errors import ConfigError
+from headgate.core.model import App, Variant
+from headgate.functions.batch_runner import BatchRunner
 from headgate.functions.error_text import error_text
 from headgate.functions.model import Model, function
 from headgate.functions.onnx_model import OnnxModel
@@ -29,6 +32,19 @@ class FunctionSource(Protocol):
     @property
     def options(self) -> Mapping[str, object]:
         """Keyword arguments of the class."""
+
+
+def load_runner(
+    app: App, sources: Sequence[VariantSource | None], base: str, variant: Variant
+) -> BatchRunner:
+    """Build and load a model. Raises whatever the model raises."""
+    source = sources[variant.id]
+    if source is None:
+        raise ConfigError("has neither model nor code", where=variant.name)
+    model = build_model(source, base, variant.name)
+    model.load()
+    is_idempotent = app.functions[variant.function_id].is_idempotent
+    return BatchRunner(variant.name, model, is_idempotent=is_idempotent)
 
 
 def build_model(source: FunctionSource, base: str, where: str) -> Model:

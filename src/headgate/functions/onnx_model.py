@@ -14,7 +14,7 @@ import numpy as np
 from headgate.core.errors import ConfigError
 from headgate.functions.arrays import Array
 from headgate.functions.model import Model
-from headgate.functions.tensor import TensorSpec
+from headgate.functions.tensor import ITEM_BYTES, TensorSpec
 
 
 class OnnxModel(Model):
@@ -107,20 +107,11 @@ def _decoded(array: Array) -> Array:
     return texts.reshape(array.shape)
 
 
+_ONNX_NAMES: Final = {"FP16": "float16", "FP32": "float", "FP64": "double", "BYTES": "string"}
 _DATATYPES: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "tensor(bool)": "BOOL",
-        "tensor(uint8)": "UINT8",
-        "tensor(uint16)": "UINT16",
-        "tensor(uint32)": "UINT32",
-        "tensor(uint64)": "UINT64",
-        "tensor(int8)": "INT8",
-        "tensor(int16)": "INT16",
-        "tensor(int32)": "INT32",
-        "tensor(int64)": "INT64",
-        "tensor(float16)": "FP16",
-        "tensor(float)": "FP32",
-        "tensor(double)": "FP64",
-        "tensor(string)": "BYTES",
+        f"tensor({_ONNX_NAMES.get(name, name.lower())})": name
+        for name in ITEM_BYTES
+        if name != "BF16"  # NumPy, through which inputs come, has no such type
     }
 )

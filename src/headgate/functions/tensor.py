@@ -1,4 +1,6 @@
-"""Tensors between processes: name, datatype, shape, and elements as raw bytes.
+"""Tensors between processes, and what a function takes and gives: the tensors of one task.
+
+A tensor is a name, a datatype, a shape, and elements as raw bytes.
 
 Gateways, workers and clients exchange tensors; only functions see arrays. Elements are row-major
 and little-endian. Each element of `BYTES` is preceded by its length in four bytes, as in the binary
@@ -20,17 +22,8 @@ from headgate.core.errors import ConfigError
 ITEM_BYTES: Final[Mapping[str, int]] = MappingProxyType(
     {
         "BOOL": 1,
-        "UINT8": 1,
-        "UINT16": 2,
-        "UINT32": 4,
-        "UINT64": 8,
-        "INT8": 1,
-        "INT16": 2,
-        "INT32": 4,
-        "INT64": 8,
-        "FP16": 2,
-        "FP32": 4,
-        "FP64": 8,
+        **{f"{kind}{8 * size}": size for kind in ("UINT", "INT") for size in (1, 2, 4, 8)},
+        **{f"FP{8 * size}": size for size in (2, 4, 8)},
         "BF16": 2,
         "BYTES": 0,
     }
@@ -53,6 +46,28 @@ class Tensor(Struct, array_like=True, gc=False):
     datatype: str
     shape: tuple[int, ...]
     data: memoryview | Block
+
+
+@final
+class TaskInputs(Struct, array_like=True, gc=False):
+    """One task of a batch, with its inputs."""
+
+    task_id: int
+    items: int
+    inputs: list[Tensor]
+
+
+@final
+class TaskResult(Struct, array_like=True, gc=False):
+    """The result of one task: outputs, or an error with its status (400 client error, 500 function
+    error).
+    """
+
+    task_id: int
+    outputs: list[Tensor]
+    error: str = ""
+    status: int = 200
+    is_unsure: bool = False
 
 
 @final

@@ -11,7 +11,6 @@ import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, TypeAlias, final
 from urllib.parse import parse_qsl
 
@@ -28,6 +27,7 @@ from headgate.lambda_emulator.http import EmulatorRequest, Response
 from headgate.lambda_emulator.instance import Invocation, InvocationResult
 from headgate.lambda_emulator.invoker import AsyncEventQueue, Invoker
 from headgate.lambda_emulator.settings import PlatformSettings
+from headgate.system.process import memory_bytes
 
 JsonObject: TypeAlias = dict[str, object]
 
@@ -373,23 +373,13 @@ def _log(call: Invocation, result: InvocationResult, record: BillingRecord) -> b
         f"Duration: {record.duration_ms:.2f} ms",
         f"Billed Duration: {record.billed_ms} ms",
         f"Memory Size: {record.memory_mb} MB",
-        f"Max Memory Used: {_memory_mb(record.instance)} MB",
+        f"Max Memory Used: {memory_bytes(record.instance, 'VmHWM') >> 20} MB",
     ]
     if result.is_cold:
         report.append(f"Init Duration: {record.init_ms:.2f} ms")
     end = f"END RequestId: {call.id}\n" + "\t".join((*report, "\n"))
     log = result.log if result.log.endswith(b"\n") or not result.log else result.log + b"\n"
     return start.encode() + log + end.encode()
-
-
-def _memory_mb(pid: int) -> int:
-    """Return the peak resident memory of a process; 0 if the process has exited."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    lines = (line.split() for line in status.splitlines() if line.startswith("VmHWM:"))
-    return next((int(fields[1]) // 1024 for fields in lines), 0)
 
 
 def _json_response(body: JsonObject, status: int = 200) -> Response:

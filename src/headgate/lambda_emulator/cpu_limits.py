@@ -27,12 +27,6 @@ from headgate.lambda_emulator.settings import CpuMode
 PERIOD_US: Final = 20_000
 QUOTA_US_MIN: Final = 1_000  # the kernel accepts no less
 _KILL_TIMEOUT_S: Final = 1.0  # to wait for processes that have been killed
-THREAD_VARIABLES: Final = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-)
 
 
 class CpuLimiter(Protocol):

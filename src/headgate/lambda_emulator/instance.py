@@ -27,6 +27,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from inspect import getsource
 from pathlib import Path
 from socket import inet_aton
 from sys import byteorder
@@ -36,7 +37,7 @@ import msgspec
 
 import headgate
 from headgate.lambda_emulator.cleanup_process import CleanupProcess
-from headgate.lambda_emulator.cpu_limits import THREAD_VARIABLES, CpuLimiter, threads
+from headgate.lambda_emulator.cpu_limits import CpuLimiter, threads
 from headgate.lambda_emulator.functions import FunctionVersion
 from headgate.lambda_emulator.http import (
     EmulatorHttpServer,
@@ -46,6 +47,7 @@ from headgate.lambda_emulator.http import (
     Response,
 )
 from headgate.lambda_emulator.settings import PlatformSettings
+from headgate.system.process import set_parent_death_signal, thread_variables
 
 Address: TypeAlias = tuple[str, int]
 
@@ -70,13 +72,15 @@ RESERVED_VARIABLES: Final = frozenset(
 TCP_SOCKETS: Final = Path("/proc/net/tcp")
 # Runs awslambdaric in a process that does not outlive the platform: the kernel kills the process
 # when the platform's thread exits, and the process exits by itself if that has happened already.
-_START: Final = """
+# The function is copied, not imported: a package may contain a Headgate of another version.
+_START: Final = f"""
+from __future__ import annotations
 import ctypes, os, runpy, signal, sys
-platform = int(sys.argv.pop(1))
+from contextlib import suppress
+{getsource(set_parent_death_signal)}
+set_parent_death_signal(signal.SIGKILL, int(sys.argv.pop(1)))
 sys.path[0] = os.getcwd()
-ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG
-if os.getppid() == platform:
-    runpy.run_module("awslambdaric", run_name="__main__", alter_sys=True)
+runpy.run_module("awslambdaric", run_name="__main__", alter_sys=True)
 """
 _LOG: Final = logging.getLogger(__name__)
 _HEAD_BYTES_MAX: Final = 2**21  # the runtime may report an error, at some length, in a header
@@ -166,11 +170,11 @@ class Launch:
             for name in self.settings.inherited_variables
             if name in os.environ
         }
-        count = str(threads(self.settings.vcpus(function.memory_mb)))
+        thread_count = threads(self.settings.vcpus(function.memory_mb))
         start = "provisioned-concurrency" if self.is_provisioned else "on-demand"
         return {
             **inherited,
-            **dict.fromkeys(THREAD_VARIABLES, count),
+            **thread_variables(thread_count),
             "LANG": "C.UTF-8",
             "TZ": ":UTC",
             "PYTHONPATH": os.pathsep.join((root, _headgate_root())),

@@ -45,13 +45,12 @@ from headgate.core.records import STAGES_MAX
 from headgate.core.states import InstanceState, Outcome
 from headgate.core.view import View
 from headgate.functions.lambda_payload import TOO_LARGE, body_bytes
-from headgate.functions.tensor import Signature
-from headgate.live.busy_poll import BusyPoll
+from headgate.functions.tensor import Signature, TaskInputs
 from headgate.live.call import CANNOT_LOAD, INTERNAL, Call, GatewayPhase, ServedModel
 from headgate.live.cost_accounting import CostAccounting, breakers
 from headgate.live.deployment import Deployment, NodeSpec
 from headgate.live.driver import CountFault, Driver, EventLogTask, ignore_fault, make_scheduler
-from headgate.live.ipc.messages import BatchRan, MeasuredFunction, RunBatch, TaskInputs
+from headgate.live.ipc.messages import BatchRan, MeasuredFunction, RunBatch
 from headgate.live.ipc.worker_link import WorkerLink, WorkerLinks
 from headgate.live.model_registry import (
     LoadsNeeded,
@@ -67,6 +66,7 @@ from headgate.live.pools.registry import RemotePools
 from headgate.live.pools.remote_pool import make_remote_call
 from headgate.live.stage_outputs import StageOutputs
 from headgate.live.telemetry.metrics import GaugeSnapshot
+from headgate.system.busy_poll import BusyPoll
 
 _LOG: Final = logging.getLogger(__name__)
 

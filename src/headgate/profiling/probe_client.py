@@ -15,21 +15,16 @@ from pathlib import Path
 from threading import Timer
 from time import monotonic_ns
 from types import TracebackType
-from typing import Final, Self, final
+from typing import Self, final
 
 import msgspec
 from msgspec import Struct
 
 from headgate.core.errors import ConfigError
+from headgate.functions.measure import Measurement, MeasureRequest
 from headgate.planning.latency_model import ColdStart
-
-# Environment variables for the thread count of NumPy's libraries, which read them on import.
-_THREAD_VARIABLES: Final = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-)
+from headgate.system.child_process import ProcessTree
+from headgate.system.process import thread_variables
 
 
 @final
@@ -56,30 +51,6 @@ class Started(Struct, frozen=True):
     load_ns: int
     first_call_ns: int
     batches: bool  # whether the model accepts batches of several items
-
-
-@final
-class MeasureRequest(Struct, frozen=True):
-    """A grid point to measure, and the stopping rule."""
-
-    concurrency: int
-    batch: int
-    length_s: float
-    precision: float  # half-width of the median's confidence interval, relative to the median
-    samples_min: int
-
-
-@final
-class Measurement(Struct, frozen=True):
-    """Response times at a grid point, in ms."""
-
-    mean: float
-    p50: float
-    p95: float
-    p99: float
-    samples: int
-    p50_low: float | None
-    p50_high: float | None
 
 
 @final
@@ -110,20 +81,20 @@ class Probe:
             copy = stack.enter_context(tempfile.TemporaryDirectory(prefix="headgate-profile-"))
             self._stderr = stack.enter_context(tempfile.TemporaryFile())
             task = msgspec.structs.replace(self._task, copy=copy)
-            threads = str(len(task.cores))
             package_dir = str(Path(__file__).parents[2])
             paths = [package_dir, *filter(None, [os.environ.get("PYTHONPATH")])]
             began_ns = monotonic_ns()
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "headgate.profiling.probe"],
+            self._child = ProcessTree(
+                [sys.executable, "-m", "headgate.profiling.probe", *map(str, task.cores)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
-                env=os.environ
-                | dict.fromkeys(_THREAD_VARIABLES, threads)
-                | {"PYTHONPATH": os.pathsep.join(paths)},
+                environment={
+                    **thread_variables(len(task.cores)),
+                    "PYTHONPATH": os.pathsep.join(paths),
+                },
             )
-            stack.callback(self._kill)
+            stack.callback(self._child.close)
             started = self._call(task).started
             assert started is not None
             self.cold_start = ColdStart(
@@ -152,9 +123,9 @@ class Probe:
         return measurement
 
     def _call(self, message: ProbeTask | MeasureRequest) -> ProbeReply:
-        process = self._process
+        process = self._child.process
         assert process.stdin is not None and process.stdout is not None
-        timer = Timer(self._timeout_s, process.kill)
+        timer = Timer(self._timeout_s, self._child.kill)
         timer.start()
         try:
             process.stdin.write(msgspec.json.encode(message) + b"\n")
@@ -177,7 +148,7 @@ class Probe:
 
     def _exit_reason(self) -> str:
         """Return why the probe has exited, as text."""
-        status = self._process.wait()
+        status = self._child.process.wait()
         self._stderr.seek(0)
         lines = self._stderr.read()[-2000:].decode(errors="replace").strip().splitlines()
         last = f": {lines[-1]}" if lines else ""
@@ -186,10 +157,3 @@ class Probe:
             return f"the probe process was killed ({cause}){last}"
         name = signal.Signals(-status).name if status < 0 else f"status {status}"
         return f"the probe process exited with {name}{last}"
-
-    def _kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()

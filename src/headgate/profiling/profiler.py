@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from statistics import median
 from time import monotonic
 from typing import Final, final
@@ -11,9 +11,10 @@ from typing import Final, final
 import msgspec
 
 from headgate.core.errors import ConfigError
+from headgate.functions.measure import PRECISION, MeasureRequest
 from headgate.planning.latency_model import Characterisation, ColdStart, Point
 from headgate.profiling.machine import usable_cores
-from headgate.profiling.probe_client import MeasureRequest, Probe, ProbeTask
+from headgate.profiling.probe_client import Probe, ProbeTask
 
 SAMPLES_MIN: Final = 50  # fewer do not resolve the tail
 STARTS: Final = 3  # cold starts, of which the median is taken
@@ -31,7 +32,7 @@ class ProfilerSettings:
     concurrency: tuple[int, ...]
     batches: tuple[int, ...]
     budget_s: float = 60.0
-    precision: float = 0.05
+    precision: float = PRECISION
     store: str | None = None
 
 
@@ -167,18 +168,7 @@ class _Profiler:
         self._on_progress(title, self._total - self._left, self._total)
         measurement = probe.measure(request)
         self._left -= 1
-        return Point(
-            cores=grid_point.cores,
-            concurrency=grid_point.concurrency,
-            batch=grid_point.batch,
-            mean_ms=measurement.mean,
-            p50_ms=measurement.p50,
-            p95_ms=measurement.p95,
-            p99_ms=measurement.p99,
-            samples=measurement.samples,
-            p50_low_ms=measurement.p50_low,
-            p50_high_ms=measurement.p50_high,
-        )
+        return Point(**asdict(grid_point), **msgspec.structs.asdict(measurement))
 
     def _skip(self, cores: int, points_by_grid_point: Sequence[tuple[int, int]]) -> None:
         self._skipped += [

@@ -83,16 +83,15 @@ def error_line(*arguments: object) -> str:
 def call(platform: EmbeddedPlatform, name: str) -> list[float]:
     """Double two numbers with a deployed function."""
     data = base64.b64encode(struct.pack("<2f", 1.5, 2.0)).decode()
-    tensor = {"name": "x", "datatype": "FP32", "shape": [2], "data": data}
-    request = {"id": 1, "items": 2, "inputs": [tensor]}
-    event = {"headgate": 1, "function": "double", "requests": [request]}
+    task = [1, 2, [["x", "FP32", [2], data]]]  # id, items, inputs
+    event = {"headgate": 2, "function": "double", "tasks": [task]}
     client = boto3.client("lambda", **platform.client_options)
     response = client.invoke(FunctionName=name, Payload=json.dumps(event).encode())
     answer = json.loads(response["Payload"].read())
     client.close()
     assert "FunctionError" not in response, answer
-    (result,) = answer["results"]
-    return list(struct.unpack("<2f", base64.b64decode(result["outputs"][0]["data"])))
+    ((_, ((_, _, _, outputs),), *_),) = answer["results"]
+    return list(struct.unpack("<2f", base64.b64decode(outputs)))
 
 
 def test_deploying_and_calling(platform: EmbeddedPlatform, app: str, tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import to_builtins
 
 from headgate.core.errors import ConfigError
 from headgate.core.model import LAMBDA_PAYLOAD_BYTES_MAX
-from headgate.functions.arrays import Array, to_array, to_tensor
+from headgate.functions.arrays import to_array, to_tensor
 from headgate.functions.lambda_handler import Handler
 from headgate.functions.lambda_payload import (
     ResponseJson,
@@ -23,11 +24,8 @@ from headgate.functions.lambda_payload import (
     encode_request,
     encode_response,
     parse_call,
-    unbatched_calls,
 )
-from headgate.functions.model import Model
-from headgate.functions.tensor import Tensor
-from headgate.functions.unbatched import UnbatchedCall, UnbatchedResult, UnbatchedRunner
+from headgate.functions.tensor import Block, TaskInputs, TaskResult, Tensor
 
 CODE = """
 import time
@@ -65,20 +63,21 @@ def handler(tmp_path: Path) -> Handler:
     return Handler({"LAMBDA_TASK_ROOT": str(tmp_path), "HEADGATE_APP": "app.yaml"})
 
 
-def task(id: int, *values: float) -> UnbatchedCall:
-    return UnbatchedCall(id, len(values), [to_tensor("x", np.array(values, np.float32))])
+def task(id: int, *values: float) -> TaskInputs:
+    return TaskInputs(id, len(values), [to_tensor("x", np.array(values, np.float32))])
 
 
 def ask(
-    handler: Handler, function: str, *tasks: UnbatchedCall, **options: object
-) -> tuple[ResponseJson, list[UnbatchedResult]]:
+    handler: Handler, function: str, *tasks: TaskInputs, **options: object
+) -> tuple[ResponseJson, list[TaskResult]]:
     """Call the handler as a platform does: JSON to JSON."""
     body = encode_request(function, tasks, **options)  # type: ignore[arg-type]
     answer = handler.handle(json.loads(body), None)
-    return decode_response(json.dumps(answer).encode())
+    response = decode_response(json.dumps(answer).encode())
+    return response, response.results
 
 
-def values(result: UnbatchedResult) -> object:
+def values(result: TaskResult) -> object:
     return to_array(result.outputs[0]).tolist()
 
 
@@ -124,8 +123,8 @@ def test_invalid_payload_is_an_error_of_the_function(handler: Handler) -> None:
         ask(handler, "nobody", task(1, 1.0))
     with pytest.raises(ValueError, match="headgate"):
         handler.handle({"some": "event"}, None)
-    with pytest.raises(ValueError, match="version 2"):
-        handler.handle({"headgate": 2}, None)
+    with pytest.raises(ValueError, match="version 1"):
+        handler.handle({"headgate": 1}, None)
     with pytest.raises(ConfigError, match="HEADGATE_APP"):
         Handler({}).warm_up()
 
@@ -140,17 +139,6 @@ def test_named_function_is_loaded_before_the_first_call(tmp_path: Path) -> None:
     assert result.status == 200
 
 
-def test_unsure_output_may_be_a_list() -> None:
-    """The checks after the model must accept whatever a model may return."""
-
-    class Unsure(Model):
-        def predict(self, batch: dict[str, Array]) -> dict[str, object]:
-            return {"y": batch["x"], "unsure": [True] * len(batch["x"])}
-
-    result = UnbatchedRunner(Unsure()).run(task(1, 1.0, 2.0))
-    assert (result.status, result.is_unsure) == (200, True)
-
-
 tensors = st.builds(
     lambda name, data, ones: Tensor(name, "UINT8", (len(data), *ones), memoryview(data)),
     st.text(max_size=20),
@@ -160,29 +148,27 @@ tensors = st.builds(
 
 
 @given(
-    st.lists(
-        st.builds(UnbatchedCall, st.integers(0, 1 << 62), st.integers(1, 9), st.lists(tensors))
-    )
+    st.lists(st.builds(TaskInputs, st.integers(0, 1 << 62), st.integers(1, 9), st.lists(tensors)))
 )
 def test_payload_round_trip_and_size_bound(
-    tasks: list[UnbatchedCall],
+    tasks: list[TaskInputs],
 ) -> None:
     trace, tenant = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "t" * 200
     body = encode_request("f" * 200, tasks, deadline_ms=1.5, traceparent=trace, tenant=tenant)
     assert len(body) <= body_bytes([task.inputs for task in tasks])
     call = parse_call(json.loads(body))
-    assert unbatched_calls(call) == tasks
+    assert call.tasks == tasks
     assert (call.deadline_ms, call.traceparent, call.tenant) == (1.5, trace, tenant)
 
 
 results = st.builds(
-    UnbatchedResult, st.integers(0, 1 << 62), st.lists(tensors, max_size=3), st.text(max_size=20)
+    TaskResult, st.integers(0, 1 << 62), st.lists(tensors, max_size=3), st.text(max_size=20)
 )
 
 
 @given(st.lists(results, max_size=3))
 def test_response_survives_any_json_encoder(
-    reported: list[UnbatchedResult],
+    reported: list[TaskResult],
 ) -> None:
     """Python's own encoder escapes non-ASCII characters and adds spaces."""
     answer = encode_response(reported, is_cold=False, took_ms=1.0)
@@ -190,20 +176,28 @@ def test_response_survives_any_json_encoder(
     assert len(body) <= body_bytes([r.outputs for r in reported]) + sum(
         12 * len(r.error) for r in reported
     )
-    assert decode_response(body)[1] == reported
+    assert decode_response(body).results == reported
 
 
 def test_result_beyond_the_payload_limit_has_its_own_status() -> None:
     """Two of 3 MB are more than 6 MB in base64; the third is small."""
     large = [Tensor("y", "UINT8", (3 << 20,), memoryview(bytes(3 << 20)))]
     answer = encode_response(
-        [UnbatchedResult(1, large), UnbatchedResult(2, large), UnbatchedResult(3, [])],
+        [TaskResult(1, large), TaskResult(2, large), TaskResult(3, [])],
         is_cold=False,
         took_ms=1.0,
     )
     body = json.dumps(answer).encode()
     assert len(body) <= LAMBDA_PAYLOAD_BYTES_MAX
-    first, second, third = decode_response(body)[1]
+    first, second, third = decode_response(body).results
     assert (first.status, len(first.outputs), third.status) == (200, 1, 200)
     assert (second.status, second.outputs) == (413, [])
     assert "more than the payload limit of a call" in second.error
+
+
+def test_response_cannot_name_shared_memory() -> None:
+    """Only a worker has shared memory; a platform that pretends to is not believed."""
+    forged = TaskResult(1, [Tensor("y", "UINT8", (9,), Block(0, 9))])
+    answer = {"headgate": 2, "cold": False, "took_ms": 1.0, "results": to_builtins([forged])}
+    with pytest.raises(ValueError, match="'y'"):
+        decode_response(json.dumps(answer).encode())

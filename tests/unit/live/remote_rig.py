@@ -8,10 +8,10 @@ from collections.abc import Callable
 from headgate.core.clock import NEVER_NS
 from headgate.core.events import Event
 from headgate.core.model import FaasPlatform, Pool, Tier
-from headgate.functions.tensor import Tensor
-from headgate.live.ipc.messages import BatchRan, TaskInputs
+from headgate.functions.tensor import TaskInputs, Tensor
+from headgate.live.ipc.messages import BatchRan
 from headgate.live.pools.remote_pool import CallResult, RemoteCall, RemotePool, Shares
-from headgate.system.threads import DaemonThreads
+from headgate.system.threads import BlockingCalls
 
 PLATFORM = FaasPlatform(1 << 30, keep_alive_ns=200_000_000, usd_per_gb_s=1.0, usd_per_request=0.5)
 CLOUD = Pool(0, "cloud", Tier.SERVERLESS, nodes=0, faas=PLATFORM)
@@ -27,10 +27,13 @@ def remote_call(
     *,
     deadline_ns: int = NEVER_NS,
     is_hard: bool = False,
+    function: str = "f",
 ) -> RemoteCall:
     asked = [task()] if tasks is None else tasks
     shares = tuple((0, 0, w.items) for w in asked)
-    return RemoteCall(batch_id, 0, "f", 0, None, asked, deadline_ns, is_hard, None, None, shares)
+    return RemoteCall(
+        batch_id, 0, function, 0, None, asked, deadline_ns, is_hard, None, None, shares
+    )
 
 
 class Rig:
@@ -50,7 +53,7 @@ class Rig:
             self,
             self,
             lambda function, start_ns: self.starts.append((function, start_ns)),
-            DaemonThreads(threads, asyncio.get_running_loop()),
+            BlockingCalls(threads, asyncio.get_running_loop()),
             hang_ns=hang_ns,
         )
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import select
 from time import monotonic_ns
 
-from headgate.live import busy_poll
-from headgate.live.busy_poll import BusyPoll
+from headgate.system import busy_poll
+from headgate.system.busy_poll import BusyEpoll, BusyPoll
 
 
 async def _spins(should_spin: list[bool], *, extensions: int = 1) -> int:
@@ -55,3 +57,41 @@ def test_it_ends_by_itself() -> None:
         return asked
 
     assert asyncio.run(scenario()) == 1
+
+
+class CountingEpoll:
+    """An `epoll` of one pipe that counts polls and becomes readable at one of them."""
+
+    def __init__(self, readable_at: int) -> None:
+        self.polls = self.blocked = 0
+        self._readable_at = readable_at
+
+    def poll(self, timeout: float | None = None) -> list[tuple[int, int]]:
+        self.polls += 1
+        self.blocked += timeout is None
+        return [(7, 1)] if timeout is None or self.polls == self._readable_at else []
+
+
+def test_epoll_spins_only_for_lone_requests_in_quick_succession() -> None:
+    epoll = CountingEpoll(readable_at=5)
+    busy = BusyEpoll(epoll)  # type: ignore[arg-type]
+    assert busy.wait(None, may_spin=True) == [(7, 1)]
+    assert (epoll.polls, epoll.blocked) == (1, 1)  # the first wait blocks
+    busy._was_short = True  # however busy this machine is
+    assert busy.wait(None, may_spin=True) == [(7, 1)]
+    assert (epoll.polls, epoll.blocked) == (5, 1)  # it spun
+    busy._was_short = True
+    assert busy.wait(None, may_spin=False) == [(7, 1)]
+    assert epoll.blocked == 2
+
+
+def test_epoll_wakes_at_its_time() -> None:
+    reader, writer = os.pipe()
+    with select.epoll() as epoll:
+        epoll.register(reader, select.EPOLLIN)
+        busy = BusyEpoll(epoll)
+        assert busy.wait(monotonic_ns() - 1, may_spin=True) == []
+        os.write(writer, b".")
+        assert busy.wait(monotonic_ns() + 10**17, may_spin=True) == [(reader, select.EPOLLIN)]
+    os.close(reader)
+    os.close(writer)

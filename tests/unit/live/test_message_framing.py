@@ -6,16 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.functions.tensor import Tensor
-from headgate.live.ipc.messages import (
-    MESSAGE_BYTES_MAX,
-    Frames,
-    Message,
-    Release,
-    RunBatch,
-    TaskInputs,
-    frame,
-)
+from headgate.functions.tensor import TaskInputs, Tensor
+from headgate.live.ipc.messages import MESSAGE_BYTES_MAX, Frames, Message, Release, RunBatch, frame
 
 
 def test_tensors_share_the_received_memory() -> None:

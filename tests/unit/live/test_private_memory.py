@@ -8,7 +8,7 @@ import subprocess
 import numpy as np
 
 from headgate.live.ipc.shared_memory import Arena
-from headgate.system.child_process import private_bytes
+from headgate.system.process import private_bytes
 
 SIZE = 64 << 20
 

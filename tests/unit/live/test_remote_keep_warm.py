@@ -28,10 +28,10 @@ from headgate.core.model import (
 from headgate.core.policy import Capabilities, Policy, PolicyConfig, PolicyKind
 from headgate.core.records import Node, Task
 from headgate.core.scheduler.scheduler import Scheduler
+from headgate.functions.tensor import TaskInputs
 from headgate.live.call import Call
 from headgate.live.cost_accounting import CostAccounting, breakers
 from headgate.live.driver import Driver
-from headgate.live.ipc.messages import TaskInputs
 from headgate.live.pools.remote_pool import RemoteCall, make_remote_call
 from headgate.live.telemetry import Exposition, GaugeSnapshot, Metrics
 from headgate.live.telemetry.metrics import FaasPoolGauges

@@ -12,7 +12,7 @@ import pytest
 from remote_rig import Rig, remote_call, task
 
 from headgate.core.events import BatchFailed, BatchLost, BatchRefused, Event, Refusal
-from headgate.live.ipc.messages import TaskResult
+from headgate.functions.tensor import TaskResult
 from headgate.live.pools.remote_pool import CallResult, Done, Failed, Lost, Refused, RemoteCall
 
 MS = 1_000_000

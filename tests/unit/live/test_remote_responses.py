@@ -69,9 +69,9 @@ def of_sagemaker(body: bytes = b"", error: Exception | None = None) -> CallResul
 
 
 def response_body(output: dict[str, object], **more: object) -> bytes:
-    """Return the response of a function to the only request of a call."""
-    result = {"id": 0, "outputs": [output], **more}
-    return json.dumps({"headgate": 1, "cold": False, "took_ms": 1.0, "results": [result]}).encode()
+    """Return the response of a function to the only task of a call."""
+    result = [0, [list(output.values())], *more.values()]
+    return json.dumps({"headgate": 2, "cold": False, "took_ms": 1.0, "results": [result]}).encode()
 
 
 def test_valid_response() -> None:
@@ -98,7 +98,7 @@ def test_endpoint_tensor_must_match_its_elements(name: str) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"null", b'"', b"{}", b"[]", b'{"headgate":2}', b"\xff", b'{"x":' + DEEP, DEEP],
+    [b"", b"null", b'"', b"{}", b"[]", b'{"headgate":1}', b"\xff", b'{"x":' + DEEP, DEEP],
     ids=lambda body: repr(body[:12]),
 )
 def test_invalid_response_is_a_failure(body: bytes) -> None:
@@ -110,7 +110,7 @@ def test_invalid_response_is_a_failure(body: bytes) -> None:
 
 @pytest.mark.parametrize(("took_ms", "longest_ns"), [(-1.0, 0), (1e305, 10**15)])
 def test_reported_durations_are_bounded(took_ms: float, longest_ns: int) -> None:
-    body = {"headgate": 1, "cold": False, "took_ms": took_ms, "results": []}
+    body = {"headgate": 2, "cold": False, "took_ms": took_ms, "results": []}
     call_result = of_lambda(json.dumps(body).encode())
     assert isinstance(call_result, Done)
     assert 0 <= call_result.took_ns <= longest_ns

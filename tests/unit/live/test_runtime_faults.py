@@ -15,7 +15,7 @@ from headgate.core.event_log import Wire, to_wire
 from headgate.core.events import BatchLost, InstanceStarted, InstanceStopped
 from headgate.core.records import STAGES_MAX
 from headgate.core.states import Outcome
-from headgate.functions.tensor import Block, Signature, Tensor
+from headgate.functions.tensor import Block, Signature, TaskInputs, TaskResult, Tensor
 from headgate.live.call import INTERNAL, Call
 from headgate.live.deployment import Deployment, NodeSpec
 from headgate.live.gateway.config import GatewayConfig
@@ -27,8 +27,6 @@ from headgate.live.ipc.messages import (
     Hello,
     MeasuredFunction,
     RunBatch,
-    TaskInputs,
-    TaskResult,
     frame,
 )
 from headgate.live.ipc.shared_memory import Arena

@@ -19,9 +19,8 @@ from botocore.exceptions import ClientError, EndpointConnectionError
 
 from headgate.config.providers import Provider
 from headgate.core.events import Refusal
-from headgate.functions.tensor import Signature, Tensor, TensorSpec
+from headgate.functions.tensor import Signature, TaskInputs, Tensor, TensorSpec
 from headgate.live.gateway.oip.json import memoryview_of, pack_strings
-from headgate.live.ipc.messages import TaskInputs
 from headgate.live.pools.remote_pool import Done, Failed, Refused
 from headgate.live.pools.sagemaker_pool import SageMakerEndpoints, concatenate, split_by_items
 

@@ -11,7 +11,7 @@ import pytest
 from headgate.core.actions import StopInstance
 from headgate.core.event_log import to_wire
 from headgate.core.events import InstanceStopped
-from headgate.functions.tensor import Block, Tensor
+from headgate.functions.tensor import Block, TaskInputs, TaskResult, Tensor
 from headgate.live.deployment import NodeSpec
 from headgate.live.ipc.messages import (
     ActionMessage,
@@ -21,8 +21,6 @@ from headgate.live.ipc.messages import (
     Hello,
     Release,
     RunBatch,
-    TaskInputs,
-    TaskResult,
     frame,
 )
 from headgate.live.ipc.shared_memory import Arena

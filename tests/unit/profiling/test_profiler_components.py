@@ -1,11 +1,9 @@
-"""Profiler components without a probe process: clients, stores, cores, summary, figure."""
+"""Profiler components without a probe process: stores, cores, summary, figure."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -13,83 +11,9 @@ import pytest
 
 from headgate.core.errors import ConfigError
 from headgate.planning.latency_model import Characterisation, ColdStart, Point
-from headgate.profiling import measure as measure_module
 from headgate.profiling.machine import this_machine, usable_cores
-from headgate.profiling.measure import SAMPLES_MAX, measure, median_interval
 from headgate.profiling.model_store import fetch
-from headgate.profiling.probe_client import MeasureRequest
 from headgate.profiling.report import Objective, curves, profile_figure, summarise
-
-
-def request(concurrency: int, length_s: float = 0.2, precision: float = 1e-9) -> MeasureRequest:
-    return MeasureRequest(concurrency, 1, length_s, precision, samples_min=10)
-
-
-class Clock:
-    """Fake clock of the measuring clients, on which only calls take time."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now_ns = 0
-        monkeypatch.setattr(measure_module, "monotonic_ns", lambda: self.now_ns)
-
-    def pass_ms(self, time_ms: int) -> None:
-        self.now_ns += time_ms * 1_000_000
-        time.sleep(0.0002)  # let the main thread check the stopping rule
-
-
-def test_concurrent_clients_of_one_core_queue() -> None:
-    """One call at a time in FIFO order: with four clients each response takes 4 * 10 ms."""
-    with ThreadPoolExecutor(1) as core:
-
-        def call() -> None:
-            core.submit(time.sleep, 0.01).result()
-
-        single, concurrent = measure(call, request(1)), measure(call, request(4, 0.8))
-    assert single.mean >= 10
-    assert concurrent.mean > 30
-    assert single.p50 < concurrent.p50
-    assert single.p50_low is not None and single.p50_high is not None
-    assert single.p50_low <= single.p50 <= single.p50_high <= single.p99
-
-
-def test_first_call_is_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, calls = Clock(monkeypatch), iter([1_000] + [1] * 10_000)
-    assert measure(lambda: clock.pass_ms(next(calls)), request(1, length_s=2.0)).p99 == 1.0
-
-
-def test_measurement_ends_at_target_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    monkeypatch.setattr(measure_module, "_WARM_UP", 0.0)
-    result = measure(lambda: clock.pass_ms(1), request(1, length_s=1e6, precision=0.5))
-    assert 10 <= result.samples < SAMPLES_MAX
-
-
-def test_measurement_ends_at_maximum_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure_module, "_WARM_UP", 0.0)
-    monkeypatch.setattr("os.sched_yield", lambda: None)  # other processes may take long
-    result = measure(lambda: None, request(2, length_s=1e6))
-    assert SAMPLES_MAX <= result.samples <= SAMPLES_MAX + 2
-
-
-def test_call_longer_than_time_limit_is_measured_once_per_client() -> None:
-    result = measure(lambda: time.sleep(0.06), request(3, length_s=0.02))
-    assert result.samples >= 3
-    assert result.p50 > 55
-
-
-def test_model_exceptions_propagate() -> None:
-    def call() -> None:
-        raise KeyError("weights")
-
-    with pytest.raises(KeyError):
-        measure(call, request(2))
-
-
-def test_correlated_times_widen_the_interval() -> None:
-    """The same values, once mixed and once with all slow ones in a row."""
-    mixed, in_a_row = [1.0, 2.0] * 50, [1.0] * 50 + [2.0] * 50
-    assert median_interval(mixed).high - median_interval(mixed).low < 1e-9
-    assert median_interval(in_a_row).high - median_interval(in_a_row).low > 0.5
 
 
 def test_usable_cores_respect_cpu_quota(tmp_path: Path) -> None:

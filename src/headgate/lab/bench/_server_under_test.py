@@ -38,6 +38,7 @@ from headgate.loadgen import (
     run_open_loop,
     summarise_load,
 )
+from headgate.system.process import thread_variables
 from headgate.workload import poisson
 
 MODEL: Final = "product"
@@ -46,7 +47,6 @@ SLO_MS: Final = 150
 OPTIONS: Final = LoadOptions(model=MODEL, slo_ns=SLO_MS * MILLISECOND_NS)
 _BATCH: Final = 4
 _BUSY: Final = 3  # closed-loop clients that saturate one core within the SLO
-_THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _ROWS: Final = 64
 _WIDTH: Final = 256
 _TRIALS: Final = 40
@@ -118,7 +118,7 @@ def run_command(*arguments: object) -> Any:  # any JSON
 
 
 def _run_module(module: str, *arguments: str, threads: int | None = None) -> str:
-    limits = {} if threads is None else dict.fromkeys(_THREADS, str(threads))
+    limits = {} if threads is None else thread_variables(threads)
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         env={**os.environ, **limits},

@@ -26,8 +26,7 @@ from headgate.core.errors import ConfigError
 from headgate.core.states import Outcome
 from headgate.deploy import connect
 from headgate.functions.lambda_payload import encode_ping, encode_request
-from headgate.functions.tensor import Tensor
-from headgate.functions.unbatched import UnbatchedCall
+from headgate.functions.tensor import TaskInputs, Tensor
 from headgate.lab.bench._server_under_test import client_overhead_ns, off_worker_core, serving
 from headgate.lab.demo.setup import FEW, FUNCTION, FUNCTIONS_MAX, MEMORY_MB, QUANTILE, Scale, Spec
 from headgate.lab.harness import (
@@ -66,7 +65,7 @@ class DeployedFunction:
         """Return the median response time of a warm function."""
         clicks = np.ones((scale.sessions, _LENGTH), np.int64)
         tensor = Tensor("clicks", "INT64", clicks.shape, memoryview(clicks.tobytes()))
-        body = encode_request(FUNCTION, [UnbatchedCall(0, 1, [tensor])])
+        body = encode_request(FUNCTION, [TaskInputs(0, 1, [tensor])])
         times_ms = []
         with off_worker_core():
             for _ in range(_CALLS):

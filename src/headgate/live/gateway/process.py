@@ -38,9 +38,9 @@ from headgate.live.telemetry import Exposition, GaugeSnapshot, Metrics
 from headgate.live.telemetry.tracing import make_tracer
 from headgate.system.child_process import (
     kill_groups_and_exit,
-    set_parent_death_signal,
     watch_supervisor,
 )
+from headgate.system.process import set_parent_death_signal
 
 if TYPE_CHECKING:
     from headgate.live.gateway.grpc.server import GrpcServer

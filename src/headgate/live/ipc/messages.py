@@ -12,33 +12,11 @@ from typing import Final, final
 from msgspec import MsgspecError, Struct
 from msgspec.msgpack import Decoder, Encoder
 
-from headgate.functions.tensor import Signature, Tensor
+from headgate.functions.tensor import Signature, TaskInputs, TaskResult
 
 
 class Message(Struct, array_like=True, tag=True, gc=False):
     """Base class of all messages. The subclasses in this module are the whole vocabulary."""
-
-
-@final
-class TaskInputs(Struct, array_like=True, gc=False):
-    """One task of a batch, with its inputs."""
-
-    task_id: int
-    items: int
-    inputs: list[Tensor]
-
-
-@final
-class TaskResult(Struct, array_like=True, gc=False):
-    """The result of one task: outputs, or an error with its status (400 client error, 500 function
-    error).
-    """
-
-    task_id: int
-    outputs: list[Tensor]
-    error: str = ""
-    status: int = 200
-    is_unsure: bool = False
 
 
 @final

@@ -19,7 +19,7 @@ from typing import Final, Protocol, cast, final
 from headgate.core.errors import ConfigError
 from headgate.core.event_log import Wire, from_wire
 from headgate.core.events import BatchLost, BatchRefused, Event
-from headgate.functions.tensor import Block, Tensor
+from headgate.functions.tensor import Block, TaskInputs, Tensor
 from headgate.live.deployment import NodeSpec, socket_path
 from headgate.live.driver import CountFault, ignore_fault
 from headgate.live.ipc.messages import (
@@ -35,7 +35,6 @@ from headgate.live.ipc.messages import (
     Message,
     Release,
     RunBatch,
-    TaskInputs,
     frame,
 )
 from headgate.live.ipc.shared_memory import INLINE_BYTES_MAX, Arena, allocate_buffer

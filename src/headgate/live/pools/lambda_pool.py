@@ -18,7 +18,6 @@ from headgate.functions.lambda_payload import (
     encode_ping,
     encode_request,
 )
-from headgate.live.ipc.messages import TaskResult
 from headgate.live.pools.aws_client import classify_error, first_line
 from headgate.live.pools.remote_pool import CallResult, Done, Failed, Refused, RemoteCall
 from headgate.live.pools.validation import check_outputs, error_status
@@ -90,19 +89,14 @@ class LambdaFunctions:
         if response.get("FunctionError"):  # the HTTP status is 200 nevertheless
             return Failed(_error_message(payload))
         try:
-            response_json, results = decode_response(payload)
-            for result in results:
+            response_json = decode_response(payload)
+            for result in response_json.results:
                 check_outputs(result.outputs)
+                result.status = error_status(result.status) if result.error else 200
         except (ValueError, RecursionError) as error:
             return Failed(f"invalid response: {error_text(error)}")
-        task_results = [
-            TaskResult(r.task_id, r.outputs, r.error, error_status(r.status), r.is_unsure)
-            if r.error
-            else TaskResult(r.task_id, r.outputs, is_unsure=r.is_unsure)
-            for r in results
-        ]
         took_ms = min(max(0.0, response_json.took_ms), _TOOK_MS_MAX)
-        return Done(task_results, int(took_ms * 1e6), response_json.cold)
+        return Done(response_json.results, int(took_ms * 1e6), response_json.cold)
 
 
 @final

@@ -24,7 +24,7 @@ from headgate.live.pools.remote_pool import (
     RemotePool,
     WarmKeeper,
 )
-from headgate.system.threads import DaemonThreads
+from headgate.system.threads import BlockingCalls
 
 THREADS_MAX: Final = 256  # concurrent calls per pool; more count as throttled
 SWITCH_S: Final = 0.0005  # how long a calling thread may hold the GIL while the event loop waits
@@ -140,7 +140,7 @@ class RemotePools:
             )
 
     def _make_pool(self, pool: Pool, call: Callable[[RemoteCall], CallResult]) -> RemotePool:
-        threads = DaemonThreads(_threads(pool), asyncio.get_running_loop())
+        threads = BlockingCalls(_threads(pool), asyncio.get_running_loop())
         remote_pool = RemotePool(
             pool,
             call,

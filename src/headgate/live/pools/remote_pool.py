@@ -39,11 +39,12 @@ from headgate.core.events import (
 from headgate.core.model import App, FaasPlatform, Function, Pool
 from headgate.core.records import STAGES_MAX
 from headgate.core.view import View
-from headgate.functions.tensor import Signature
+from headgate.functions.error_text import error_text
+from headgate.functions.tensor import Signature, TaskInputs, TaskResult
 from headgate.live.call import Call
 from headgate.live.deployment import NodeSpec
-from headgate.live.ipc.messages import BatchRan, TaskInputs, TaskResult
-from headgate.system.threads import DaemonThreads
+from headgate.live.ipc.messages import BatchRan
+from headgate.system.threads import BlockingCalls
 
 Shares: TypeAlias = tuple[tuple[int, int, int], ...]  # (pipeline, client, items) of each request
 OnColdStart = Callable[[str, int], None]  # function and duration of a cold start
@@ -177,6 +178,11 @@ class CostSink(Protocol):
         """Bill the cost of keeping instances of a function warm."""
 
 
+def _failed(error: BaseException) -> CallResult:
+    """Return the result of a call that raised, which is a defect: whether it ran is unknown."""
+    return Failed(error_text(error))
+
+
 @final
 class RemotePool:
     """Sends calls to one pool."""
@@ -188,7 +194,7 @@ class RemotePool:
         listener: RemoteCallListener,
         costs: CostSink,
         on_cold_start: OnColdStart,
-        threads: DaemonThreads,
+        threads: BlockingCalls,
         *,
         hang_ns: int,
     ) -> None:
@@ -224,7 +230,9 @@ class RemotePool:
         timer = self._loop.call_later(limit_ns / 1e9, self._time_out, call.batch_id)
         self._in_flight[call.batch_id] = (call, now_ns, timer)
         self.running[call.function] += 1
-        self.threads.submit(partial(self._call, call), partial(self._on_return, call.batch_id))
+        self.threads.submit(
+            partial(self._call, call), partial(self._on_return, call.batch_id), _failed
+        )
 
     def warn(self, text: str) -> None:
         """Log a warning about the pool, rate-limited: repetitions are logged at debug level."""
@@ -373,7 +381,7 @@ class WarmKeeper:
         for _ in range(max(0, min(wanted, self._pool.threads.free))):
             self.pings += 1
             done = partial(self._on_ping_done, function, monotonic_ns())
-            self._pool.threads.submit(partial(self._ping, function), done)
+            self._pool.threads.submit(partial(self._ping, function), done, _failed)
         every_s = self._platform.ping_every_ns / 1e9
         self._timers[function] = self._loop.call_later(every_s, self._refresh, function)
 
@@ -401,7 +409,7 @@ class WarmKeeper:
         if self._pool.threads.free:
             self._provisioning_calls += 1
             self._pool.threads.submit(
-                partial(self._provision, function, count), self._on_provisioning_done
+                partial(self._provision, function, count), self._on_provisioning_done, error_text
             )
 
     def _on_provisioning_done(self, problem: str) -> None:
@@ -516,4 +524,6 @@ class EndpointNode:
             self._loop.call_later(RETRY_S, self._ping_then, function, then)
             return
         signature = self._signatures[function.id]
-        threads.submit(partial(self._ping, function.name, self.node.id, signature), then)
+        threads.submit(
+            partial(self._ping, function.name, self.node.id, signature), then, error_text
+        )

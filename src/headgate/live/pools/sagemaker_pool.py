@@ -17,12 +17,18 @@ from msgspec.json import Decoder, Encoder
 
 from headgate.config.providers import Provider
 from headgate.functions.error_text import error_text, sendable
-from headgate.functions.tensor import ITEM_BYTES, Signature, Tensor, TensorSpec
+from headgate.functions.tensor import (
+    ITEM_BYTES,
+    Signature,
+    TaskInputs,
+    TaskResult,
+    Tensor,
+    TensorSpec,
+)
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.errors import RequestError as NotSendable
 from headgate.live.gateway.oip import json as oip
 from headgate.live.gateway.oip.json import memoryview_of, pack_strings, split_strings
-from headgate.live.ipc.messages import TaskInputs, TaskResult
 from headgate.live.pools.aws_client import classify_error, first_line, status_of
 from headgate.live.pools.remote_pool import (
     CallResult,

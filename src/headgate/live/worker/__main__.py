@@ -8,20 +8,11 @@ import signal
 import socket
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
 from headgate.live.deployment import NodeSpec, read_deployment, socket_path
 from headgate.live.telemetry import logs
 from headgate.live.telemetry.logs import exit_process
-from headgate.system.child_process import set_parent_death_signal
-
-# Variables for the number of threads of the libraries behind NumPy, which read them on import.
-_THREAD_VARIABLES: Final = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-)
+from headgate.system.process import set_parent_death_signal, thread_variables
 
 
 def main() -> int:
@@ -67,9 +58,7 @@ def _configure_process(node: NodeSpec) -> None:
     """Pin the process to its cores and set its name."""
     if node.cores:
         os.sched_setaffinity(0, node.cores)
-    threads = str(len(os.sched_getaffinity(0)))
-    for name in _THREAD_VARIABLES:
-        os.environ[name] = threads
+    os.environ.update(thread_variables(len(os.sched_getaffinity(0))))
     with suppress(OSError):  # the name is for process listings only
         Path("/proc/self/comm").write_text(f"headgate-{node.name}"[:15])
 

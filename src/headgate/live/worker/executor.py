@@ -10,24 +10,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Thread, get_ident
+from threading import get_ident
 from time import monotonic_ns
 from typing import Final, final
 
 from headgate.core.actions import Dispatch, LoadWeights, StartInstance
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import Variant
+from headgate.functions.batch_runner import BatchRunner
 from headgate.functions.error_text import error_text
-from headgate.functions.tensor import Block
-from headgate.live.ipc.messages import MESSAGE_BYTES_MAX, BatchRan, TaskInputs, TaskResult, frame
+from headgate.functions.tensor import Block, TaskInputs, TaskResult
+from headgate.live.ipc.messages import MESSAGE_BYTES_MAX, BatchRan, frame
+from headgate.live.ipc.shared_memory import INLINE_BYTES_MAX, Arena
 from headgate.live.telemetry.logs import INTERNAL_ERROR_EXIT, exit_process
 from headgate.live.worker.connection import GatewayConnection
 from headgate.live.worker.loading import Loader, LoadError
 from headgate.live.worker.model_cache import ModelCache
-from headgate.live.worker.runner import BatchRunner
 from headgate.live.worker.trial_load import run_trial
+from headgate.system.threads import DaemonThreads
 
 PROBLEM_BYTES_MAX: Final = 8192  # upper bound for an error in a message
 _LOG: Final = logging.getLogger(__name__)
@@ -36,10 +39,10 @@ _LOG: Final = logging.getLogger(__name__)
 class Job:
     """A unit of work for a thread."""
 
-    description = "something"  # shown to people if the job takes too long
+    description: str  # shown to people if the job takes too long
     is_awaited = True  # a draining worker finishes the job first
     began_ns = 0  # 0: not started
-    limit_ns = 0  # timeout
+    limit_ns: int  # timeout
 
     def run(self) -> None:
         """Do the work. Never raises."""
@@ -61,8 +64,7 @@ class Executor:
         self.inline_job: Job | None = None  # to be run by the creating thread with `run_here`
         self._home_thread = get_ident()
         self._on_done = on_done
-        self._queue: SimpleQueue[Job] = SimpleQueue()
-        self._threads = 0
+        self._threads = DaemonThreads("executor")
 
     def submit(self, job: Job, *, runs_inline: bool = False) -> None:
         """Start a job at once. With `runs_inline` the creating thread is to run it, if it is the
@@ -72,11 +74,7 @@ class Executor:
         if runs_inline and self.inline_job is None and get_ident() == self._home_thread:
             self.inline_job = job
             return
-        if len(self.running) > self._threads:
-            self._threads += 1
-            # A daemon thread: a job that hangs must not keep the process from exiting.
-            Thread(target=self._run_thread, name=f"executor-{self._threads}", daemon=True).start()
-        self._queue.put(job)
+        self._threads.run(partial(self._run_in_thread, job), len(self.running))
 
     def run_here(self, job: Job) -> None:
         """Run a job in the calling thread."""
@@ -100,46 +98,40 @@ class Executor:
                 return job
         return None
 
-    def _run_thread(self) -> None:
-        while True:
-            try:
-                self.run_here(self._queue.get())
-            except BaseException:  # a defect of the worker, not of a function: its state is unknown
-                _LOG.critical("internal error: the worker exits", exc_info=True)
-                exit_process(INTERNAL_ERROR_EXIT)
+    def _run_in_thread(self, job: Job) -> None:
+        try:
+            self.run_here(job)
+        except BaseException:  # a defect of the worker, not of a function: its state is unknown
+            _LOG.critical("internal error: the worker exits", exc_info=True)
+            exit_process(INTERNAL_ERROR_EXIT)
 
 
 @final
+@dataclass(eq=False)
 class BatchJob(Job):
     """Runs one batch; afterwards `reply` is the message to the gateway."""
 
-    def __init__(
-        self,
-        action: Dispatch,
-        tasks: list[TaskInputs],
-        runner: BatchRunner,
-        connection: GatewayConnection,
-        callback: Callable[[BatchJob], None],
-        limit_ns: int,
-    ) -> None:
-        self.description = f"a batch of {runner.name!r}"
-        self.action = action
-        self.limit_ns = limit_ns
-        self.reply = b""
-        self._tasks = tasks
-        self._runner = runner
-        self._connection = connection
-        self._callback = callback
+    action: Dispatch
+    tasks: list[TaskInputs]
+    runner: BatchRunner
+    connection: GatewayConnection
+    callback: Callable[[BatchJob], None]
+    limit_ns: int
+    reply = b""
+
+    def __post_init__(self) -> None:
+        self.description = f"a batch of {self.runner.name!r}"
 
     def run(self) -> None:
-        runner = self._runner
-        results = runner.run(self._tasks, self._connection.arena)
+        runner = self.runner
+        results = runner.run(self.tasks)
+        _share_outputs(results, self.connection.arena)
         ended_ns = monotonic_ns()
         runner.mean_exec_ns += (ended_ns - self.began_ns - runner.mean_exec_ns) / 8
-        for task in self._tasks:
+        for task in self.tasks:
             task.inputs.clear()
         batch_id = self.action.batch_id % GatewayConnection.IDS
-        returned = self._connection.take_released()
+        returned = self.connection.take_released()
         self.reply = self._frame(BatchRan(batch_id, self.began_ns, ended_ns, results, returned))
 
     def _frame(self, ran: BatchRan) -> bytes:
@@ -163,93 +155,94 @@ class BatchJob(Job):
     def _free_outputs(self, result: TaskResult) -> None:
         for tensor in result.outputs:
             if isinstance(tensor.data, Block):
-                self._connection.arena.free(tensor.data.offset)
+                self.connection.arena.free(tensor.data.offset)
 
     def on_done(self) -> None:
-        self._callback(self)
+        self.callback(self)
 
 
 @final
+@dataclass(eq=False)
 class PrepareJob(Job):
     """Prepares an instance; afterwards either `runner` or `error` is set."""
 
-    def __init__(
-        self,
-        action: StartInstance | LoadWeights,
-        variant: Variant,
-        model_cache: ModelCache | None,
-        callback: Callable[[PrepareJob], None],
-        limit_ns: int,
-    ) -> None:
-        self.description = f"loading {variant.name!r}"
-        self.action = action
-        self.variant = variant
-        self.limit_ns = limit_ns
-        self.runner: BatchRunner | None = None
-        self.error = ""
-        self._model_cache = model_cache
-        self._callback = callback
+    action: StartInstance | LoadWeights
+    variant: Variant
+    model_cache: ModelCache | None
+    callback: Callable[[PrepareJob], None]
+    limit_ns: int
+    runner: BatchRunner | None = None
+    error: str = ""
+
+    def __post_init__(self) -> None:
+        self.description = f"loading {self.variant.name!r}"
 
     def run(self) -> None:
         """Take a model from the cache. `LoadWeights` needs nothing: weights are always in host
         memory.
         """
-        if self._model_cache is None:
+        if self.model_cache is None:
             return
         try:
-            self.runner = self._model_cache.acquire(self.variant)
+            self.runner = self.model_cache.acquire(self.variant)
         except BaseException as error:  # possibly out of memory
             self.error = str(error) if isinstance(error, LoadError) else error_text(error)
 
     def on_done(self) -> None:
-        self._callback(self)
+        self.callback(self)
 
 
 @final
+@dataclass(eq=False)
 class UnloadJob(Job):
     """Unloads a model."""
 
-    def __init__(
-        self, variant: Variant, runner: BatchRunner, model_cache: ModelCache, limit_ns: int
-    ) -> None:
-        self.description = f"unloading {variant.name!r}"
-        self.limit_ns = limit_ns
-        self._variant = variant
-        self._runner = runner
-        self._model_cache = model_cache
+    variant: Variant
+    runner: BatchRunner
+    model_cache: ModelCache
+    limit_ns: int
+
+    def __post_init__(self) -> None:
+        self.description = f"unloading {self.variant.name!r}"
 
     def run(self) -> None:
-        self._model_cache.release(self._variant, self._runner, keep=False)
+        self.model_cache.release(self.variant, self.runner, keep=False)
 
 
 @final
+@dataclass(eq=False)
 class TrialJob(Job):
     """Loads a suspect function in a separate process, to find out whether it kills it."""
 
+    variant: Variant
+    loader: Loader
+    run_dir: Path
+    trial_ns: int
+    memory_bytes: int
     is_awaited = False
     limit_ns = NEVER_NS  # the trial has a timeout of its own
 
-    def __init__(
-        self, variant: Variant, loader: Loader, run_dir: Path, limit_ns: int, memory_bytes: int
-    ) -> None:
-        self.description = f"a trial of {variant.name!r}"
-        self._variant = variant
-        self._loader = loader
-        self._run_dir = run_dir
-        self._limit_s = limit_ns / 1e9
-        self._memory_bytes = memory_bytes
+    def __post_init__(self) -> None:
+        self.description = f"a trial of {self.variant.name!r}"
 
     def run(self) -> None:
+        limit_s, memory_bytes = self.trial_ns / 1e9, self.memory_bytes
         try:
             reason = run_trial(
-                self._run_dir,
-                self._variant.id,
-                limit_s=self._limit_s,
-                memory_bytes=self._memory_bytes,
+                self.run_dir, self.variant.id, limit_s=limit_s, memory_bytes=memory_bytes
             )
         except OSError as error:  # no process could be created
             reason = error_text(error)
-        self._loader.end_trial(self._variant, reason)
+        self.loader.end_trial(self.variant, reason)
+
+
+def _share_outputs(results: list[TaskResult], arena: Arena) -> None:
+    """Move large outputs into shared memory."""
+    for result in results:
+        for tensor in result.outputs:
+            if isinstance(tensor.data, memoryview) and tensor.data.nbytes >= INLINE_BYTES_MAX:
+                # None: the arena is full, and the tensor is sent inside the message.
+                tensor.data = arena.allocate(tensor.data) or tensor.data
 
 
 def _framed_bytes(result: TaskResult) -> tuple[int, str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import monotonic_ns
 from typing import Final, final
 
@@ -17,10 +18,10 @@ from headgate.config.options import VariantSource
 from headgate.core.clock import SECOND_NS
 from headgate.core.errors import ConfigError
 from headgate.core.model import App, Variant
+from headgate.functions.batch_runner import BatchRunner
 from headgate.functions.error_text import error_text
-from headgate.functions.loader import build_model
+from headgate.functions.loader import load_runner
 from headgate.live.ipc.crash_markers import LOAD, CrashMarkers
-from headgate.live.worker.runner import BatchRunner
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -37,16 +38,13 @@ class LoadError(Exception):
     """A function cannot be loaded. The text is exception type and message, in one line."""
 
 
-@final
+@dataclass(frozen=True, slots=True)
 class _Failure:
     """Consecutive load failures of a function, the last reason, and when it may be retried."""
 
-    __slots__ = ("count", "reason", "retry_ns")
-
-    def __init__(self, count: int, reason: str, retry_ns: int) -> None:
-        self.count = count
-        self.reason = reason
-        self.retry_ns = retry_ns
+    count: int
+    reason: str
+    retry_ns: int
 
 
 @final
@@ -78,11 +76,11 @@ class Loader:
         try:
             with self._markers.during(LOAD, self._node_id, variant.id):
                 try:
-                    runner = self._load_once(variant)
+                    runner = load_runner(self._app, self._sources, self._base, variant)
                 except MemoryError:
                     if not make_room():
                         raise
-                    runner = self._load_once(variant)
+                    runner = load_runner(self._app, self._sources, self._base, variant)
         except BaseException as error:  # a model may raise anything
             reason = self.record_failure(variant, error)
             if monotonic_ns() - began_ns > FAST_FAILURE_NS:
@@ -138,22 +136,6 @@ class Loader:
         count = 0 if before is None else before.count
         wait_ns = BACKOFF_NS[min(count, len(BACKOFF_NS) - 1)]
         self._failures[variant.id] = _Failure(count + 1, reason, monotonic_ns() + wait_ns)
-
-    def _load_once(self, variant: Variant) -> BatchRunner:
-        return load_runner(self._app, self._sources, self._base, variant)
-
-
-def load_runner(
-    app: App, sources: Sequence[VariantSource | None], base: str, variant: Variant
-) -> BatchRunner:
-    """Build and load a model. Raises whatever the model raises."""
-    source = sources[variant.id]
-    if source is None:
-        raise ConfigError("has neither model nor code", where=variant.name)
-    model = build_model(source, base, variant.name)
-    model.load()
-    is_idempotent = app.functions[variant.function_id].is_idempotent
-    return BatchRunner(variant.name, model, is_idempotent=is_idempotent)
 
 
 def log_once(markers: CrashMarkers, name: str, reason: str, error: BaseException) -> bool:

@@ -14,8 +14,8 @@ from typing import final
 
 from headgate.core.errors import ConfigError
 from headgate.core.model import UNLIMITED, App, Pool, Variant
+from headgate.functions.batch_runner import BatchRunner
 from headgate.live.worker.loading import Loader
-from headgate.live.worker.runner import BatchRunner
 
 
 @final

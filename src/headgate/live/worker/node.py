@@ -41,12 +41,13 @@ from headgate.core.events import (
     WeightsLoaded,
 )
 from headgate.core.model import App, Pool, Variant
-from headgate.live.ipc.messages import FunctionLoaded, MeasuredFunction, RunBatch, TaskInputs, frame
+from headgate.functions.batch_runner import BatchRunner
+from headgate.functions.tensor import TaskInputs
+from headgate.live.ipc.messages import FunctionLoaded, MeasuredFunction, RunBatch, frame
 from headgate.live.worker.connection import GatewayConnection
 from headgate.live.worker.executor import BatchJob, Executor, PrepareJob, TrialJob, UnloadJob
 from headgate.live.worker.loading import LOAD_TIMEOUT_FACTOR, Loader
 from headgate.live.worker.model_cache import ModelCache
-from headgate.live.worker.runner import BatchRunner
 
 _LOG: Final = logging.getLogger(__name__)
 

@@ -38,14 +38,13 @@ from headgate.live.worker.model_cache import ModelCache
 from headgate.live.worker.node import WorkerNode
 from headgate.live.worker.warmup import Warmup
 from headgate.live.worker.watchdog import Watchdog
-from headgate.system.child_process import private_bytes
+from headgate.system.busy_poll import BusyEpoll
+from headgate.system.process import private_bytes
 
 _LOG: Final = logging.getLogger(__name__)
 
 LINGER_NS: Final = 1_000_000_000  # for gateways to read the last replies
 CONNECTIONS_MAX: Final = 64
-# Gap between lone requests up to which the thread polls instead of blocking.
-BUSY_POLL_NS: Final = 500_000
 
 
 @final
@@ -103,7 +102,7 @@ class Server:
         self._accepted = 0
         self._is_stop_requested = False
         self._is_single_request = False  # the last batch had a single request
-        self._is_busy_polling = False
+        self._busy_epoll = BusyEpoll(self._epoll)
 
     def serve(self) -> int:
         """Warm up the functions, then serve; return the exit status of the process."""
@@ -116,7 +115,7 @@ class Server:
         self._watchdog.start()
         self._executor.submit(self._warmup)
         while not self._node.is_draining or self._executor.is_busy():
-            ready = self._wait(monotonic_ns())
+            ready = self._wait()
             with self._lock:
                 self._turn(ready)
                 inline_job, self._executor.inline_job = self._executor.inline_job, None
@@ -160,37 +159,12 @@ class Server:
         with suppress(BlockingIOError):  # the pipe is full: the thread will wake anyway
             os.write(self._wake_fd, b".")
 
-    def _wait(self, now_ns: int) -> list[tuple[int, int]]:
+    def _wait(self) -> list[tuple[int, int]]:
         if self._executor.inline_job is not None:
             return self._epoll.poll(0)
-        if self._is_busy_polling and self._is_single_request:
-            ready = self._spin(now_ns)
-            if ready:
-                return ready
-        ready = self._block(monotonic_ns())
-        self._is_busy_polling = monotonic_ns() - now_ns < BUSY_POLL_NS
-        return ready
-
-    def _spin(self, now_ns: int) -> list[tuple[int, int]]:
-        """Poll without blocking for up to `BUSY_POLL_NS`: a wake-up costs a lone request more than
-        everything else here.
-
-        With several requests in flight others have better use for the CPU, and there is less to
-        gain.
-        """
-        until_ns = min(now_ns + BUSY_POLL_NS, self._node.next_timer_ns())
-        ready = self._epoll.poll(0)
-        while not ready and monotonic_ns() < until_ns:
-            ready = self._epoll.poll(0)
-        return ready
-
-    def _block(self, now_ns: int) -> list[tuple[int, int]]:
         wake_ns = self._blocked_until_ns = self._node.next_timer_ns()
-        if wake_ns == NEVER_NS:
-            return self._epoll.poll()
-        # `epoll` takes no timeout beyond 24 days, which an idle timeout may exceed; `select` does.
-        select.select((self._epoll,), (), (), max(0, wake_ns - now_ns) / 1e9)
-        return self._epoll.poll(0)
+        until_ns = None if wake_ns == NEVER_NS else wake_ns
+        return self._busy_epoll.wait(until_ns, may_spin=self._is_single_request)
 
     def _on_warmed_up(self) -> None:
         """Start to accept gateways: the `Hello` can be sent now."""

@@ -1,6 +1,6 @@
 """Trial load: loads a suspect function in a separate process before a worker loads it.
 
-    python -m headgate.live.worker.trial_load RUN_DIR VARIANT_ID REPLY_FD PARENT_PID
+    python -m headgate.live.worker.trial_load RUN_DIR VARIANT_ID PARENT_PID --heartbeat-fd FD
 
 The process reports success on a pipe. An exit status would not do, because `load` may exit with
 any. The worker limits its time and memory and kills it, it dies with its parent, and it has a lower
@@ -9,88 +9,76 @@ CPU priority than others on the same cores.
 
 from __future__ import annotations
 
-import ctypes
+import argparse
 import os
 import signal
-import subprocess
-import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from headgate.core.model import UNLIMITED
+from headgate.functions.loader import load_runner
 from headgate.live.deployment import read_deployment
 from headgate.live.ipc.crash_markers import CrashMarkers
 from headgate.live.telemetry import logs
-from headgate.live.worker.loading import failure_reason, load_runner, log_once
-from headgate.system.child_process import describe_exit, private_bytes
+from headgate.live.worker.loading import failure_reason, log_once
+from headgate.system.child_process import ChildProcess, describe_exit
+from headgate.system.process import set_parent_death_signal
 
 POLL_S: Final = 0.02
 SUCCESS: Final = b"ok"
-REPLY_BYTES_MAX: Final = 65_536
 NICENESS: Final = 10
-_PR_SET_PDEATHSIG: Final = 1
 
 
 def run_trial(run_dir: Path, variant_id: int, *, limit_s: float, memory_bytes: int) -> str:
     """Load a function in a separate process; return why it failed, empty if it succeeded."""
-    reply_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    arguments = [str(run_dir), str(variant_id), str(write_fd), str(os.getpid())]
+    arguments = [str(run_dir), str(variant_id), str(os.getpid())]
+    process = ChildProcess("trial", __name__, arguments)
     try:
-        process = subprocess.Popen(
-            [sys.executable, "-m", __name__, *arguments],
-            pass_fds=[write_fd],
-            stdin=subprocess.DEVNULL,
-            process_group=0,
-        )
-        try:
-            problem = _watch(process, time.monotonic() + limit_s, memory_bytes)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with its child processes
-            status = process.wait()
-        with suppress(BlockingIOError):  # there is no reply
-            reply = os.read(reply_fd, REPLY_BYTES_MAX)
-            return "" if reply == SUCCESS else reply.decode("utf-8", "replace")
-        return problem or f"ProcessDied: {describe_exit(status)} while loading"
+        problem = _watch(process, memory_bytes, limit_s)
+        process.kill()
+        status = process.process.wait()
+        process.poll_output()
     finally:
-        os.close(write_fd)
-        os.close(reply_fd)
+        process.close()
+    if process.output:
+        return "" if process.output == SUCCESS else process.output.decode("utf-8", "replace")
+    return problem or f"ProcessDied: {describe_exit(status)} while loading"
 
 
-def _watch(process: subprocess.Popen[bytes], until_s: float, memory_bytes: int) -> str:
+def _watch(process: ChildProcess, memory_bytes: int, limit_s: float) -> str:
     """Wait for the process to exit; return which limit it has exceeded, if any."""
-    while process.poll() is None:
-        if memory_bytes < UNLIMITED and private_bytes(process.pid) > memory_bytes:
+    while not process.wait(POLL_S):
+        if memory_bytes < UNLIMITED and process.private_bytes() > memory_bytes:
             return "MemoryError: loading exceeds the memory of the pool"
-        if time.monotonic() > until_s:
+        if time.monotonic() > process.started_s + limit_s:
             return "TimeoutError: loading timed out"
-        time.sleep(POLL_S)
     return ""
 
 
 def main() -> None:
     """Load the function and report the result."""
-    run_dir = Path(sys.argv[1])
-    variant_id, reply_fd, parent_pid = (int(argument) for argument in sys.argv[2:])
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:  # the parent has died before PDEATHSIG was set
-        os._exit(1)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("variant_id", type=int)
+    parser.add_argument("parent_pid", type=int)
+    parser.add_argument("--heartbeat-fd", type=int, help="gets the result")
+    options = parser.parse_args()
+    set_parent_death_signal(signal.SIGKILL, options.parent_pid)
     os.nice(NICENESS)
-    deployment = read_deployment(run_dir)
+    deployment = read_deployment(options.run_dir)
     config = deployment.load()
-    variant = config.app.variants[variant_id]
+    variant = config.app.variants[options.variant_id]
     logs.configure(config.serve, f"trial of {variant.name}")
     reply = SUCCESS
     try:
         load_runner(config.app, config.sources, deployment.base, variant)
     except BaseException as error:  # a model may raise anything
         reason = failure_reason(error, variant.name)
-        log_once(CrashMarkers(run_dir), variant.name, reason, error)
+        log_once(CrashMarkers(options.run_dir), variant.name, reason, error)
         reply = reason.encode("utf-8", "replace")
     logs.flush()
-    os.write(reply_fd, reply)
+    os.write(options.heartbeat_fd, reply)
     os._exit(0)
 
 

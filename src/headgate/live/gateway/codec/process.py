@@ -11,7 +11,6 @@ gateway closes its end of the socket.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import resource
 import signal
@@ -19,7 +18,6 @@ import socket
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Final, final
 
 import msgspec
@@ -30,6 +28,7 @@ from headgate.live.gateway.codec.text import ReadText, WriteText, read_text, wri
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.errors import RequestError
 from headgate.live.gateway.oip.json import InferRequest
+from headgate.system.process import memory_bytes, set_parent_death_signal
 
 LENGTH_BYTES: Final = 4
 NICENESS: Final = 5  # workers have precedence
@@ -37,7 +36,6 @@ NICENESS: Final = 5  # workers have precedence
 MEMORY_FACTOR: Final = 6
 HEADER_BYTES_MAX: Final = 128 << 10  # of a request without its elements
 NO_MEMORY: Final = "text_too_large"
-_SET_PARENT_DEATH_SIGNAL: Final = 1  # of prctl
 TRACE_CHARACTERS_MAX: Final = 10_000
 
 
@@ -158,10 +156,8 @@ def _receive(connection: socket.socket, size: int) -> bytearray | None:
 
 def _bound_memory(limits: GatewayConfig) -> None:
     """Limit the memory of this process, so that a large text gets an error and kills nothing."""
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    now_kib = next(line.split()[1] for line in status.splitlines() if line.startswith("VmData:"))
     text_bytes = limits.json_bytes_max + limits.response_bytes_max
-    bound = (int(now_kib) << 10) + MEMORY_FACTOR * text_bytes + (64 << 20)
+    bound = memory_bytes(None, "VmData") + MEMORY_FACTOR * text_bytes + (64 << 20)
     resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))
 
 
@@ -178,7 +174,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(NICENESS)
     # Without this, the death of the gateway would be noticed only after the current job.
-    ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    set_parent_death_signal(signal.SIGKILL)
     limits = msgspec.json.decode(options.limits, type=GatewayConfig)
     _bound_memory(limits)
     with socket.socket(fileno=options.fd) as connection, suppress(ConnectionError):

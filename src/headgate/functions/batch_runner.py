@@ -9,7 +9,8 @@ function is not idempotent, all requests of a failed `predict` fail together.
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from time import monotonic_ns
 from typing import Final, final
 
@@ -26,9 +27,14 @@ from headgate.functions.arrays import (
 )
 from headgate.functions.error_text import error_text, sendable
 from headgate.functions.model import Model, signature_of
-from headgate.functions.tensor import Tensor, TensorSpec, format_spec, shapes_match
-from headgate.live.ipc.messages import TaskInputs, TaskResult
-from headgate.live.ipc.shared_memory import INLINE_BYTES_MAX, Arena
+from headgate.functions.tensor import (
+    TaskInputs,
+    TaskResult,
+    Tensor,
+    TensorSpec,
+    format_spec,
+    shapes_match,
+)
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -37,16 +43,14 @@ UNSURE: Final = "unsure"
 
 
 @final
+@dataclass(slots=True)
 class _DecodedTask:
     """A decoded request. Requests with equal `key` are concatenated."""
 
-    __slots__ = ("index", "key", "task", "value")
-
-    def __init__(self, index: int, task: TaskInputs, value: object, key: Hashable) -> None:
-        self.index = index
-        self.task = task
-        self.value = value
-        self.key = key
+    index: int
+    task: TaskInputs
+    value: object
+    key: Hashable
 
 
 @final
@@ -60,17 +64,13 @@ class BatchRunner:
         self._batches = self.signature.batches
         self._is_idempotent = is_idempotent
         self._inputs = {spec.name: spec for spec in self.signature.inputs}
-        self.mean_exec_ns = (
-            10_000_000.0  # recent mean, updated by `BatchJob`; the initial guess is long
-        )
+        # The recent mean, updated by `BatchJob`; the initial guess is long.
+        self.mean_exec_ns = 10_000_000.0
         self._next_log_ns = 0
         self._outputs = {spec.name: spec for spec in self.signature.outputs}
 
-    def run(self, tasks: list[TaskInputs], arena: Arena | None = None) -> list[TaskResult]:
-        """Return the result of each task, in order. Never raises.
-
-        Large outputs are put into the `arena`, if there is one with room.
-        """
+    def run(self, tasks: Sequence[TaskInputs]) -> list[TaskResult]:
+        """Return the result of each task, in order. Never raises."""
         results: list[TaskResult | None] = [None] * len(tasks)
         groups: dict[Hashable, list[_DecodedTask]] = {}
         is_single = len(tasks) == 1 or not self._batches
@@ -81,29 +81,28 @@ class BatchRunner:
             else:
                 groups.setdefault(decoded.key, []).append(decoded)
         for group in groups.values():
-            self._predict(group, results, arena)
+            self._predict(group, results)
         return [result for result in results if result is not None]
 
     def example(self) -> list[Tensor] | None:
-        """Return the inputs of a request of one item; None if the model has none."""
-        try:
-            arrays = self.model.example()
-            if arrays is None:
-                return None
-            return [
-                to_tensor(name, array, datatype=getattr(self._inputs.get(name), "datatype", ""))
-                for name, array in arrays.items()
-            ]
-        except BaseException as error:  # a model may raise anything
-            self._log_error(error)
+        """Return the inputs of a request of one item; None if the model has none.
+
+        Raises whatever the model raises.
+        """
+        arrays = self.model.example()
+        if arrays is None:
             return None
+        return [
+            to_tensor(name, array, datatype=getattr(self._inputs.get(name), "datatype", ""))
+            for name, array in arrays.items()
+        ]
 
     def unload(self) -> None:
         """Unload the model. Nothing may run on it any more."""
         try:
             self.model.unload()
         except BaseException as error:  # a model may raise anything
-            self._log_error(error)
+            self.log_error(error)
 
     def _decode(
         self, index: int, task: TaskInputs, *, is_single: bool
@@ -151,9 +150,7 @@ class BatchRunner:
             raise ValueError(f"{missing}: missing")
         return arrays
 
-    def _predict(
-        self, group: list[_DecodedTask], results: list[TaskResult | None], arena: Arena | None
-    ) -> None:
+    def _predict(self, group: list[_DecodedTask], results: list[TaskResult | None]) -> None:
         """Run requests as one batch; if that fails and a retry is safe, one by one."""
         has_run = False
         parts: list[object] | None = None
@@ -163,15 +160,15 @@ class BatchRunner:
             parts = self._split(self.model.predict(value), group)
         except BaseException as error:  # a model may raise anything
             if len(group) == 1 or (has_run and not self._is_idempotent):
-                self._log_error(error)
+                self.log_error(error)
                 for decoded in group:
                     results[decoded.index] = _failure(decoded.task, error_text(error), 500)
                 return
         for index, decoded in enumerate(group):
             if parts is None:
-                self._predict([decoded], results, arena)
+                self._predict([decoded], results)
             else:
-                results[decoded.index] = self._encode(decoded.task, parts[index], arena)
+                results[decoded.index] = self._encode(decoded.task, parts[index])
 
     def _split(self, result: object, group: list[_DecodedTask]) -> list[object]:
         """Split the result of a batch by request."""
@@ -182,20 +179,15 @@ class BatchRunner:
         except ValueError as error:
             raise ValueError(f"the result of predict {error}") from None
 
-    def _encode(self, task: TaskInputs, part: object, arena: Arena | None) -> TaskResult:
+    def _encode(self, task: TaskInputs, part: object) -> TaskResult:
         try:
             arrays = self.model.encode(part)
             outputs = self._tensors(arrays, task.items)
             unsure = arrays.get(UNSURE)
             is_unsure = unsure is not None and unsure.dtype == np.bool_ and bool(unsure.any())
         except BaseException as error:  # a model may raise anything
-            self._log_error(error)
+            self.log_error(error)
             return _failure(task, error_text(error), 500)
-        if arena is not None:
-            for tensor in outputs:
-                if isinstance(tensor.data, memoryview) and tensor.data.nbytes >= INLINE_BYTES_MAX:
-                    # None: the arena is full, and the tensor is sent inside the message.
-                    tensor.data = arena.allocate(tensor.data) or tensor.data
         return TaskResult(task.task_id, outputs, is_unsure=is_unsure)
 
     def _tensors(self, arrays: object, items: int) -> list[Tensor]:
@@ -224,7 +216,7 @@ class BatchRunner:
             tensors.append(tensor)
         return tensors
 
-    def _log_error(self, error: BaseException) -> None:
+    def log_error(self, error: BaseException) -> None:
         """Log a traceback, rate-limited; clients get only the error text."""
         now_ns = monotonic_ns()
         if now_ns < self._next_log_ns:
