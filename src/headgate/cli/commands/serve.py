@@ -14,7 +14,6 @@ import click
 
 from headgate.cli.app_loading import load_app, select_policy, warn_of_unreachable_objectives
 from headgate.config import AppConfig, from_spec
-from headgate.config.providers import providers_of
 from headgate.core.errors import ConfigError
 from headgate.live.deployment import Deployment, assign_cores
 from headgate.live.gateway.config import BACKLOG
@@ -143,7 +142,7 @@ def _deployment(
     _check_served(changed, app)
     select_policy(changed, app, None, {})
     check_providers(changed, app)
-    nodes = assign_cores(changed.app, sorted(os.sched_getaffinity(0)), app, providers_of(changed))
+    nodes = assign_cores(changed.app, sorted(os.sched_getaffinity(0)), app, changed.providers)
     return Deployment(changed.spec, str(_base(app)), nodes)
 
 
