@@ -111,11 +111,12 @@ def make_config(config_type: type[ConfigT], settings: Mapping[str, object], wher
     try:
         return config_type(**values)
     except ConfigError as error:
+        key = (error.key or "").removesuffix(_NS)
         raise ConfigError(
             error.problem,
             where=where,
-            key=f"policy.{error.key}" if error.key else "policy",
-            value=error.value,
+            key=f"policy.{key}" if key else "policy",
+            value=settings.get(key, error.value),
             allowed=error.allowed,
         ) from None
     except ValueError as error:
