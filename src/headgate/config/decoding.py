@@ -40,7 +40,12 @@ def read(value: object, kind: Any, where: str, key: str) -> object:
 
     Raises `ConfigError` for the first part of `value` that is not of its type.
     """
-    return _Reader(where).read(value, type_info(kind), key)
+    return read_as(value, type_info(kind), where, key)
+
+
+def read_as(value: object, kind: inspect.Type, where: str, key: str) -> object:
+    """Read like `read`, beside a type that is known already."""
+    return _Decoder(where).read(value, kind, key)
 
 
 def write(value: object, kind: inspect.Type) -> Any:
@@ -143,7 +148,7 @@ class Located(Generic[StructT_co]):
         return values
 
 
-class _Reader:
+class _Decoder:
     """Walks over plain data beside its types."""
 
     def __init__(self, where: str) -> None:

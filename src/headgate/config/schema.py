@@ -18,21 +18,15 @@ from its type and its `Meta`, and the code that uses it reads the struct. A quan
 the unit of the field's name, and its key in the file has no unit: `drain_ns` is `drain: 20s`.
 Maxima end in `_max`. The descriptions end up in the JSON Schema; an editor shows one of them at a
 time, so each is a sentence that stands alone.
-
-`schema.json` beside this file is generated: `headgate schema > src/headgate/config/schema.json`.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal
 
-import msgspec
-from msgspec import Meta, Struct, field, inspect
+from msgspec import Meta, Struct, field
 
-from headgate.config.decoding import default_of, type_info, write
 from headgate.config.quantities import (
     BytesPerS,
     CpuMilli,
@@ -78,56 +72,6 @@ _LOG_BYTES_MIN: Final = 64 << 10  # each segment has the whole header
 def about(description: str, **bounds: float) -> Any:
     """Describe a field, in a sentence that stands alone, and bound it: ge, gt, le, lt."""
     return Meta(description=description, **bounds)  # type: ignore[call-overload]
-
-
-def json_schema() -> dict[str, object]:
-    """Return the JSON Schema that every application file conforms to.
-
-    It knows shapes and ranges. What relates one part of the file to another (a stage and its
-    function, say) is checked on loading only.
-    """
-    schema = msgspec.json.schema(AppSpec)
-    for kind in _structs(type_info(AppSpec)):
-        properties = schema["$defs"][kind.cls.__name__]["properties"]
-        for each in kind.fields:
-            if not each.required:
-                properties[each.encode_name]["default"] = write(default_of(each), each.type)
-    dialect = "https://json-schema.org/draft/2020-12/schema"
-    schema = {"$schema": dialect, **_with_written_quantities(schema)}
-    return msgspec.json.decode(msgspec.json.encode(schema), type=dict[str, object])
-
-
-def schema_text() -> str:
-    """Return the content of `schema.json`."""
-    return json.dumps(json_schema(), indent=2) + "\n"
-
-
-def _structs(kind: inspect.Type) -> Iterator[inspect.StructType]:
-    """Yield the structs that a type consists of."""
-    match kind:
-        case inspect.Metadata(type=inner) | inspect.DictType(value_type=inner):
-            yield from _structs(inner)
-        case inspect.VarTupleType(item_type=inner):
-            yield from _structs(inner)
-        case inspect.UnionType(types=types):
-            for inner in types:
-                yield from _structs(inner)
-        case inspect.StructType(fields=fields):
-            yield kind
-            for each in fields:
-                yield from _structs(each.type)
-
-
-def _with_written_quantities(node: Any) -> Any:
-    """Replace the type of each quantity in a JSON Schema by that of the written value."""
-    if isinstance(node, list):
-        return [_with_written_quantities(inner) for inner in node]
-    if not isinstance(node, dict):
-        return node
-    if "written" not in node:
-        return {key: _with_written_quantities(inner) for key, inner in node.items()}
-    of_number = ("written", "type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-    return {key: v for key, v in node.items() if key not in of_number} | node["written"]
 
 
 def _key(name: str) -> str:

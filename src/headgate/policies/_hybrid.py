@@ -274,7 +274,6 @@ def _is_ready(instance: Instance | None) -> bool:
 class AutoscalingConfig(PolicyConfig):
     """Settings that the autoscaling policies share."""
 
-    nodes_min: int = field(default=0, metadata=NOT_NEGATIVE)  # minimum number of instances
     # Factor on the profile's times when thresholds are computed, and on predicted times.
     margin: float = field(default=1.0, metadata=POSITIVE)
     bin_pack: bool = False  # fill one node before the next, instead of the least loaded first
@@ -296,6 +295,7 @@ class AutoscalingRouter(ThresholdRouter):
         *,
         bucket_ns: int,
         window_ns: int,
+        nodes_min: int,
         thresholds: Thresholds | None = None,
     ) -> None:
         """`thresholds` are for routing; without them, those that the fleet is planned by."""
@@ -312,7 +312,7 @@ class AutoscalingRouter(ThresholdRouter):
         functions = self.view.app.functions
         self.bucket_ns = bucket_ns
         self._arrivals = [ArrivalCounts(bucket_ns, window_ns) for _ in functions]
-        self._nodes_min = config.nodes_min
+        self._nodes_min = nodes_min
         self._plans: dict[tuple[int, int], deque[int]] = {}
 
     def count_for(self, option: NodeOption, buckets: list[float]) -> int | None:

@@ -71,9 +71,10 @@ class Autoscale(AutoscalingRouter):
         app = context.view.app
         super().__init__(
             context,
-            AutoscalingConfig(nodes_min=config.nodes_min),
+            AutoscalingConfig(),
             bucket_ns=min(SECOND_NS, config.window_ns),
             window_ns=config.window_ns,
+            nodes_min=config.nodes_min,
             thresholds=Thresholds(app, fixed=config.concurrency_max or _UNBOUNDED),
         )
         self.plan_every_ns = config.plan_every_ns

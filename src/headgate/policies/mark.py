@@ -50,6 +50,7 @@ class Config(AutoscalingConfig):
     # An instance is released when none of this many plans included it.
     plans_held: int = field(default=6, metadata=POSITIVE)
     cap_at_faas_price: bool = True  # rent no instance that costs more than the calls it saves
+    nodes_min: int = field(default=0, metadata=NOT_NEGATIVE)  # minimum number of instances
     plan_every_ns: int = field(default=MINUTE_NS, metadata=POSITIVE)
 
 
@@ -63,6 +64,7 @@ class Mark(AutoscalingRouter):
             config,
             bucket_ns=config.step_ns,
             window_ns=max(config.memory_ns, config.step_ns),
+            nodes_min=config.nodes_min,
         )
         self.plan_every_ns = config.plan_every_ns
         self._config = config

@@ -49,6 +49,7 @@ class Config(AutoscalingConfig):
     safety: float = field(default=1.0, metadata=POSITIVE)
     # How long an instance that no longer pays off is kept.
     hold_ns: int = field(default=0, metadata=NOT_NEGATIVE)
+    nodes_min: int = field(default=0, metadata=NOT_NEGATIVE)  # minimum number of instances
     # Quantile of the ratio of observed to expected times.
     correction_quantile: float = field(default=0.99, metadata=SHARE)
 
@@ -63,6 +64,7 @@ class Spandana(AutoscalingRouter):
             config,
             bucket_ns=config.bucket_ns,
             window_ns=max(config.window_ns, config.bucket_ns),
+            nodes_min=config.nodes_min,
         )
         self.plan_every_ns = config.plan_every_ns
         self._config = config

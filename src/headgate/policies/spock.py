@@ -38,6 +38,7 @@ class Config(AutoscalingConfig):
     window_ns: int = field(default=MINUTE_NS, metadata=POSITIVE)
     # How long an instance that is not needed is kept.
     hold_ns: int = field(default=2 * MINUTE_NS, metadata=NOT_NEGATIVE)
+    nodes_min: int = field(default=0, metadata=NOT_NEGATIVE)  # minimum number of instances
     plan_every_ns: int = field(default=10 * SECOND_NS, metadata=POSITIVE)
 
 
@@ -51,6 +52,7 @@ class Spock(AutoscalingRouter):
             config,
             bucket_ns=min(SECOND_NS, config.window_ns),
             window_ns=config.window_ns,
+            nodes_min=config.nodes_min,
         )
         self.plan_every_ns = config.plan_every_ns
         self._config = config

@@ -12,7 +12,7 @@ from cli_rig import APP, EXAMPLES, KAAS, headgate, write
 import headgate as package
 from headgate.cli.app_loading import check_support, policies_for
 from headgate.config import from_spec
-from headgate.config.schema import json_schema
+from headgate.config.reference import json_schema
 from headgate.core.errors import ConfigError
 from headgate.policies import find_policy, policy_names
 
