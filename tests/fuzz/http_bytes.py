@@ -24,7 +24,7 @@ from headgate.live.gateway.config import GatewayConfig, TenantLimit
 from headgate.live.gateway.http.server import HttpServer
 
 LIMITS = GatewayConfig(
-    body_bytes_max=2048, bodies_bytes_max=4096, header_bytes_max=1024, headers_max=20,
+    body_bytes_max=2048, memory_bytes_max=4096, header_bytes_max=1024, headers_max=20,
     pipelined_max=4, write_high_water=2048, elements_max=1 << 12,
     tenants=(TenantLimit(0, concurrency_max=8),),
 )  # fmt: skip

@@ -5,9 +5,9 @@ prints; in one fenced as `bash`, every line is a command. What a block prints is
 line, in order, with numbers and white space set aside and `...` for anything; a comment
 `<!-- exact -->` on the line before the fence compares it to the letter. A comment
 `<!-- needs: minutes -->` (or a cloud, a cluster, a gpu, a model) keeps a block from being run. A
-block after `<!-- file: NAME -->` is that file, which the commands that follow may use. A command
-that ends in `&` goes on in the background, once it has printed what it should, to the end of its
-document.
+block after `<!-- file: NAME -->` is that file, which the commands that follow may use; one after
+`<!-- edit: NAME -->` is an edit of that file, with `+` and `-` before lines. A command that ends in
+`&` goes on in the background, once it has printed what it should, to the end of its document.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import runpy
 import shutil
 import signal
 import socket
@@ -143,6 +144,9 @@ def test_commands_run(document: Path, checkout: Path) -> None:
             file = re.fullmatch(r"<!-- file: (\S+) -->", block.mark)
             if file is not None:
                 (checkout / file[1]).write_text("\n".join([*block.lines, ""]), encoding="utf-8")
+            edit = re.fullmatch(r"<!-- edit: (\S+) -->", block.mark)
+            if edit is not None:
+                _edit(checkout / edit[1], block.lines)
             for command in commands(block):
                 where = f"{name_of(document)}:{command.line}: {command.text}"
                 if command.text.endswith("&"):
@@ -161,6 +165,20 @@ def test_every_kind_that_is_discovered_has_an_example() -> None:
         assert (PACKAGE / path).exists(), path
 
 
+def test_a_setting_takes_two_edits() -> None:
+    """Its declaration and its use: the page makes them, and shows that all else follows."""
+    text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    edited = [block.mark for block in blocks(text) if block.mark.startswith("<!-- edit: ")]
+    assert len(edited) == 2
+    assert edited[0] == "<!-- edit: src/headgate/config/schema.py -->"
+
+
+def test_what_follows_from_the_schema_is_up_to_date() -> None:
+    tool = runpy.run_path(str(ROOT / "tools" / "reference.py"))
+    text = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+    assert tool["written"](text) == text, "run python tools/reference.py"
+
+
 def test_the_parser_of_documents() -> None:
     """What is run, what is not, and what counts as printed."""
     run = "```console\n$ a \\\n  b\nx 1\n$ c\n```\n"
@@ -172,6 +190,15 @@ def test_the_parser_of_documents() -> None:
     assert missing(["z", "x"], ["x", "z"]) == "x"
     _, first_port, _, second_port = on_free_ports("--port 8081 port: 8081").split()
     assert first_port == second_port != "8081"
+
+
+def _edit(path: Path, lines: list[str]) -> None:
+    """Make an edit: the lines without a sign must stand in the file, once."""
+    before = "".join(f"{line[1:]}\n" for line in lines if not line.startswith("+"))
+    after = "".join(f"{line[1:]}\n" for line in lines if not line.startswith("-"))
+    text = path.read_text(encoding="utf-8")
+    assert text.count(before) == 1, f"{path}\n{before}"
+    path.write_text(text.replace(before, after), encoding="utf-8")
 
 
 def _run(command: Command, checkout: Path, where: str) -> None:

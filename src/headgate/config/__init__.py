@@ -5,21 +5,20 @@ from headgate.config.loader import declare, from_spec, load
 from headgate.config.options import (
     AppConfig,
     ArrivalStream,
-    ClientOptions,
     DefaultWorkload,
     PolicyOptions,
-    ServeOptions,
     SimulationOptions,
     without_keys,
 )
+from headgate.config.schema import ClientSpec, ServeSpec
 
 __all__ = [
     "AppConfig",
     "ArrivalStream",
-    "ClientOptions",
+    "ClientSpec",
     "DefaultWorkload",
     "PolicyOptions",
-    "ServeOptions",
+    "ServeSpec",
     "SimulationOptions",
     "declare",
     "from_spec",

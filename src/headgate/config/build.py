@@ -15,20 +15,19 @@ from math import inf
 from typing import Any, Final, TypeVar, get_type_hints
 
 import msgspec
-from msgspec import inspect
+from msgspec import structs
 
-from headgate.config.errors import FieldReader, check, unknown_name_error
+from headgate.config.decoding import Located, read
+from headgate.config.errors import unknown_name_error
 from headgate.config.options import VariantSource
-from headgate.config.providers import choose_provider
+from headgate.config.quantities import DurationNs, UsdPerGbS, UsdPerHour
 from headgate.config.schema import (
     AppSpec,
-    BudgetSpec,
     ClientSpec,
+    FaasTerms,
     FunctionSpec,
-    LimitsSpec,
     PipelineSpec,
     PoolSpec,
-    SloSpec,
     StageSpec,
     VariantSpec,
 )
@@ -65,28 +64,14 @@ _NODES_ONLY: Final = (
     "nodes",
     "slots",
     "queue_max",
-    "cpus",
-    "gpu_share",
-    "host_memory",
-    "idle_timeout",
-    "elastic",
-    "boot_time",
+    "cpu_milli",
+    "gpu_sevenths",
+    "host_memory_bytes",
+    "idle_timeout_ns",
+    "is_elastic",
+    "boot_ns",
 )
-_SERVERLESS_ONLY: Final = (
-    "concurrency",
-    "burst_concurrency",
-    "burst_refill",
-    "keep_alive",
-    "request_price",
-    "billing_step",
-    "age_max",
-    "bill_cold_start",
-    "provisioning_time",
-    "provisioned_price",
-    "provisioned_run_price",
-    "circuit_breaker",
-    "budget",
-)
+_SERVERLESS_ONLY: Final = (*FaasTerms.__struct_fields__, "circuit_breaker", "budget")
 
 ConfigT = TypeVar("ConfigT", bound=PolicyConfig)
 
@@ -102,7 +87,7 @@ def build(spec: AppSpec, where: str) -> App:
         pipelines=_build_pipelines(spec, functions, where),
         pools=pools,
         clients=_build_clients(spec.clients),
-        limits=_build_limits(FieldReader(spec.limits, where, "limits")),
+        limits=Limits(**structs.asdict(spec.limits)),
     )
 
 
@@ -125,11 +110,12 @@ def make_config(config_type: type[ConfigT], settings: Mapping[str, object], wher
     try:
         return config_type(**values)
     except ConfigError as error:
+        key = (error.key or "").removesuffix(_NS)
         raise ConfigError(
             error.problem,
             where=where,
-            key=f"policy.{error.key}" if error.key else "policy",
-            value=error.value,
+            key=f"policy.{key}" if key else "policy",
+            value=settings.get(key, error.value),
             allowed=error.allowed,
         ) from None
     except ValueError as error:
@@ -155,10 +141,10 @@ def _build_functions(
     functions: list[Function] = []
     variants_before = 0
     for id, (name, spec) in enumerate(specs.items()):
-        reader = FieldReader(spec, where, f"functions.{name}")
+        at = Located(spec, where, f"functions.{name}")
         variants = tuple(
             _build_variant(variants_before + index, variant_name, id, variant, pools)
-            for index, (variant_name, variant) in enumerate(_variants(name, reader))
+            for index, (variant_name, variant) in enumerate(_variants(name, at))
         )
         functions.append(
             Function(
@@ -177,7 +163,7 @@ def _source(spec: VariantSpec) -> VariantSource | None:
     if not _is_served(spec):
         return None
     return VariantSource(
-        spec.model, spec.code, spec.options, spec.batch_max, is_measured=spec.exec_time is None
+        spec.model, spec.code, spec.options, spec.batch_max, is_measured=spec.exec_time_ns is None
     )
 
 
@@ -192,23 +178,21 @@ def _prewarm_nodes(spec: FunctionSpec) -> int:
     return UNLIMITED if is_served else 0
 
 
-def _variants(
-    name: str, reader: FieldReader[FunctionSpec]
-) -> list[tuple[str, FieldReader[VariantSpec]]]:
+def _variants(name: str, at: Located[FunctionSpec]) -> list[tuple[str, Located[VariantSpec]]]:
     """Return the variants and their names. Without `variants` the function is its only variant."""
-    spec = reader.spec
+    spec = at.spec
     if not spec.variants:
-        return [(name, reader)]
+        return [(name, at)]
     defaults = VariantSpec()
     for field in VariantSpec.__struct_fields__:
         if getattr(spec, field) != getattr(defaults, field):
-            raise reader.error(
+            raise at.error(
                 field,
                 "must be set in each variant instead",
                 allowed="variants, idempotent, prewarm_nodes",
             )
     return [
-        (f"{name}/{variant}", FieldReader(body, reader.where, f"{reader.key}.variants.{variant}"))
+        (f"{name}/{variant}", Located(body, at.where, f"{at.key}.variants.{variant}"))
         for variant, body in spec.variants.items()
     ]
 
@@ -217,55 +201,44 @@ def _build_variant(
     id: int,
     name: str,
     function_id: int,
-    reader: FieldReader[VariantSpec],
+    at: Located[VariantSpec],
     pools: Sequence[Pool],
 ) -> Variant:
-    spec = reader.spec
+    spec = at.spec
     if spec.slowdown[0] != 1:
         problem = f"begins with {spec.slowdown[0]:g}, the factor of a batch alone on its node"
-        raise reader.error("slowdown", problem, allowed="1.0 as the first factor")
+        raise at.error("slowdown", problem, allowed="1.0 as the first factor")
     profile = Profile(
-        exec_ns=_exec_ns(reader),
+        exec_ns=_exec_ns(at),
         slowdown=spec.slowdown,
-        cold_start_ns=reader.duration_ns("cold_start"),
-        swap_in_ns=reader.duration_ns("swap_in"),
-        memory_bytes=reader.size_bytes("memory"),
-        output_bytes=reader.size_bytes("output"),
+        cold_start_ns=spec.cold_start_ns,
+        swap_in_ns=spec.swap_in_ns,
+        memory_bytes=spec.memory_bytes,
+        output_bytes=spec.output_bytes,
     )
-    shape = Shape(reader.cpu_milli("cpus"), reader.gpu_sevenths("gpu_share"))
-    pool_ids = _pool_ids(reader, profile, shape, pools)
+    shape = Shape(spec.cpu_milli, spec.gpu_sevenths)
+    pool_ids = _pool_ids(at, profile, shape, pools)
     return Variant(id, name, function_id, pool_ids, profile, shape, spec.concurrency)
 
 
-def _exec_ns(reader: FieldReader[VariantSpec]) -> tuple[int, ...]:
+def _exec_ns(at: Located[VariantSpec]) -> tuple[int, ...]:
     """Return the execution times of batches of 1, 2, 3, ... items."""
-    written = reader.spec.exec_time
-    if reader.spec.model is not None and reader.spec.code is not None:
-        raise reader.error("code", "is given besides `model`", allowed="either model or code")
-    if written is None and _is_served(reader.spec):
-        return (UNKNOWN_EXEC_NS,) * reader.spec.batch_max
-    if written is None or written == () or written == {}:
-        raise reader.error("exec_time", "is missing", allowed="5ms, [5ms, 6ms], {1: 5ms, 8: 20ms}")
-    if isinstance(written, str | int):
-        return (_batch_ns(reader, "exec_time", written),)
-    if isinstance(written, tuple):
-        return tuple(_batch_ns(reader, f"exec_time[{i}]", time) for i, time in enumerate(written))
-    known = {
-        int(size): _batch_ns(reader, f"exec_time.{size}", time) for size, time in written.items()
-    }
-    if 1 not in known:
-        raise reader.error("exec_time", "has no time for a batch of 1", allowed="{1: 5ms, 8: 20ms}")
-    return interpolated(known)
-
-
-def _batch_ns(reader: FieldReader[VariantSpec], name: str, time: object) -> int:
-    key = reader.path(name)
-    time_ns = units.parse_duration(time, where=reader.where, key=key)
-    if time_ns == 0:
-        raise ConfigError(
-            "must be longer than zero", where=reader.where, key=key, value=time, allowed="5ms, 1us"
-        )
-    return time_ns
+    times = at.spec.exec_time_ns
+    if at.spec.model is not None and at.spec.code is not None:
+        raise at.error("code", "is given besides `model`", allowed="either model or code")
+    if times is None and _is_served(at.spec):
+        return (UNKNOWN_EXEC_NS,) * at.spec.batch_max
+    if times is None or times == () or times == {}:
+        allowed = "5ms, [5ms, 6ms], {1: 5ms, 8: 20ms}"
+        raise at.error("exec_time_ns", "is missing", allowed=allowed)
+    if isinstance(times, int):
+        return (times,)
+    if isinstance(times, tuple):
+        return times
+    if "1" not in times:
+        allowed = "{1: 5ms, 8: 20ms}"
+        raise at.error("exec_time_ns", "has no time for a batch of 1", allowed=allowed)
+    return interpolated({int(size): time_ns for size, time_ns in times.items()})
 
 
 def interpolated(known: Mapping[int, int]) -> tuple[int, ...]:
@@ -284,7 +257,7 @@ def interpolated(known: Mapping[int, int]) -> tuple[int, ...]:
 
 
 def _pool_ids(
-    reader: FieldReader[VariantSpec],
+    at: Located[VariantSpec],
     profile: Profile,
     shape: Shape,
     pools: Sequence[Pool],
@@ -293,31 +266,31 @@ def _pool_ids(
 
     A pool that `pools` names must have them. Without `pools`, a pool that lacks them is left out.
     """
-    is_named = reader.spec.pools is not None
+    is_named = at.spec.pools is not None
     if is_named:
-        named = reader.some_of("pool", "pools", [pool.name for pool in pools])
+        named = at.some_of("pool", "pools", [pool.name for pool in pools])
         pools = [pool for pool in pools if pool.name in named]
     misfits = [(pool, _misfit(pool, profile, shape)) for pool in pools]
     fitting = tuple(pool.id for pool, misfit in misfits if misfit is None)
     reasons = [(pool.name, *misfit) for pool, misfit in misfits if misfit is not None]
     if not pools:
         allowed = "one or more, or no `pools` at all for every pool"
-        raise reader.error("pools", "names no pool", allowed=allowed)
+        raise at.error("pools", "names no pool", allowed=allowed)
     if not fitting or (is_named and reasons):
-        allowed = ", ".join(f"{field} {limit} on {pool}" for pool, field, limit in reasons)
+        allowed = ", ".join(f"{limit} on {pool}" for pool, _, limit in reasons)
         problem = "exceeds a pool under `pools`" if fitting else "exceeds every pool"
-        raise reader.error(reasons[0][1], problem, allowed=f"at most {allowed}")
+        raise at.error(reasons[0][1], problem, allowed=f"at most {allowed}")
     return fitting
 
 
 def _misfit(pool: Pool, profile: Profile, shape: Shape) -> tuple[str, str] | None:
-    """Return the field that exceeds a node of the pool, and the pool's limit."""
+    """Return the field that exceeds a node of the pool, and the limit with its key."""
     if profile.memory_bytes > pool.memory_bytes:
-        return ("memory", units.format_size(pool.memory_bytes))
+        return ("memory_bytes", f"memory {units.format_size(pool.memory_bytes)}")
     if shape.gpu_sevenths > pool.gpu_sevenths:
-        return ("gpu_share", f"{pool.gpu_sevenths}/7")
+        return ("gpu_sevenths", f"gpu_share {pool.gpu_sevenths}/7")
     if shape.cpu_milli > pool.cpu_milli:
-        return ("cpus", f"{pool.cpu_milli / 1000:g}")
+        return ("cpu_milli", f"cpus {pool.cpu_milli / 1000:g}")
     return None
 
 
@@ -325,55 +298,38 @@ def _build_pipelines(
     spec: AppSpec, functions: Sequence[Function], where: str
 ) -> tuple[Pipeline, ...]:
     specs = spec.pipelines or {f.name: PipelineSpec(function=f.name) for f in functions}
-    default = Slo() if spec.slo is None else _build_slo(FieldReader(spec.slo, where, "slo"))
+    default = Slo() if spec.slo is None else Slo(**structs.asdict(spec.slo))
     by_name = {function.name: function for function in functions}
     pipelines: list[Pipeline] = []
     for id, (name, body) in enumerate(specs.items()):
-        reader = FieldReader(body, where, f"pipelines.{name}")
-        slo = (
-            default
-            if body.slo is None
-            else _build_slo(FieldReader(body.slo, where, reader.path("slo")))
-        )
-        pipelines.append(Pipeline(id, name, _build_stages(reader, by_name), slo))
+        at = Located(body, where, f"pipelines.{name}")
+        slo = default if body.slo is None else Slo(**structs.asdict(body.slo))
+        pipelines.append(Pipeline(id, name, _build_stages(at, by_name), slo))
     return tuple(pipelines)
 
 
-def _build_slo(reader: FieldReader[SloSpec]) -> Slo:
-    spec = reader.spec
-    quantile = reader.fraction("quantile")
-    if not 0 < quantile < 1:
-        raise reader.error("quantile", "is out of range", allowed="above 0% and below 100%")
-    return Slo(
-        latency_ns=reader.duration_or_never_ns("latency"),
-        quantile=quantile,
-        rate_tolerance=spec.rate_tolerance,
-        is_hard=spec.hard_deadline,
-    )
-
-
 def _build_stages(
-    reader: FieldReader[PipelineSpec], functions: Mapping[str, Function]
+    at: Located[PipelineSpec], functions: Mapping[str, Function]
 ) -> tuple[Stage, ...]:
-    spec = reader.spec
+    spec = at.spec
     if (spec.function is None) == (not spec.stages):
         allowed = "either function or stages"
         raise ConfigError(
             "must have exactly one of function and stages",
-            where=reader.where,
-            key=reader.key,
+            where=at.where,
+            key=at.key,
             allowed=allowed,
         )
     if not spec.stages:
-        return (Stage(functions[reader.one_of("function", "function", functions)]),)
+        return (Stage(functions[at.one_of("function", "function", functions)]),)
     if len(spec.stages) > _STAGES_MAX:
         problem = f"has {len(spec.stages)} stages"
-        raise reader.error("stages", problem, allowed=f"at most {_STAGES_MAX}")
-    names = _sort_stages(reader, spec.stages)
+        raise at.error("stages", problem, allowed=f"at most {_STAGES_MAX}")
+    names = _sort_stages(at, spec.stages)
     return tuple(
         _build_stage(
             name,
-            FieldReader(spec.stages[name], reader.where, f"{reader.path('stages')}.{name}"),
+            Located(spec.stages[name], at.where, f"{at.path('stages')}.{name}"),
             functions,
             names,
         )
@@ -382,30 +338,28 @@ def _build_stages(
 
 
 def _build_stage(
-    name: str, reader: FieldReader[StageSpec], functions: Mapping[str, Function], names: list[str]
+    name: str, at: Located[StageSpec], functions: Mapping[str, Function], names: list[str]
 ) -> Stage:
-    spec = reader.spec
-    probability = reader.fraction("unsure_probability")
+    spec = at.spec
+    probability = spec.unsure_probability
     if spec.only_if_unsure and not spec.after:
-        raise reader.error(
-            "only_if_unsure", "needs a stage before it", allowed="a stage with `after`"
-        )
+        raise at.error("only_if_unsure", "needs a stage before it", allowed="a stage with `after`")
     if not spec.only_if_unsure and probability != 1:
-        raise reader.error(
+        raise at.error(
             "unsure_probability",
             "is set for a stage that always runs",
             allowed="a stage with `only_if_unsure: true`",
         )
     return Stage(
-        function=functions[reader.one_of("function", "function", functions)],
-        after=tuple(names.index(before) for before in reader.some_of("stage", "after", names)),
+        function=functions[at.one_of("function", "function", functions)],
+        after=tuple(names.index(before) for before in at.some_of("stage", "after", names)),
         only_if_unsure=spec.only_if_unsure,
         unsure_probability=probability,
         name=name,
     )
 
 
-def _sort_stages(reader: FieldReader[PipelineSpec], stages: Mapping[str, StageSpec]) -> list[str]:
+def _sort_stages(at: Located[PipelineSpec], stages: Mapping[str, StageSpec]) -> list[str]:
     """The names of stages in a topological order that does not depend on their order in the file.
 
     Raises `ConfigError` for a cycle.
@@ -420,7 +374,7 @@ def _sort_stages(reader: FieldReader[PipelineSpec], stages: Mapping[str, StageSp
         sorter.prepare()
     except CycleError as error:
         problem = f"form a cycle: {' -> '.join(error.args[1])}"
-        raise reader.error("stages", problem, allowed="no cycles") from None
+        raise at.error("stages", problem, allowed="no cycles") from None
     names: list[str] = []
     while sorter.is_active():
         ready = sorted(sorter.get_ready())
@@ -431,25 +385,23 @@ def _sort_stages(reader: FieldReader[PipelineSpec], stages: Mapping[str, StageSp
 
 def _build_pools(specs: Mapping[str, PoolSpec], where: str) -> tuple[Pool, ...]:
     return tuple(
-        _build_pool(id, name, FieldReader(spec, where, f"pools.{name}"))
+        _build_pool(id, name, Located(spec, where, f"pools.{name}"))
         for id, (name, spec) in enumerate(specs.items())
     )
 
 
-def _build_pool(id: int, name: str, reader: FieldReader[PoolSpec]) -> Pool:
-    choose_provider(reader)  # raises if the provider does not match the pool
-    if reader.spec.tier == "serverless":
-        _refuse_given(reader, _NODES_ONLY, "is not for serverless pools")
-        return _build_serverless(id, name, reader)
-    _refuse_given(reader, _SERVERLESS_ONLY, "is only for serverless pools")
-    return _build_nodes(id, name, reader)
+def _build_pool(id: int, name: str, at: Located[PoolSpec]) -> Pool:
+    if at.spec.tier == "serverless":
+        _refuse_given(at, _NODES_ONLY, "is not for serverless pools")
+        return _build_serverless(id, name, at)
+    _refuse_given(at, _SERVERLESS_ONLY, "is only for serverless pools")
+    return _build_nodes(id, name, at)
 
 
-def _build_nodes(id: int, name: str, reader: FieldReader[PoolSpec]) -> Pool:
-    spec = reader.spec
-    if spec.gpu_share is not None:
-        gpu_sevenths = reader.gpu_sevenths("gpu_share")
-    else:
+def _build_nodes(id: int, name: str, at: Located[PoolSpec]) -> Pool:
+    spec = at.spec
+    gpu_sevenths = spec.gpu_sevenths
+    if gpu_sevenths is None:
         gpu_sevenths = 0 if spec.tier == "dedicated" else UNLIMITED
     return Pool(
         id,
@@ -458,83 +410,81 @@ def _build_nodes(id: int, name: str, reader: FieldReader[PoolSpec]) -> Pool:
         nodes=spec.nodes,
         slots=spec.slots,
         queue_max=spec.queue_max,
-        cpu_milli=UNLIMITED if spec.cpus is None else reader.cpu_milli("cpus"),
+        cpu_milli=UNLIMITED if spec.cpu_milli is None else spec.cpu_milli,
         gpu_sevenths=gpu_sevenths,
-        memory_bytes=reader.size_or_unlimited_bytes("memory"),
-        host_memory_bytes=reader.size_bytes("host_memory"),
-        idle_timeout_ns=reader.duration_or_never_ns("idle_timeout"),
-        is_elastic=spec.elastic,
-        boot_ns=reader.duration_ns("boot_time"),
-        usd_per_hour=reader.price("price", units.parse_price_per_hour),
-        network_ns=reader.duration_ns("network_delay"),
-        bytes_per_s=reader.bytes_per_s("bandwidth"),
+        memory_bytes=spec.memory_bytes,
+        host_memory_bytes=spec.host_memory_bytes,
+        idle_timeout_ns=spec.idle_timeout_ns,
+        is_elastic=spec.is_elastic,
+        boot_ns=spec.boot_ns,
+        usd_per_hour=_price(at, UsdPerHour),
+        network_ns=spec.network_ns,
+        bytes_per_s=spec.bytes_per_s,
     )
 
 
-def _build_serverless(id: int, name: str, reader: FieldReader[PoolSpec]) -> Pool:
-    spec = reader.spec
-    if spec.memory == "unlimited":
-        raise reader.error("memory", "must be a size in a serverless pool", allowed="2GB, 1769MiB")
-    platform = FaasPlatform(
-        memory_bytes=reader.size_or_unlimited_bytes("memory"),
-        concurrency_max=spec.concurrency,
-        burst_concurrency=spec.burst_concurrency,
-        burst_refill_per_s=reader.positive_rate_per_s("burst_refill"),
-        keep_alive_ns=reader.duration_ns("keep_alive"),
-        usd_per_gb_s=reader.price("price", units.parse_price_per_gb_second),
-        usd_per_request=reader.price("request_price", units.parse_price_per_request),
-        billing_step_ns=reader.positive_ns("billing_step"),
-        age_max_ns=reader.duration_or_never_ns("age_max"),
-        bills_cold_start=spec.bill_cold_start,
-        provisioning_ns=reader.duration_ns("provisioning_time"),
-        provisioned_usd_per_gb_s=reader.price("provisioned_price", units.parse_price_per_gb_second),
-        provisioned_run_usd_per_gb_s=reader.price(
-            "provisioned_run_price", units.parse_price_per_gb_second
-        ),
-    )
+def _build_serverless(id: int, name: str, at: Located[PoolSpec]) -> Pool:
+    spec = at.spec
+    if spec.memory_bytes == UNLIMITED:
+        allowed = "2GB, 1769MiB"
+        raise at.error("memory_bytes", "must be a size in a serverless pool", allowed=allowed)
     return Pool(
         id,
         name,
         tier=Tier.SERVERLESS,
         nodes=0,
         gpu_sevenths=0,
-        memory_bytes=platform.memory_bytes,
-        network_ns=reader.duration_ns("network_delay"),
-        bytes_per_s=reader.bytes_per_s("bandwidth"),
-        faas=platform,
-        breaker=_build_breaker(reader),
+        memory_bytes=spec.memory_bytes,
+        network_ns=spec.network_ns,
+        bytes_per_s=spec.bytes_per_s,
+        faas=faas_platform(spec, spec.memory_bytes, _price(at, UsdPerGbS)),
+        breaker=_build_breaker(at),
     )
 
 
-def _build_breaker(pool: FieldReader[PoolSpec]) -> BreakerConfig:
-    breaker = FieldReader(pool.spec.circuit_breaker, pool.where, pool.path("circuit_breaker"))
-    budget = FieldReader(pool.spec.budget, pool.where, pool.path("budget"))
-    cooldown_ns = breaker.positive_ns("cooldown")
-    cooldown_max_ns = breaker.positive_ns("cooldown_max")
-    if cooldown_ns > cooldown_max_ns:
-        allowed = f"up to {breaker.spec.cooldown_max}"
-        raise breaker.error("cooldown", "is longer than `cooldown_max`", allowed=allowed)
+def _price(at: Located[PoolSpec], kind: Any) -> float:
+    """Return the price of a pool. Its unit depends on the tier: `kind` is the quantity."""
+    if at.spec.price is None:
+        return 0.0
+    price = read(at.spec.price, kind, at.where, at.path("price"))
+    assert isinstance(price, float)
+    return price
+
+
+def faas_platform(terms: FaasTerms, memory_bytes: int, usd_per_gb_s: float) -> FaasPlatform:
+    """Return a platform of a pool or of a price list, at a memory size. No price is 0."""
+    given = {
+        name: value
+        for name in FaasTerms.__struct_fields__
+        if (value := getattr(terms, name)) is not None
+    }
+    return FaasPlatform(memory_bytes, usd_per_gb_s=usd_per_gb_s, **given)
+
+
+def _build_breaker(pool: Located[PoolSpec]) -> BreakerConfig:
+    breaker, budget = pool.spec.circuit_breaker, pool.spec.budget
+    if breaker.cooldown_ns > breaker.cooldown_max_ns:
+        allowed = f"up to {units.format_duration(breaker.cooldown_max_ns)}"
+        raise Located(breaker, pool.where, pool.path("circuit_breaker")).error(
+            "cooldown_ns", "is longer than `cooldown_max`", allowed=allowed
+        )
     return BreakerConfig(
-        failure_threshold=breaker.spec.failure_threshold,
-        cooldown_ns=cooldown_ns,
-        cooldown_max_ns=cooldown_max_ns,
-        usd_per_minute=_budget_usd(budget, "per_minute"),
-        usd_per_day=_budget_usd(budget, "per_day"),
+        **structs.asdict(breaker),
+        usd_per_minute=inf if budget.usd_per_minute is None else budget.usd_per_minute,
+        usd_per_day=inf if budget.usd_per_day is None else budget.usd_per_day,
     )
 
 
-def _budget_usd(reader: FieldReader[BudgetSpec], name: str) -> float:
-    if getattr(reader.spec, name) is None:
-        return inf
-    return reader.price(name, units.parse_dollars)
-
-
-def _refuse_given(reader: FieldReader[PoolSpec], names: tuple[str, ...], problem: str) -> None:
+def _refuse_given(at: Located[PoolSpec], names: tuple[str, ...], problem: str) -> None:
     defaults = PoolSpec()
     for name in names:
-        if getattr(reader.spec, name) != getattr(defaults, name):
-            allowed = set(PoolSpec.__struct_fields__) - set(names)
-            raise reader.error(name, problem, allowed=", ".join(sorted(allowed)))
+        if getattr(at.spec, name) != getattr(defaults, name):
+            allowed = {at.path(each) for each in PoolSpec.__struct_fields__ if each not in names}
+            raise at.error(
+                name,
+                problem,
+                allowed=", ".join(sorted(path.rpartition(".")[2] for path in allowed)),
+            )
 
 
 def _build_clients(specs: Mapping[str, ClientSpec]) -> tuple[Client, ...]:
@@ -542,23 +492,7 @@ def _build_clients(specs: Mapping[str, ClientSpec]) -> tuple[Client, ...]:
     return tuple(Client(id, name, spec.weight) for id, (name, spec) in enumerate(clients.items()))
 
 
-def _build_limits(reader: FieldReader[LimitsSpec]) -> Limits:
-    spec = reader.spec
-    return Limits(
-        attempts_max=spec.attempts_max,
-        refusals_max=spec.refusals_max,
-        backoff_ns=reader.duration_ns("backoff"),
-        timeout_factor=spec.timeout_factor,
-        open_requests_max=spec.open_requests_max,
-    )
-
-
-def _read(value: object, name: str, hint: object, where: str, key: str) -> object:
-    if name.endswith(_NS) and value is not None:
-        value = units.parse_duration(value, where=where, key=key)
-    written = normalise(value, where, key)
-    try:
-        return msgspec.convert(written, hint)
-    except msgspec.ValidationError as error:
-        check(written, inspect.type_info(hint), where=where, key=key)
-        raise ConfigError(str(error), where=where, key=key, value=value) from None
+def _read(value: object, name: str, hint: Any, where: str, key: str) -> object:
+    if name.endswith(_NS):
+        hint = DurationNs | None if value is None else DurationNs
+    return msgspec.convert(read(normalise(value, where, key), hint, where, key), hint)

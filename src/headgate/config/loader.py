@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
+from typing import Any
 
 import msgspec
 from msgspec import inspect
 
 from headgate.config.build import build, variant_sources
-from headgate.config.errors import check
+from headgate.config.decoding import decode, default_of, type_info
 from headgate.config.options import (
     AppConfig,
-    client_options,
+    check_clients,
+    check_serve,
     default_workload,
     policy_options,
-    serve_options,
     simulation_options,
 )
+from headgate.config.providers import choose_providers
 from headgate.config.schema import AppSpec
-from headgate.config.source import normalise, read_yaml
+from headgate.config.source import read_yaml
 from headgate.core.errors import ConfigError
 
 
@@ -53,24 +55,21 @@ def declare(
 
 
 def _from_data(data: object, where: str) -> AppConfig:
-    written = normalise(data, where)
-    try:
-        spec = msgspec.convert(written, AppSpec)
-    except msgspec.ValidationError as error:
-        check(written, inspect.type_info(AppSpec), where=where, key="")
-        raise ConfigError(str(error), where=where) from None
+    spec, plain = decode(data, AppSpec, where)
+    providers = choose_providers(spec.pools, where)
     app = build(spec, where)
-    normalised = normalise(msgspec.to_builtins(spec), where)
-    assert isinstance(normalised, dict)
+    check_serve(spec.serve, where)
+    check_clients(spec.clients, where)
     return AppConfig(
         app=app,
         policy=policy_options(spec.policy, where),
         workload=default_workload(spec.workload, app, where),
         simulation=simulation_options(spec.simulation, app, where),
         sources=variant_sources(spec.functions),
-        serve=serve_options(spec.serve, where),
-        tenants=client_options(spec.clients, where),
-        spec=normalised,
+        serve=spec.serve,
+        providers=providers,
+        tenants=tuple(spec.clients.values()),
+        spec=plain,
     )
 
 
@@ -100,24 +99,25 @@ def without_defaults(spec: Mapping[str, object]) -> object:
     >>> without_defaults({"functions": {"f": function}, "policy": "headgate"})
     {'functions': {'f': {'exec_time': '5ms'}}}
     """
-    return _without_defaults(msgspec.convert(spec, AppSpec))
+    decoded, plain = decode(spec, AppSpec, "the application")
+    return _without_defaults(plain, decoded)
 
 
-def _without_defaults(value: object) -> object:
-    if isinstance(value, msgspec.Struct):
-        return {
-            field.name: _without_defaults(getattr(value, field.name))
-            for field in msgspec.structs.fields(value)
-            if getattr(value, field.name) != _default(field)
-        }
-    if isinstance(value, dict):
-        return {key: _without_defaults(inner) for key, inner in value.items()}
-    if isinstance(value, tuple | list):
-        return [_without_defaults(inner) for inner in value]
-    return value
-
-
-def _default(field: msgspec.structs.FieldInfo) -> object:
-    if field.default_factory is not msgspec.NODEFAULT:
-        return field.default_factory()
-    return field.default
+def _without_defaults(plain: Any, decoded: object) -> object:
+    """Return the plain data of a decoded value, without what is the default."""
+    match decoded:
+        case msgspec.Struct():
+            kind = type_info(type(decoded))
+            assert isinstance(kind, inspect.StructType)
+            return {
+                field.encode_name: _without_defaults(
+                    plain[field.encode_name], getattr(decoded, field.name)
+                )
+                for field in kind.fields
+                if field.required or getattr(decoded, field.name) != default_of(field)
+            }
+        case dict():
+            return {key: _without_defaults(plain[key], inner) for key, inner in decoded.items()}
+        case tuple() | list():
+            return [_without_defaults(p, inner) for p, inner in zip(plain, decoded, strict=True)]
+    return plain

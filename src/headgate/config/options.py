@@ -10,9 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any, Final, Literal
+from typing import Any
 
-from headgate.config.errors import FieldReader, unknown_name_error
+from msgspec import structs
+
+from headgate.config.decoding import Located
+from headgate.config.errors import unknown_name_error
+from headgate.config.providers import Provider
 from headgate.config.schema import (
     ClientSpec,
     ServeSpec,
@@ -20,17 +24,8 @@ from headgate.config.schema import (
     SimulationSpec,
     WorkloadSpec,
 )
-from headgate.core import units
 from headgate.core.errors import ConfigError
 from headgate.core.model import App, Client, Pipeline
-
-EXECUTION_TIMEOUT_NS_MIN: Final = 100_000_000  # less, and a worker would die before it is up
-BODY_BYTES_MAX: Final = 1 << 30  # no message between processes is longer
-SHARED_BYTES_MIN: Final = 64 << 10
-SHARED_BYTES_MAX: Final = 64 << 30
-LOG_BYTES_MIN: Final = 64 << 10  # each segment has the whole header
-LOG_BYTES_MAX: Final = 1 << 40
-MEMORY_BYTES_MAX: Final = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,46 +78,6 @@ class SimulationOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class ServeOptions:
-    """How the application is served. Files are relative to the application's directory."""
-
-    host: str
-    port: int  # 0: any free port
-    grpc_port: int | None  # None: gRPC is not served
-    tls_certificate: str | None  # None: not encrypted
-    tls_key: str | None  # None: the key is in the file of the certificate
-    log: str | None
-    lame_duck_ns: int
-    drain_ns: int
-    deadline_max_ns: int
-    execution_timeout_ns: int
-    body_bytes_max: int
-    connections_max: int
-    shared_memory_bytes: int
-    overload_status: Literal[429, 503]
-    log_size_bytes: int  # of a segment of the event log
-    log_age_ns: int
-    log_keep: int  # older segments that are kept
-    log_level: Literal["debug", "info", "warning", "error"]
-    log_format: Literal["text", "json"]
-    access_log: bool
-    expose_errors: bool
-    response_bytes_max: int
-    memory_bytes_max: int
-
-
-@dataclass(frozen=True, slots=True)
-class ClientOptions:
-    """How a client authenticates, and its rate and concurrency limits. None is no limit."""
-
-    client_id: int
-    key_sha256: str | None  # in hexadecimal digits; None: the client has no key
-    rate_per_s: float | None
-    burst: int
-    concurrency: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class AppConfig:
     """Everything that an application file says.
 
@@ -136,8 +91,9 @@ class AppConfig:
     workload: DefaultWorkload
     simulation: SimulationOptions
     sources: tuple[VariantSource | None, ...]  # by variant id
-    serve: ServeOptions
-    tenants: tuple[ClientOptions, ...]  # by client id; empty if the file names no clients
+    serve: ServeSpec
+    providers: tuple[Provider | None, ...]  # by pool id; None: the pool is only simulated
+    tenants: tuple[ClientSpec, ...]  # by client id; empty if the file names no clients
     spec: dict[str, object]
 
     @property
@@ -172,21 +128,19 @@ def default_workload(spec: WorkloadSpec, app: App, where: str) -> DefaultWorkloa
     clients = {client.name: client for client in app.clients}
     streams: list[ArrivalStream] = []
     for index, body in enumerate(spec.arrivals):
-        reader = FieldReader(body, where, f"workload.arrivals[{index}]")
+        reader = Located(body, where, f"workload.arrivals[{index}]")
         pipeline = pipelines[reader.one_of("pipeline", "pipeline", pipelines)]
         if body.client is None:
             client = app.clients[0]
         else:
             client = clients[reader.one_of("client", "client", clients)]
         streams.append(ArrivalStream(pipeline, client, body.process))
-    duration_ns = FieldReader(spec, where, "workload").positive_ns("duration")
-    return DefaultWorkload(duration_ns, tuple(streams))
+    return DefaultWorkload(spec.duration_ns, tuple(streams))
 
 
 def simulation_options(spec: SimulationSpec, app: App, where: str) -> SimulationOptions:
     """Return the ground truth and the overheads. Raises `ConfigError`."""
-    times = FieldReader(spec.service_times, where, "simulation.service_times")
-    overheads = FieldReader(spec.overheads, where, "simulation.overheads")
+    times = Located(spec.service_times, where, "simulation.service_times")
     _check_cv(times)
     names = [function.name for function in app.functions]
     scale, observed = times.spec.scale, times.spec.observed
@@ -202,53 +156,16 @@ def simulation_options(spec: SimulationSpec, app: App, where: str) -> Simulation
         cv=times.spec.cv,
         scale=tuple(scale.get(name, 1.0) for name in names),
         observed=tuple(observed.get(name, (1.0,)) for name in names) if observed else (),
-        decision_ns=overheads.duration_ns("decision"),
-        per_work_unit_ns=overheads.duration_ns("per_work_unit"),
-        client_overhead_ns=overheads.duration_ns("client_overhead"),
+        **structs.asdict(spec.overheads),
     )
 
 
-def serve_options(spec: ServeSpec, where: str) -> ServeOptions:
-    """Return how the application is served. Raises `ConfigError`."""
-    reader = FieldReader(spec, where, "serve")
-    for name in ("host", "tls_certificate", "tls_key", "log"):
-        if getattr(spec, name) == "":
-            raise reader.error(name, "is empty")
+def check_serve(spec: ServeSpec, where: str) -> None:
+    """Raise `ConfigError` if settings of `serve:` contradict each other."""
     if spec.tls_key is not None and spec.tls_certificate is None:
-        raise reader.error(
+        raise Located(spec, where, "serve").error(
             "tls_key", "is given without a certificate", allowed="only with tls_certificate"
         )
-    execution_timeout_ns = reader.duration_ns("execution_timeout")
-    if execution_timeout_ns < EXECUTION_TIMEOUT_NS_MIN:
-        allowed = f"{units.format_duration(EXECUTION_TIMEOUT_NS_MIN)} or longer"
-        raise reader.error("execution_timeout", "is too short", allowed=allowed)
-    return ServeOptions(
-        host=spec.host,
-        port=spec.port,
-        grpc_port=spec.grpc_port,
-        tls_certificate=spec.tls_certificate,
-        tls_key=spec.tls_key,
-        log=spec.log,
-        lame_duck_ns=reader.duration_ns("lame_duck"),
-        drain_ns=reader.duration_ns("drain"),
-        deadline_max_ns=reader.positive_ns("deadline_max"),
-        execution_timeout_ns=execution_timeout_ns,
-        body_bytes_max=_bounded_bytes(reader, "body_max", 1, BODY_BYTES_MAX),
-        connections_max=spec.connections_max,
-        shared_memory_bytes=_bounded_bytes(
-            reader, "shared_memory", SHARED_BYTES_MIN, SHARED_BYTES_MAX
-        ),
-        overload_status=spec.overload_status,
-        log_size_bytes=_bounded_bytes(reader, "log_size", LOG_BYTES_MIN, LOG_BYTES_MAX),
-        log_age_ns=reader.duration_or_never_ns("log_age"),
-        log_keep=spec.log_keep,
-        log_level=spec.log_level,
-        log_format=spec.log_format,
-        access_log=spec.access_log,
-        expose_errors=spec.expose_errors,
-        response_bytes_max=_bounded_bytes(reader, "response_max", 1, BODY_BYTES_MAX),
-        memory_bytes_max=_bounded_bytes(reader, "memory_max", 1, MEMORY_BYTES_MAX),
-    )
 
 
 def without_keys(spec: Mapping[str, object]) -> dict[str, object]:
@@ -263,28 +180,18 @@ def without_keys(spec: Mapping[str, object]) -> dict[str, object]:
     return {**spec, "clients": kept}
 
 
-def client_options(specs: Mapping[str, ClientSpec], where: str) -> tuple[ClientOptions, ...]:
-    """Return the options of each client, by its id; empty if no clients are named."""
+def check_clients(specs: Mapping[str, ClientSpec], where: str) -> None:
+    """Raise `ConfigError` if two clients have the same key."""
     owners: dict[str, str] = {}
-    options: list[ClientOptions] = []
-    for id, (name, spec) in enumerate(specs.items()):
-        reader = FieldReader(spec, where, f"clients.{name}")
+    for name, spec in specs.items():
         if spec.key is not None and owners.setdefault(spec.key, name) != name:
             problem = f"is also the key of {owners[spec.key]}"
-            raise reader.error("key", problem, allowed="a different key for each client")
-        options.append(
-            ClientOptions(
-                client_id=id,
-                key_sha256=None if spec.key is None else spec.key.removeprefix("sha256:"),
-                rate_per_s=None if spec.rate is None else reader.positive_rate_per_s("rate"),
-                burst=spec.burst,
-                concurrency=spec.concurrency,
+            raise Located(spec, where, f"clients.{name}").error(
+                "key", problem, allowed="a different key for each client"
             )
-        )
-    return tuple(options)
 
 
-def _check_cv(reader: FieldReader[ServiceTimesSpec]) -> None:
+def _check_cv(reader: Located[ServiceTimesSpec]) -> None:
     distribution, cv = reader.spec.distribution, reader.spec.cv
     if distribution in ("exact", "exponential", "observed"):
         if cv != 0:
@@ -295,12 +202,3 @@ def _check_cv(reader: FieldReader[ServiceTimesSpec]) -> None:
     elif distribution == "uniform" and cv > 1 / sqrt(3):
         # A uniform distribution this wide around its mean would reach below zero.
         raise reader.error("cv", "is too large for uniform", allowed="up to 0.577")
-
-
-def _bounded_bytes(reader: FieldReader[ServeSpec], name: str, minimum: int, maximum: int) -> int:
-    size_bytes = reader.size_bytes(name)
-    if not minimum <= size_bytes <= maximum:
-        problem = "is too small" if size_bytes < minimum else "is too large"
-        allowed = f"{units.format_size(minimum)} to {units.format_size(maximum)}"
-        raise reader.error(name, problem, allowed=allowed)
-    return size_bytes

@@ -12,16 +12,26 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-import msgspec
-from msgspec import Meta, field, inspect
+from msgspec import Meta, field
 
-from headgate.config.errors import FieldReader, check, unknown_name_error
-from headgate.config.schema import Count, Cpus, Duration, Name, Price, Section, Size
-from headgate.config.source import normalise, read_yaml
-from headgate.core import units
-from headgate.core.catalog import FaasOffering, InstanceType
-from headgate.core.errors import ConfigError
-from headgate.core.model import FaasPlatform
+from headgate.config.build import faas_platform
+from headgate.config.decoding import Located, decode
+from headgate.config.errors import unknown_name_error
+from headgate.config.quantities import (
+    CpuMilli,
+    DurationNs,
+    PositiveOrNeverNs,
+    SizeBytes,
+    SizeOrUnlimitedBytes,
+    UsdPerGbS,
+    UsdPerHour,
+)
+from headgate.config.schema import FaasTerms, Name, Section
+from headgate.config.source import read_yaml
+from headgate.core.catalog import MIB, FaasOffering, InstanceType
+from headgate.core.clock import NEVER_NS
+from headgate.core.model import UNLIMITED
+from headgate.core.units import format_size
 
 BUNDLED: Final = Path(__file__).parents[1] / "prices"
 _SIZES_MAX: Final = 1_000
@@ -39,43 +49,32 @@ class ProvenanceSpec(Section, frozen=True):
 class InstanceSpec(Section, frozen=True):
     """An instance type: a kind of machine rented by the hour."""
 
-    cpus: Cpus
-    memory: Size
-    price: Price
-    boot_time: Duration = 0
-    network_delay: Duration = 0
+    cpu_milli: Annotated[CpuMilli, Meta(gt=0)] = field(name="cpus")
+    memory_bytes: SizeOrUnlimitedBytes
+    usd_per_hour: UsdPerHour = field(name="price")
+    boot_ns: DurationNs = field(default=0, name="boot_time")
+    network_ns: DurationNs = field(default=0, name="network_delay")
 
 
 class SizesSpec(Section, frozen=True):
     """The memory sizes that a function can have."""
 
-    min: Size
-    max: Size
-    step: Size
+    min_bytes: SizeBytes
+    max_bytes: SizeBytes
+    step_bytes: SizeBytes
 
 
-class FaasSpec(Section, frozen=True):
+class FaasSpec(FaasTerms, frozen=True, kw_only=True):
     """A function platform. Keys named like those of a serverless pool have the same meaning."""
 
-    cpu_memory: Size
+    cpu_memory_bytes: Annotated[SizeBytes, Meta(ge=MIB)]
     sizes: SizesSpec
-    price: Price
-    request_price: Price | None = None
-    billing_step: Duration = "1ms"
-    bill_cold_start: bool = True
-    provisioned_price: Price | None = None
-    provisioned_run_price: Price | None = None
-    provisioning_time: Duration = "60s"
-    concurrency: Count = 1_000
-    burst_concurrency: Count = 1_000
-    burst_refill: str = "100/s"
-    keep_alive: Duration = "10min"
-    age_max: Duration = "never"
-    timeout_max: Duration = "never"
-    package_max: Size = "unlimited"
-    image_max: Size = "unlimited"
-    payload_max: Size = "unlimited"
-    network_delay: Duration = 0
+    usd_per_gb_s: UsdPerGbS = field(name="price")
+    timeout_max_ns: PositiveOrNeverNs = NEVER_NS
+    package_bytes_max: SizeOrUnlimitedBytes = UNLIMITED
+    image_bytes_max: SizeOrUnlimitedBytes = UNLIMITED
+    payload_bytes_max: SizeOrUnlimitedBytes = UNLIMITED
+    network_ns: DurationNs = field(default=0, name="network_delay")
 
 
 class PricesSpec(Section, frozen=True):
@@ -140,9 +139,10 @@ def read_prices(paths: Sequence[str] = ()) -> PriceList:
     platforms: dict[str, FaasOffering] = {}
     for path, spec in used:
         for name, instance in spec.instances.items():
-            instances[name] = _instance(name, FieldReader(instance, path, f"instances.{name}"))
+            instances[name] = _instance(name, instance)
         for name, functions in spec.functions.items():
-            platforms[name] = _platform(name, FieldReader(functions, path, f"functions.{name}"))
+            sizes = Located(functions.sizes, path, f"functions.{name}.sizes")
+            platforms[name] = _platform(name, functions, _sizes_bytes(sizes))
     return PriceList(
         instances=tuple(instances.values()),
         platforms=tuple(platforms.values()),
@@ -152,83 +152,47 @@ def read_prices(paths: Sequence[str] = ()) -> PriceList:
 
 
 def _read(path: str) -> PricesSpec:
-    written = normalise(read_yaml(path), path)
-    try:
-        return msgspec.convert(written, PricesSpec)
-    except msgspec.ValidationError as error:
-        check(written, inspect.type_info(PricesSpec), where=path, key="")
-        raise ConfigError(str(error), where=path) from None
+    return decode(read_yaml(path), PricesSpec, path)[0]
 
 
 def _provenance(spec: PricesSpec, row: ProvenanceSpec) -> Provenance:
     return Provenance(spec.title, spec.as_of, row.keys, row.confidence, row.source, row.note)
 
 
-def _instance(name: str, reader: FieldReader[InstanceSpec]) -> InstanceType:
-    if reader.cpu_milli("cpus") == 0:
-        raise reader.error("cpus", "must be more than zero", allowed="2, 0.5")
+def _instance(name: str, spec: InstanceSpec) -> InstanceType:
     return InstanceType(
         name=name,
-        cpus=reader.spec.cpus,
-        memory_bytes=reader.size_or_unlimited_bytes("memory"),
-        usd_per_hour=reader.price("price", units.parse_price_per_hour),
-        boot_ns=reader.duration_ns("boot_time"),
-        network_ns=reader.duration_ns("network_delay"),
+        cpus=spec.cpu_milli / 1000,
+        memory_bytes=spec.memory_bytes,
+        usd_per_hour=spec.usd_per_hour,
+        boot_ns=spec.boot_ns,
+        network_ns=spec.network_ns,
     )
 
 
-def _platform(name: str, reader: FieldReader[FaasSpec]) -> FaasOffering:
-    spec = reader.spec
-    sizes_bytes = _sizes_bytes(FieldReader(spec.sizes, reader.where, reader.path("sizes")))
-    terms = FaasPlatform(
-        memory_bytes=sizes_bytes[-1],
-        concurrency_max=spec.concurrency,
-        burst_concurrency=spec.burst_concurrency,
-        burst_refill_per_s=reader.positive_rate_per_s("burst_refill"),
-        keep_alive_ns=reader.duration_ns("keep_alive"),
-        age_max_ns=reader.duration_or_never_ns("age_max"),
-        usd_per_gb_s=reader.price("price", units.parse_price_per_gb_second),
-        usd_per_request=reader.price("request_price", units.parse_price_per_request),
-        billing_step_ns=reader.positive_ns("billing_step"),
-        bills_cold_start=spec.bill_cold_start,
-        provisioning_ns=reader.duration_ns("provisioning_time"),
-        provisioned_usd_per_gb_s=reader.price("provisioned_price", units.parse_price_per_gb_second),
-        provisioned_run_usd_per_gb_s=reader.price(
-            "provisioned_run_price", units.parse_price_per_gb_second
-        ),
-    )
+def _platform(name: str, spec: FaasSpec, sizes_bytes: tuple[int, ...]) -> FaasOffering:
     return FaasOffering(
         name=name,
-        terms=terms,
-        cpu_bytes=_cpu_bytes(reader),
+        terms=faas_platform(spec, sizes_bytes[-1], spec.usd_per_gb_s),
+        cpu_bytes=spec.cpu_memory_bytes,
         sizes_bytes=sizes_bytes,
-        network_ns=reader.duration_ns("network_delay"),
-        timeout_ns=reader.duration_or_never_ns("timeout_max"),
-        package_bytes=reader.size_or_unlimited_bytes("package_max"),
-        image_bytes=reader.size_or_unlimited_bytes("image_max"),
-        payload_bytes=reader.size_or_unlimited_bytes("payload_max"),
+        network_ns=spec.network_ns,
+        timeout_ns=spec.timeout_max_ns,
+        package_bytes=spec.package_bytes_max,
+        image_bytes=spec.image_bytes_max,
+        payload_bytes=spec.payload_bytes_max,
     )
 
 
-def _cpu_bytes(reader: FieldReader[FaasSpec]) -> int:
-    size_bytes = reader.size_bytes("cpu_memory")
-    if size_bytes < 2**20:
-        raise reader.error("cpu_memory", "is too small", allowed="1MiB or more")
-    return size_bytes
-
-
-def _sizes_bytes(reader: FieldReader[SizesSpec]) -> tuple[int, ...]:
-    low, high, step = (_whole_mib(reader, name) for name in ("min", "max", "step"))
+def _sizes_bytes(at: Located[SizesSpec]) -> tuple[int, ...]:
+    """Return the sizes, in whole MiB: the unit in which sizes are listed and compared."""
+    low, high, step = at.spec.min_bytes, at.spec.max_bytes, at.spec.step_bytes
+    for name in SizesSpec.__struct_fields__:
+        if getattr(at.spec, name) == 0 or getattr(at.spec, name) % MIB:
+            raise at.error(name, "is not a whole number of MiB", allowed="512MiB, 10GiB")
     if low > high:
-        raise reader.error("min", "is larger than `max`", allowed=f"up to {reader.spec.max}")
+        raise at.error("min_bytes", "is larger than `max`", allowed=f"up to {format_size(high)}")
     if (high - low) // step >= _SIZES_MAX:
-        raise reader.error("step", "makes too many sizes", allowed=f"at most {_SIZES_MAX:,} sizes")
+        allowed = f"at most {_SIZES_MAX:,} sizes"
+        raise at.error("step_bytes", "makes too many sizes", allowed=allowed)
     return (*range(low, high, step), high)
-
-
-def _whole_mib(reader: FieldReader[SizesSpec], name: str) -> int:
-    """Read a size in whole MiB, the unit in which sizes are listed and compared."""
-    size_bytes = reader.size_bytes(name)
-    if size_bytes == 0 or size_bytes % 2**20:
-        raise reader.error(name, "is not a whole number of MiB", allowed="512MiB, 10GiB")
-    return size_bytes

@@ -20,10 +20,8 @@ from typing import Final, Literal
 from urllib.parse import urlsplit
 
 import msgspec
-from msgspec import convert
 
-from headgate.config.errors import FieldReader
-from headgate.config.options import AppConfig
+from headgate.config.decoding import Located
 from headgate.config.schema import PoolSpec
 from headgate.core.errors import ConfigError
 
@@ -58,38 +56,35 @@ class Provider:
         return self.target.replace("{function}", function).replace("{node}", str(node))
 
 
-def providers_of(config: AppConfig) -> tuple[Provider | None, ...]:
+def choose_providers(pools: Mapping[str, PoolSpec], where: str) -> tuple[Provider | None, ...]:
     """Return the provider of each pool, by pool id; None: the pool can only be simulated."""
-    pools = convert(config.spec["pools"], dict[str, PoolSpec])
     if not pools:
         return (Provider("local"),)  # the default pool
     return tuple(
-        choose_provider(FieldReader(spec, "the application", f"pools.{name}"))
-        for name, spec in pools.items()
+        _choose_provider(Located(spec, where, f"pools.{name}")) for name, spec in pools.items()
     )
 
 
-def choose_provider(reader: FieldReader[PoolSpec]) -> Provider | None:
-    """Return the provider of a pool; None: it can only be simulated. Raises `ConfigError`."""
-    spec = reader.spec
+def _choose_provider(at: Located[PoolSpec]) -> Provider | None:
+    spec = at.spec
     is_serverless = spec.tier == "serverless"
     kind = spec.provider or (None if is_serverless else "local")
     if spec.provider is not None and is_serverless != (spec.provider == "lambda"):
         allowed = "lambda" if is_serverless else "local, sagemaker"
-        raise reader.error("provider", f"does not run {spec.tier} pools", allowed=allowed)
+        raise at.error("provider", f"does not run {spec.tier} pools", allowed=allowed)
     if kind is None or kind == "local":
         for name in _REMOTE_ONLY:
             if getattr(spec, name) is not None:
                 allowed = "only with provider: lambda or sagemaker"
-                raise reader.error(name, "is not used by this provider", allowed=allowed)
+                raise at.error(name, "is not used by this provider", allowed=allowed)
         return None if kind is None else Provider("local")
     if not spec.target:
-        raise reader.error("target", "is missing", allowed=_TARGETS[kind])
+        raise at.error("target", "is missing", allowed=_TARGETS[kind])
     if kind == "sagemaker" and spec.nodes > 1 and "{node}" not in spec.target:
         problem = f"names the same endpoint for {spec.nodes} nodes"
-        raise reader.error("target", problem, allowed="a name that contains {node}")
+        raise at.error("target", problem, allowed="a name that contains {node}")
     if spec.endpoint_url is not None:
-        _check_url(reader, spec.endpoint_url)
+        _check_url(at, spec.endpoint_url)
     return Provider(kind, spec.target, spec.endpoint_url, spec.region)
 
 
@@ -226,10 +221,10 @@ def fixed_keys(environment: Mapping[str, str] = os.environ) -> PlatformKeys | No
     return PlatformKeys(id, secret)
 
 
-def _check_url(reader: FieldReader[PoolSpec], url: str) -> None:
+def _check_url(at: Located[PoolSpec], url: str) -> None:
     if not is_valid_url(url):
         allowed = "http://127.0.0.1:9001, https://...; without a user name"
-        raise reader.error("endpoint_url", "is not a valid URL", allowed=allowed)
+        raise at.error("endpoint_url", "is not a valid URL", allowed=allowed)
 
 
 def _addresses(host: str) -> list[IPv4Address | IPv6Address]:

@@ -19,10 +19,11 @@ Rules that every policy must follow, with the tests that enforce them:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from random import Random
-from typing import final
+from typing import Final, final
 
+from headgate.core.errors import ConfigError
 from headgate.core.orders import Orders
 from headgate.core.records import Batch, Instance, Node, Request, Task
 from headgate.core.view import View
@@ -39,8 +40,69 @@ class Context:
 
 
 @dataclass(frozen=True)
+class Bounds:
+    """The values that a setting may have. `str` says which."""
+
+    ge: float | None = None
+    gt: float | None = None
+    lt: float | None = None
+    choices: tuple[str, ...] = ()
+
+    def allows(self, value: object) -> bool:
+        """Whether a setting may have this value."""
+        if not isinstance(value, int | float):
+            return value in self.choices
+        return (
+            (self.ge is None or value >= self.ge)
+            and (self.gt is None or value > self.gt)
+            and (self.lt is None or value < self.lt)
+        )
+
+    def __str__(self) -> str:
+        texts = [f"{self.ge:g} or more"] if self.ge is not None else []
+        texts += [f"above {self.gt:g}"] if self.gt is not None else []
+        texts += [f"below {self.lt:g}"] if self.lt is not None else []
+        return " and ".join(texts) or ", ".join(self.choices)
+
+
+def bounded(
+    *,
+    ge: float | None = None,
+    gt: float | None = None,
+    lt: float | None = None,
+    choices: tuple[str, ...] = (),
+) -> dict[str, Bounds]:
+    """Return the metadata of a field of a `PolicyConfig` that has bounds."""
+    return {"bounds": Bounds(ge, gt, lt, choices)}
+
+
+POSITIVE: Final = bounded(gt=0)
+NOT_NEGATIVE: Final = bounded(ge=0)
+SHARE: Final = bounded(gt=0, lt=1)
+
+
+@dataclass(frozen=True)
 class PolicyConfig:
-    """Settings of a policy. Subclasses add fields, each with a default."""
+    """Settings of a policy. Subclasses add fields, each with a default, some with bounds.
+
+    >>> from dataclasses import field
+    >>> @dataclass(frozen=True)
+    ... class Config(PolicyConfig):
+    ...     batch_max: int = field(default=8, metadata=bounded(ge=1))
+    >>> Config(batch_max=0)
+    Traceback (most recent call last):
+        ...
+    headgate.core.errors.ConfigError: batch_max: 0: is out of range (allowed: 1 or more)
+    """
+
+    def __post_init__(self) -> None:
+        for setting in fields(self):
+            bounds = setting.metadata.get("bounds")
+            value = getattr(self, setting.name)
+            if bounds is not None and not bounds.allows(value):
+                raise ConfigError(
+                    "is out of range", key=setting.name, value=value, allowed=str(bounds)
+                )
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from pathlib import Path
 from time import monotonic_ns
 from typing import Final, Protocol, final
 
-from headgate.config import AppConfig, ServeOptions, make_config, without_keys
+from headgate.config import AppConfig, ServeSpec, make_config, without_keys
 from headgate.core.actions import (
     Action,
     CancelTimer,
@@ -349,7 +349,7 @@ def make_scheduler(app_config: AppConfig) -> tuple[Scheduler, LogHeader]:
 class EventLogTask:
     """The optional event log of a gateway, flushed periodically."""
 
-    def __init__(self, path: Path | None, serve: ServeOptions, *, is_required: bool) -> None:
+    def __init__(self, path: Path | None, serve: ServeSpec, *, is_required: bool) -> None:
         """`is_required`: a log that cannot be opened is an error, as at the first start of a
         server.
         """

@@ -18,7 +18,6 @@ from msgspec.structs import replace
 from headgate.config import AppConfig, from_spec
 from headgate.config.build import variant_spec
 from headgate.config.objectives import unreachable_objectives
-from headgate.config.providers import providers_of
 from headgate.core.errors import ConfigError
 from headgate.core.model import App, Pipeline, Variant
 from headgate.functions.error_text import error_text
@@ -97,9 +96,7 @@ def with_measured_profiles(
 def remote_only(config: AppConfig) -> list[Variant]:
     """Return the variants that run on no local node."""
     local = {
-        id
-        for id, provider in enumerate(providers_of(config))
-        if provider and provider.kind == "local"
+        id for id, provider in enumerate(config.providers) if provider and provider.kind == "local"
     }
     return [variant for variant in config.app.variants if local.isdisjoint(variant.pool_ids)]
 

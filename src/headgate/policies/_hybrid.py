@@ -12,10 +12,19 @@ waits for a node in a separate queue; otherwise it would keep the tasks behind i
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
 
 from headgate.core.lazy_deletion import LazyDeletions, sweep
 from headgate.core.model import Variant
-from headgate.core.policy import Context, Plan, Policy, PolicyConfig, Target
+from headgate.core.policy import (
+    NOT_NEGATIVE,
+    POSITIVE,
+    Context,
+    Plan,
+    Policy,
+    PolicyConfig,
+    Target,
+)
 from headgate.core.records import Batch, Instance, Node, Task
 from headgate.core.states import (
     INSTANCE_BUSY,
@@ -261,6 +270,17 @@ def _is_ready(instance: Instance | None) -> bool:
     )
 
 
+@dataclass(frozen=True)
+class AutoscalingConfig(PolicyConfig):
+    """Settings that the autoscaling policies share."""
+
+    # Factor on the profile's times when thresholds are computed, and on predicted times.
+    margin: float = field(default=1.0, metadata=POSITIVE)
+    bin_pack: bool = False  # fill one node before the next, instead of the least loaded first
+    # FaaS instances kept warm, per function.
+    warm_instances: int = field(default=0, metadata=NOT_NEGATIVE)
+
+
 class AutoscalingRouter(ThresholdRouter):
     """Counts the arrivals of each function and asks `count_for` how many nodes they need.
 
@@ -271,18 +291,23 @@ class AutoscalingRouter(ThresholdRouter):
     def __init__(
         self,
         context: Context,
-        config: PolicyConfig,
-        thresholds: Thresholds,
-        targets: Targets,
+        config: AutoscalingConfig,
         *,
         bucket_ns: int,
         window_ns: int,
-        nodes_min: int = 0,
-        bin_pack: bool = False,
-        warm_instances: int = 0,
+        nodes_min: int,
+        thresholds: Thresholds | None = None,
     ) -> None:
+        """`thresholds` are for routing; without them, those that the fleet is planned by."""
+        app = context.view.app
+        planned = Thresholds(app, config.margin)
         super().__init__(
-            context, config, thresholds, targets, bin_pack=bin_pack, warm_instances=warm_instances
+            context,
+            config,
+            thresholds or planned,
+            Targets(app, planned),
+            bin_pack=config.bin_pack,
+            warm_instances=config.warm_instances,
         )
         functions = self.view.app.functions
         self.bucket_ns = bucket_ns

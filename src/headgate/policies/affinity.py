@@ -19,12 +19,19 @@ O(clients with work waiting).
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
-from headgate.core.errors import ConfigError
 from headgate.core.lazy_deletion import LazyDeletions, sweep
-from headgate.core.policy import Capabilities, Context, Policy, PolicyConfig, PolicyKind
+from headgate.core.policy import (
+    NOT_NEGATIVE,
+    Capabilities,
+    Context,
+    Policy,
+    PolicyConfig,
+    PolicyKind,
+    bounded,
+)
 from headgate.core.records import Node, Task
 from headgate.core.states import TaskState
 from headgate.planning.batch_size import take_batch
@@ -34,14 +41,10 @@ from headgate.planning.batch_size import take_batch
 class Config(PolicyConfig):
     """Settings of `affinity`."""
 
-    miss_penalty: float = 10.0  # in expected times of the task
-    batch_max: int = 1  # items per batch, up to the largest batch of the function
-
-    def __post_init__(self) -> None:
-        if self.batch_max < 1:
-            raise ConfigError("must be at least 1", key="batch_max", value=self.batch_max)
-        if self.miss_penalty < 0:
-            raise ConfigError("must not be negative", key="miss_penalty", value=self.miss_penalty)
+    # In expected times of the task.
+    miss_penalty: float = field(default=10.0, metadata=NOT_NEGATIVE)
+    # Items per batch, up to the largest batch of the function.
+    batch_max: int = field(default=1, metadata=bounded(ge=1))
 
 
 @final

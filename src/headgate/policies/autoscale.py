@@ -19,16 +19,22 @@ no dedicated pool goes to its FaaS platform. Cost per decision: O(nodes).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, final
 
 from headgate.core.clock import MINUTE_NS, SECOND_NS
-from headgate.core.errors import ConfigError
-from headgate.core.policy import Capabilities, Context, PolicyConfig, PolicyKind
+from headgate.core.policy import (
+    NOT_NEGATIVE,
+    POSITIVE,
+    Capabilities,
+    Context,
+    PolicyConfig,
+    PolicyKind,
+)
 from headgate.planning.concurrency import Thresholds
 from headgate.planning.rent_or_call import nodes_for
-from headgate.planning.targets import NodeOption, Targets
-from headgate.policies._hybrid import AutoscalingRouter
+from headgate.planning.targets import NodeOption
+from headgate.policies._hybrid import AutoscalingConfig, AutoscalingRouter
 
 _UNBOUNDED: Final = 1_000_000  # more slots than a node can have
 # Hysteresis: scale in only below this share of the target, or the instances would be added again.
@@ -39,23 +45,22 @@ _SCALE_IN_BELOW: Final = 0.9
 class Config(PolicyConfig):
     """Settings of `autoscale`."""
 
-    target: float = 0.7  # share of the rate that an instance can serve within the objective
-    window_ns: int = MINUTE_NS  # over which the metric is averaged
-    plan_every_ns: int = MINUTE_NS  # interval of evaluations
-    out_after: int = 3  # consecutive evaluations above the target before scaling out
-    in_after: int = 15  # consecutive evaluations below it before scaling in
-    out_cooldown_ns: int = 5 * MINUTE_NS  # after any scaling, before scaling out
-    in_cooldown_ns: int = 5 * MINUTE_NS  # after any scaling, before scaling in
-    nodes_min: int = 1  # minimum number of instances
-    concurrency_max: int = 0  # concurrent requests on a node; 0: as many as it has slots
-
-    def __post_init__(self) -> None:
-        for key in ("target", "window_ns", "plan_every_ns", "out_after", "in_after"):
-            if getattr(self, key) <= 0:
-                raise ConfigError("must be positive", key=key, value=getattr(self, key))
-        for key in ("out_cooldown_ns", "in_cooldown_ns", "nodes_min", "concurrency_max"):
-            if getattr(self, key) < 0:
-                raise ConfigError("must not be negative", key=key, value=getattr(self, key))
+    # Share of the rate that an instance can serve within the objective.
+    target: float = field(default=0.7, metadata=POSITIVE)
+    # Over which the metric is averaged.
+    window_ns: int = field(default=MINUTE_NS, metadata=POSITIVE)
+    plan_every_ns: int = field(default=MINUTE_NS, metadata=POSITIVE)  # interval of evaluations
+    # Consecutive evaluations above the target before scaling out.
+    out_after: int = field(default=3, metadata=POSITIVE)
+    # Consecutive evaluations below it before scaling in.
+    in_after: int = field(default=15, metadata=POSITIVE)
+    # After any scaling, before scaling out.
+    out_cooldown_ns: int = field(default=5 * MINUTE_NS, metadata=NOT_NEGATIVE)
+    # After any scaling, before scaling in.
+    in_cooldown_ns: int = field(default=5 * MINUTE_NS, metadata=NOT_NEGATIVE)
+    nodes_min: int = field(default=1, metadata=NOT_NEGATIVE)  # minimum number of instances
+    # Concurrent requests on a node; 0: as many as it has slots.
+    concurrency_max: int = field(default=0, metadata=NOT_NEGATIVE)
 
 
 @final
@@ -66,12 +71,11 @@ class Autoscale(AutoscalingRouter):
         app = context.view.app
         super().__init__(
             context,
-            config,
-            Thresholds(app, fixed=config.concurrency_max or _UNBOUNDED),
-            Targets(app, Thresholds(app)),
+            AutoscalingConfig(),
             bucket_ns=min(SECOND_NS, config.window_ns),
             window_ns=config.window_ns,
             nodes_min=config.nodes_min,
+            thresholds=Thresholds(app, fixed=config.concurrency_max or _UNBOUNDED),
         )
         self.plan_every_ns = config.plan_every_ns
         self._config = config

@@ -16,12 +16,11 @@ Cost per decision: O(1).
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
-from headgate.core.errors import ConfigError
 from headgate.core.lazy_deletion import LazyDeletions, sweep
-from headgate.core.policy import Capabilities, Context, Policy, PolicyConfig, PolicyKind
+from headgate.core.policy import Capabilities, Context, Policy, PolicyConfig, PolicyKind, bounded
 from headgate.core.records import Node, Task
 from headgate.core.states import (
     TASK_READY,
@@ -33,11 +32,8 @@ from headgate.planning.batch_size import take_batch
 class Config(PolicyConfig):
     """Settings of `balance`."""
 
-    batch_max: int = 1  # items per batch, up to the largest batch of the function
-
-    def __post_init__(self) -> None:
-        if self.batch_max < 1:
-            raise ConfigError("must be at least 1", key="batch_max", value=self.batch_max)
+    # Items per batch, up to the largest batch of the function.
+    batch_max: int = field(default=1, metadata=bounded(ge=1))
 
 
 @final

@@ -15,12 +15,18 @@ queue gives lower latencies than all requests sharing the nodes. Cost per decisi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, final
 
 from headgate.core.clock import SECOND_NS
-from headgate.core.errors import ConfigError
-from headgate.core.policy import Capabilities, Context, PolicyConfig, PolicyKind
+from headgate.core.policy import (
+    NOT_NEGATIVE,
+    POSITIVE,
+    Capabilities,
+    Context,
+    PolicyConfig,
+    PolicyKind,
+)
 from headgate.planning.concurrency import Thresholds
 from headgate.planning.targets import Targets
 from headgate.policies._hybrid import ThresholdRouter
@@ -32,16 +38,12 @@ _UNBOUNDED: Final = 1_000_000  # more slots than a node can have
 class Config(PolicyConfig):
     """Settings of `dedicated_only`."""
 
-    nodes: int = 0  # instances in an elastic pool; 0: `prewarm_nodes` of the function
-    concurrency_max: int = 0  # concurrent requests on a node; 0: as many as it has slots
-    plan_every_ns: int = 10 * SECOND_NS  # how often lost instances are replaced
-
-    def __post_init__(self) -> None:
-        for key in ("nodes", "concurrency_max"):
-            if getattr(self, key) < 0:
-                raise ConfigError("must not be negative", key=key, value=getattr(self, key))
-        if self.plan_every_ns <= 0:
-            raise ConfigError("must be positive", key="plan_every_ns", value=self.plan_every_ns)
+    # Instances in an elastic pool; 0: `prewarm_nodes` of the function.
+    nodes: int = field(default=0, metadata=NOT_NEGATIVE)
+    # Concurrent requests on a node; 0: as many as it has slots.
+    concurrency_max: int = field(default=0, metadata=NOT_NEGATIVE)
+    # How often lost instances are replaced.
+    plan_every_ns: int = field(default=10 * SECOND_NS, metadata=POSITIVE)
 
 
 @final

@@ -20,12 +20,11 @@ are divided anew.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
-from headgate.core.errors import ConfigError
 from headgate.core.lazy_deletion import LazyDeletions, sweep
-from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind
+from headgate.core.policy import NOT_NEGATIVE, Context, Policy, PolicyConfig, PolicyKind
 from headgate.core.records import Node, Task
 from headgate.core.states import TaskState
 from headgate.planning.placement import apportion
@@ -35,14 +34,10 @@ from headgate.planning.placement import apportion
 class Config(PolicyConfig):
     """Settings of `exclusive`."""
 
-    adapt_every: int = 200  # arrivals between rebalancings; 0: only when nodes join or leave
-    steal_factor: float = 1.5  # ratio of backlogs above which a queue steals a node; 0: never
-
-    def __post_init__(self) -> None:
-        if self.adapt_every < 0:
-            raise ConfigError("must not be negative", key="adapt_every", value=self.adapt_every)
-        if self.steal_factor < 0:
-            raise ConfigError("must not be negative", key="steal_factor", value=self.steal_factor)
+    # Arrivals between rebalancings; 0: only when nodes join or leave.
+    adapt_every: int = field(default=200, metadata=NOT_NEGATIVE)
+    # Ratio of backlogs above which a queue steals a node; 0: never.
+    steal_factor: float = field(default=1.5, metadata=NOT_NEGATIVE)
 
 
 @final

@@ -33,15 +33,23 @@ True
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import final
 
 from headgate.core.clock import NEVER_NS, SECOND_NS
-from headgate.core.errors import ConfigError
 from headgate.core.lazy_deletion import LazyDeletions
 from headgate.core.model import Variant
-from headgate.core.policy import Capabilities, Context, Plan, Policy, PolicyConfig, PolicyKind
+from headgate.core.policy import (
+    POSITIVE,
+    SHARE,
+    Capabilities,
+    Context,
+    Plan,
+    Policy,
+    PolicyConfig,
+    PolicyKind,
+)
 from headgate.core.records import Batch, Instance, Node, Request, Task
 from headgate.core.states import InstanceState, Rejection, TaskState
 from headgate.planning.batch_size import knee_batch_size, max_batch_within
@@ -59,31 +67,23 @@ class Config(PolicyConfig):
     """Settings of `headgate`. The defaults are meant to stay."""
 
     # Deadline of a request without an objective, as a multiple of its own execution time.
-    default_deadline_factor: float = 30.0
-    cold_start_patience: float = 5.0  # queueing time, in cold starts, after which one is paid
-    load_memory_ns: int = 30_000_000_000  # time constant of the load estimate
-    correction_quantile: float = 0.9  # of observed over expected time
-    probe_every_ns: int = 10_000_000_000  # how often a request that looks infeasible is admitted
-    slack_reserve: float = 0.2  # share of the allowed wait that is kept as slack
+    default_deadline_factor: float = field(default=30.0, metadata=POSITIVE)
+    # Queueing time, in cold starts, after which one is paid.
+    cold_start_patience: float = field(default=5.0, metadata=POSITIVE)
+    # Time constant of the load estimate.
+    load_memory_ns: int = field(default=30_000_000_000, metadata=POSITIVE)
+    # Quantile of the ratio of observed to expected times.
+    correction_quantile: float = field(default=0.9, metadata=SHARE)
+    # How often a request that looks infeasible is admitted.
+    probe_every_ns: int = field(default=10_000_000_000, metadata=POSITIVE)
+    # Share of the allowed wait that is kept as slack.
+    slack_reserve: float = field(default=0.2, metadata=SHARE)
     # Share of the allowed time that the queue may take before fair shares are enforced.
-    fair_share_threshold: float = 0.5
-    warm_memory_ns: int = 3_600_000_000_000  # time constant of the demand for warm instances
-    rent_memory_ns: int = 1_800_000_000_000  # time constant of the index of dispersion
-
-    def __post_init__(self) -> None:
-        for key in (
-            "default_deadline_factor",
-            "cold_start_patience",
-            "load_memory_ns",
-            "probe_every_ns",
-            "warm_memory_ns",
-            "rent_memory_ns",
-        ):
-            if getattr(self, key) <= 0:
-                raise ConfigError("must be positive", key=key, value=getattr(self, key))
-        for key in ("correction_quantile", "fair_share_threshold", "slack_reserve"):
-            if not 0 < getattr(self, key) < 1:
-                raise ConfigError("must lie between 0 and 1", key=key, value=getattr(self, key))
+    fair_share_threshold: float = field(default=0.5, metadata=SHARE)
+    # Time constant of the demand for warm instances.
+    warm_memory_ns: int = field(default=3_600_000_000_000, metadata=POSITIVE)
+    # Time constant of the index of dispersion.
+    rent_memory_ns: int = field(default=1_800_000_000_000, metadata=POSITIVE)
 
 
 @final

@@ -19,54 +19,39 @@ than the calls it saves is not rented, since FaaS is there to be used when it is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Final, final
 
 from headgate.core.clock import MINUTE_NS, SECOND_NS
-from headgate.core.errors import ConfigError
-from headgate.core.policy import Capabilities, Context, PolicyConfig, PolicyKind
-from headgate.planning.concurrency import Thresholds
+from headgate.core.policy import NOT_NEGATIVE, POSITIVE, Capabilities, Context, PolicyKind, bounded
 from headgate.planning.forecast import trend
-from headgate.planning.targets import NodeOption, Targets
-from headgate.policies._hybrid import AutoscalingRouter
+from headgate.planning.targets import NodeOption
+from headgate.policies._hybrid import AutoscalingConfig, AutoscalingRouter
 
 _FORECASTS: Final = ("max", "mean", "trend")
 
 
 @dataclass(frozen=True)
-class Config(PolicyConfig):
+class Config(AutoscalingConfig):
     """Settings of `mark`."""
 
-    forecast: str = "max"  # of the recent rates: max, mean or trend
-    memory_ns: int = 10 * MINUTE_NS  # length of the history of rates
-    step_ns: int = 10 * SECOND_NS  # interval over which a rate is averaged
-    headroom: float = 1.2  # factor on the forecast
-    horizon_ns: int = 50 * MINUTE_NS  # assumed lifetime of an added instance
-    launch_ns: int = 3 * MINUTE_NS  # additional rent that launching an instance costs
-    plans_held: int = 6  # an instance is released when none of this many plans included it
+    # What is made of the recent rates.
+    forecast: str = field(default="max", metadata=bounded(choices=_FORECASTS))
+    # Length of the history of rates.
+    memory_ns: int = field(default=10 * MINUTE_NS, metadata=POSITIVE)
+    # Interval over which a rate is averaged.
+    step_ns: int = field(default=10 * SECOND_NS, metadata=POSITIVE)
+    headroom: float = field(default=1.2, metadata=POSITIVE)  # factor on the forecast
+    # Assumed lifetime of an added instance.
+    horizon_ns: int = field(default=50 * MINUTE_NS, metadata=POSITIVE)
+    # Additional rent that launching an instance costs.
+    launch_ns: int = field(default=3 * MINUTE_NS, metadata=NOT_NEGATIVE)
+    # An instance is released when none of this many plans included it.
+    plans_held: int = field(default=6, metadata=POSITIVE)
     cap_at_faas_price: bool = True  # rent no instance that costs more than the calls it saves
-    nodes_min: int = 0  # minimum number of instances
-    plan_every_ns: int = MINUTE_NS
-    margin: float = 1.0  # factor on the profile's times when thresholds are computed
-    bin_pack: bool = False  # fill one node before the next, instead of the least loaded first
-    warm_instances: int = 0  # FaaS instances kept warm, per function
-
-    def __post_init__(self) -> None:
-        if self.forecast not in _FORECASTS:
-            allowed = ", ".join(_FORECASTS)
-            raise ConfigError(
-                "unknown forecast", key="forecast", value=self.forecast, allowed=allowed
-            )
-        for key in ("memory_ns", "step_ns", "headroom", "horizon_ns", "plans_held"):
-            if getattr(self, key) <= 0:
-                raise ConfigError("must be positive", key=key, value=getattr(self, key))
-        for key in ("plan_every_ns", "margin"):
-            if getattr(self, key) <= 0:
-                raise ConfigError("must be positive", key=key, value=getattr(self, key))
-        for key in ("launch_ns", "nodes_min", "warm_instances"):
-            if getattr(self, key) < 0:
-                raise ConfigError("must not be negative", key=key, value=getattr(self, key))
+    nodes_min: int = field(default=0, metadata=NOT_NEGATIVE)  # minimum number of instances
+    plan_every_ns: int = field(default=MINUTE_NS, metadata=POSITIVE)
 
 
 @final
@@ -74,18 +59,12 @@ class Mark(AutoscalingRouter):
     """Plans over all instance types that a function can be rented on."""
 
     def __init__(self, context: Context, config: Config) -> None:
-        app = context.view.app
-        thresholds = Thresholds(app, config.margin)
         super().__init__(
             context,
             config,
-            thresholds,
-            Targets(app, thresholds),
             bucket_ns=config.step_ns,
             window_ns=max(config.memory_ns, config.step_ns),
             nodes_min=config.nodes_min,
-            bin_pack=config.bin_pack,
-            warm_instances=config.warm_instances,
         )
         self.plan_every_ns = config.plan_every_ns
         self._config = config

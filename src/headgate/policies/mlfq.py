@@ -20,14 +20,13 @@ blocks until it arrives. Cost per decision: O(buckets).
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import floor, log
 from typing import final
 
-from headgate.core.errors import ConfigError
 from headgate.core.lazy_deletion import LazyDeletions
 from headgate.core.model import Function
-from headgate.core.policy import Capabilities, Context, Policy, PolicyConfig, PolicyKind
+from headgate.core.policy import Capabilities, Context, Policy, PolicyConfig, PolicyKind, bounded
 from headgate.core.records import STAGES_MAX, Node, Task
 from headgate.core.states import TaskState
 
@@ -36,12 +35,9 @@ from headgate.core.states import TaskState
 class Config(PolicyConfig):
     """Settings of `mlfq`."""
 
-    bucket_ratio: float = 2.0  # a bucket holds expected times within this ratio
+    # A bucket holds expected times within this ratio.
+    bucket_ratio: float = field(default=2.0, metadata=bounded(gt=1))
     clairvoyant: bool = False  # consider announced requests, and wait for them
-
-    def __post_init__(self) -> None:
-        if self.bucket_ratio <= 1:
-            raise ConfigError("must be above 1", key="bucket_ratio", value=self.bucket_ratio)
 
 
 @final

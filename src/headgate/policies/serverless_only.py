@@ -15,11 +15,10 @@ Cost per decision: O(1).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
-from headgate.core.errors import ConfigError
-from headgate.core.policy import Capabilities, Context, PolicyConfig, PolicyKind
+from headgate.core.policy import NOT_NEGATIVE, Capabilities, Context, PolicyConfig, PolicyKind
 from headgate.planning.concurrency import Thresholds
 from headgate.planning.targets import Targets
 from headgate.policies._hybrid import ThresholdRouter
@@ -29,13 +28,8 @@ from headgate.policies._hybrid import ThresholdRouter
 class Config(PolicyConfig):
     """Settings of `serverless_only`."""
 
-    warm_instances: int = 0  # FaaS instances kept warm, per function
-
-    def __post_init__(self) -> None:
-        if self.warm_instances < 0:
-            raise ConfigError(
-                "must not be negative", key="warm_instances", value=self.warm_instances
-            )
+    # FaaS instances kept warm, per function.
+    warm_instances: int = field(default=0, metadata=NOT_NEGATIVE)
 
 
 @final

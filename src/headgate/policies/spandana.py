@@ -20,48 +20,38 @@ instance that a single plan does not include. Cost per decision: O(nodes).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 from headgate.core.clock import MINUTE_NS, NEVER_NS, SECOND_NS
-from headgate.core.errors import ConfigError
 from headgate.core.model import Variant
-from headgate.core.policy import Capabilities, Context, PolicyConfig, PolicyKind
+from headgate.core.policy import NOT_NEGATIVE, POSITIVE, SHARE, Capabilities, Context, PolicyKind
 from headgate.core.records import STAGES_MAX, Batch, Node, Task
 from headgate.core.states import BatchState
-from headgate.planning.concurrency import Thresholds, shares_of_remaining_path
+from headgate.planning.concurrency import shares_of_remaining_path
 from headgate.planning.latency_predictor import QuantileTracker
 from headgate.planning.rent_or_call import newsvendor_nodes
-from headgate.planning.targets import NodeOption, Targets
-from headgate.policies._hybrid import AutoscalingRouter
+from headgate.planning.targets import NodeOption
+from headgate.policies._hybrid import AutoscalingConfig, AutoscalingRouter
 
 
 @dataclass(frozen=True)
-class Config(PolicyConfig):
+class Config(AutoscalingConfig):
     """Settings of `spandana`."""
 
-    window_ns: int = 10 * MINUTE_NS  # history of demand that sets the number of instances
-    bucket_ns: int = 5 * SECOND_NS  # interval within which demand is assumed to be even
-    plan_every_ns: int = 30 * SECOND_NS
-    usable: float = 0.9  # share of an instance's capacity
-    safety: float = 1.0  # factor on the price of a call: above 1 favours instances
-    hold_ns: int = 0  # how long an instance that no longer pays off is kept
-    nodes_min: int = 0  # minimum number of instances
-    correction_quantile: float = 0.99  # of observed over expected time
-    margin: float = 1.0  # factor on predicted times
-    bin_pack: bool = False  # fill one node before the next, instead of the least loaded first
-    warm_instances: int = 0  # FaaS instances kept warm, per function
-
-    def __post_init__(self) -> None:
-        for key in ("window_ns", "bucket_ns", "plan_every_ns", "usable", "safety", "margin"):
-            if getattr(self, key) <= 0:
-                raise ConfigError("must be positive", key=key, value=getattr(self, key))
-        for key in ("hold_ns", "nodes_min", "warm_instances"):
-            if getattr(self, key) < 0:
-                raise ConfigError("must not be negative", key=key, value=getattr(self, key))
-        if not 0 < self.correction_quantile < 1:
-            value = self.correction_quantile
-            raise ConfigError("must lie between 0 and 1", key="correction_quantile", value=value)
+    # History of demand that sets the number of instances.
+    window_ns: int = field(default=10 * MINUTE_NS, metadata=POSITIVE)
+    # Interval within which demand is assumed to be even.
+    bucket_ns: int = field(default=5 * SECOND_NS, metadata=POSITIVE)
+    plan_every_ns: int = field(default=30 * SECOND_NS, metadata=POSITIVE)
+    usable: float = field(default=0.9, metadata=POSITIVE)  # share of an instance's capacity
+    # Factor on the price of a call: above 1 favours instances.
+    safety: float = field(default=1.0, metadata=POSITIVE)
+    # How long an instance that no longer pays off is kept.
+    hold_ns: int = field(default=0, metadata=NOT_NEGATIVE)
+    nodes_min: int = field(default=0, metadata=NOT_NEGATIVE)  # minimum number of instances
+    # Quantile of the ratio of observed to expected times.
+    correction_quantile: float = field(default=0.99, metadata=SHARE)
 
 
 @final
@@ -69,24 +59,20 @@ class Spandana(AutoscalingRouter):
     """A prediction per request, and the newsvendor rule per plan."""
 
     def __init__(self, context: Context, config: Config) -> None:
-        app = context.view.app
-        thresholds = Thresholds(app, config.margin)
         super().__init__(
             context,
             config,
-            thresholds,
-            Targets(app, thresholds),
             bucket_ns=config.bucket_ns,
             window_ns=max(config.window_ns, config.bucket_ns),
             nodes_min=config.nodes_min,
-            bin_pack=config.bin_pack,
-            warm_instances=config.warm_instances,
         )
         self.plan_every_ns = config.plan_every_ns
         self._config = config
         self._plans_held = config.hold_ns // config.plan_every_ns + 1
-        self._shares = [shares_of_remaining_path(pipeline) for pipeline in app.pipelines]
-        self._corrections = [QuantileTracker(config.correction_quantile) for _ in app.variants]
+        self._shares = [shares_of_remaining_path(pipeline) for pipeline in self.view.app.pipelines]
+        self._corrections = [
+            QuantileTracker(config.correction_quantile) for _ in self.view.app.variants
+        ]
         # By node id and batch id: the largest concurrency during the batch, itself included.
         self._peak_concurrency: dict[int, dict[int, int]] = {}
 

@@ -16,40 +16,30 @@ True
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 from headgate.core.clock import MINUTE_NS, SECOND_NS
-from headgate.core.errors import ConfigError
-from headgate.core.policy import Capabilities, Context, PolicyConfig, PolicyKind
-from headgate.planning.concurrency import Thresholds
+from headgate.core.policy import NOT_NEGATIVE, POSITIVE, Capabilities, Context, PolicyKind
 from headgate.planning.forecast import trend
 from headgate.planning.rent_or_call import nodes_for
-from headgate.planning.targets import NodeOption, Targets
-from headgate.policies._hybrid import AutoscalingRouter
+from headgate.planning.targets import NodeOption
+from headgate.policies._hybrid import AutoscalingConfig, AutoscalingRouter
 
 
 @dataclass(frozen=True)
-class Config(PolicyConfig):
+class Config(AutoscalingConfig):
     """Settings of `spock`."""
 
     is_predictive: bool = False  # scale by the predicted rate instead of the recent one
-    target: float = 0.8  # share of the rate that an instance can serve within the objective
-    window_ns: int = MINUTE_NS  # length of the history of the load
-    hold_ns: int = 2 * MINUTE_NS  # how long an instance that is not needed is kept
-    nodes_min: int = 0  # minimum number of instances
-    plan_every_ns: int = 10 * SECOND_NS
-    margin: float = 1.0  # factor on the profile's times when thresholds are computed
-    bin_pack: bool = False  # fill one node before the next, instead of the least loaded first
-    warm_instances: int = 0  # FaaS instances kept warm, per function
-
-    def __post_init__(self) -> None:
-        for key in ("target", "window_ns", "plan_every_ns", "margin"):
-            if getattr(self, key) <= 0:
-                raise ConfigError("must be positive", key=key, value=getattr(self, key))
-        for key in ("hold_ns", "nodes_min", "warm_instances"):
-            if getattr(self, key) < 0:
-                raise ConfigError("must not be negative", key=key, value=getattr(self, key))
+    # Share of the rate that an instance can serve within the objective.
+    target: float = field(default=0.8, metadata=POSITIVE)
+    # Length of the history of the load.
+    window_ns: int = field(default=MINUTE_NS, metadata=POSITIVE)
+    # How long an instance that is not needed is kept.
+    hold_ns: int = field(default=2 * MINUTE_NS, metadata=NOT_NEGATIVE)
+    nodes_min: int = field(default=0, metadata=NOT_NEGATIVE)  # minimum number of instances
+    plan_every_ns: int = field(default=10 * SECOND_NS, metadata=POSITIVE)
 
 
 @final
@@ -57,18 +47,12 @@ class Spock(AutoscalingRouter):
     """As many instances as the rate needs; FaaS until they are ready."""
 
     def __init__(self, context: Context, config: Config) -> None:
-        app = context.view.app
-        thresholds = Thresholds(app, config.margin)
         super().__init__(
             context,
             config,
-            thresholds,
-            Targets(app, thresholds),
             bucket_ns=min(SECOND_NS, config.window_ns),
             window_ns=config.window_ns,
             nodes_min=config.nodes_min,
-            bin_pack=config.bin_pack,
-            warm_instances=config.warm_instances,
         )
         self.plan_every_ns = config.plan_every_ns
         self._config = config

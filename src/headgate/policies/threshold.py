@@ -18,12 +18,18 @@ O(nodes).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 from headgate.core.clock import SECOND_NS
-from headgate.core.errors import ConfigError
-from headgate.core.policy import Capabilities, Context, PolicyConfig, PolicyKind
+from headgate.core.policy import (
+    NOT_NEGATIVE,
+    POSITIVE,
+    Capabilities,
+    Context,
+    PolicyConfig,
+    PolicyKind,
+)
 from headgate.planning.concurrency import Thresholds
 from headgate.planning.targets import Targets
 from headgate.policies._hybrid import ThresholdRouter
@@ -33,20 +39,17 @@ from headgate.policies._hybrid import ThresholdRouter
 class Config(PolicyConfig):
     """Settings of `threshold`."""
 
-    threshold: int = 0  # concurrent requests on a node; 0: from the profile and the objective
-    margin: float = 1.0  # factor on the profile's times when the threshold is computed
-    nodes: int = 0  # instances in an elastic pool; 0: `prewarm_nodes` of the function
+    # Concurrent requests on a node; 0: from the profile and the objective.
+    threshold: int = field(default=0, metadata=NOT_NEGATIVE)
+    # Factor on the profile's times when the threshold is computed.
+    margin: float = field(default=1.0, metadata=POSITIVE)
+    # Instances in an elastic pool; 0: `prewarm_nodes` of the function.
+    nodes: int = field(default=0, metadata=NOT_NEGATIVE)
     bin_pack: bool = False  # fill one node before the next, instead of the least loaded first
-    warm_instances: int = 0  # FaaS instances kept warm, per function
-    plan_every_ns: int = 10 * SECOND_NS  # how often lost instances are replaced
-
-    def __post_init__(self) -> None:
-        for key in ("threshold", "nodes", "warm_instances"):
-            if getattr(self, key) < 0:
-                raise ConfigError("must not be negative", key=key, value=getattr(self, key))
-        for key in ("margin", "plan_every_ns"):
-            if getattr(self, key) <= 0:
-                raise ConfigError("must be positive", key=key, value=getattr(self, key))
+    # FaaS instances kept warm, per function.
+    warm_instances: int = field(default=0, metadata=NOT_NEGATIVE)
+    # How often lost instances are replaced.
+    plan_every_ns: int = field(default=10 * SECOND_NS, metadata=POSITIVE)
 
 
 @final

@@ -394,7 +394,9 @@ def _config(case: RandomCase, kind: PolicyKind, seed: int) -> PolicyConfig:
     """Draw settings near or below their defaults: large limits would hide rare paths."""
     rng = stream(seed, "config")
     drawn: dict[str, object] = {}
-    for field in fields(kind.config):
+    # The policy's own settings first: what they draw does not depend on those that it inherits.
+    own = kind.config.__annotations__
+    for field in sorted(fields(kind.config), key=lambda setting: setting.name not in own):
         default = field.default
         if field.name == "batch_max":
             drawn[field.name] = rng.choice((1, 2, 8))

@@ -71,7 +71,7 @@ def test_the_calibrated_file_has_no_defaults(log: Path, tmp_path: Path) -> None:
     headgate("calibrate", log, "--out", tmp_path / "day.yaml")
     written = yaml.safe_load((tmp_path / "day.yaml").read_text())
     assert written["functions"]["resnet"] == {"exec_time": "5ms", "cold_start": "20ms"}
-    assert set(written["simulation"]) == {"service_times", "overheads"}
+    assert set(written["simulation"]) == {"service_times"}
     assert "serve" not in written
 
 

@@ -12,7 +12,7 @@ from cli_rig import APP, EXAMPLES, KAAS, headgate, write
 import headgate as package
 from headgate.cli.app_loading import check_support, policies_for
 from headgate.config import from_spec
-from headgate.config.schema import json_schema
+from headgate.config.reference import json_schema
 from headgate.core.errors import ConfigError
 from headgate.policies import find_policy, policy_names
 
@@ -28,11 +28,12 @@ def test_policies() -> None:
     assert [policy["name"] for policy in found] == policy_names()
     mlfq = next(policy for policy in found if policy["name"] == "mlfq")
     assert mlfq["settings"] == {"bucket_ratio": 2.0, "clairvoyant": False}
+    assert mlfq["bounds"] == {"bucket_ratio": "above 1"}
     assert mlfq["capabilities"]["clairvoyance"] is True
     assert mlfq["about"].startswith("Multi-level queues")
     shown = headgate("policies").out
     assert all(policy["about"] in shown for policy in found)
-    assert "settings bucket_ratio=2.0, clairvoyant=false" in shown
+    assert "settings bucket_ratio=2.0 (above 1), clairvoyant=false" in shown
 
 
 def test_schema() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headgate.config import declare, from_spec, load
-from headgate.config.schema import json_schema, schema_text
+from headgate.config.reference import json_schema, schema_text
 from headgate.config.source import read_yaml
 from headgate.core.errors import ConfigError
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.config import AppConfig, ClientOptions, ServeOptions, from_spec, load, without_keys
+from headgate.config import AppConfig, ClientSpec, ServeSpec, from_spec, load, without_keys
 from headgate.core.errors import ConfigError
 
 SECOND_NS = 10**9
@@ -26,10 +26,10 @@ def app_config(**sections: object) -> AppConfig:
         ("drain", "soon", f"'soon': is not a number with a unit (allowed: {UNITS})"),
         ("drain", "never", f"'never': is not a number with a unit (allowed: {UNITS})"),
         ("lame_duck", "soon", f"'soon': is not a number with a unit (allowed: {UNITS})"),
-        ("deadline_max", 0, "0: must be longer than zero (allowed: 5ms, 10min)"),
+        ("deadline_max", 0, "0: must be more than zero (allowed: 5ms, 1.5s, 10min"),
         ("deadline_max", "never", f"'never': is not a number with a unit (allowed: {UNITS})"),
-        ("execution_timeout", 0, "0: is too short (allowed: 100ms or longer)"),
-        ("execution_timeout", "99ms", "'99ms': is too short (allowed: 100ms or longer)"),
+        ("execution_timeout", 0, "0: is too small (allowed: 100ms or more)"),
+        ("execution_timeout", "99ms", "'99ms': is too small (allowed: 100ms or more)"),
         ("body_max", "0B", "'0B': is too small (allowed: 1B to 1GiB)"),
         ("body_max", "2GB", "'2GB': is too large (allowed: 1B to 1GiB)"),
         ("response_max", "2GB", "'2GB': is too large (allowed: 1B to 1GiB)"),
@@ -45,7 +45,7 @@ def app_config(**sections: object) -> AppConfig:
             "'key.pem': is given without a certificate (allowed: only with",
         ),
         ("log_size", "1kB", "'1kB': is too small (allowed: 64KiB to 1TiB)"),
-        ("log_age", "0s", "'0s': must be longer than zero (allowed: 5ms, 10min)"),
+        ("log_age", "0s", "'0s': must be more than zero (allowed: 5ms, 1.5s, 10min"),
         ("log_keep", -1, "-1: is not valid (allowed: a whole number from 0"),
         ("log_level", "loud", "'loud': is not valid (allowed: debug, error, info, w"),
         ("log_format", "xml", "'xml': is not valid (allowed: json, text)"),
@@ -66,7 +66,7 @@ def test_serve_settings_are_parsed() -> None:
         "body_max": "1kB",
         "tls_certificate": "c",
     }
-    assert app_config(serve=serve).serve == ServeOptions(
+    assert app_config(serve=serve).serve == ServeSpec(
         host="127.0.0.1",
         port=8080,
         grpc_port=None,
@@ -96,7 +96,7 @@ def test_serve_settings_are_parsed() -> None:
 @pytest.mark.parametrize(
     ("clients", "line"),
     [
-        ({"a": {"rate": "0/s"}}, "a.rate: '0/s': must be more than zero (allowed: 100/s, 30/min)"),
+        ({"a": {"rate": "0/s"}}, "a.rate: '0/s': must be more than zero (allowed: 100/s)"),
         ({"a": {"rate": "much"}}, "a.rate: 'much': is not a number with a unit (allowed: /s, "),
         ({"a": {"key": KEY}, "b": {"key": KEY}}, f"b.key: '{KEY}': is also the key of a (allowed"),
     ],
@@ -111,8 +111,8 @@ def test_clients_are_parsed() -> None:
     assert app_config().tenants == ()
     clients = {"a": {}, "b": {"key": KEY, "rate": "30/min", "burst": 2, "concurrency": 3}}
     assert app_config(clients=clients).tenants == (
-        ClientOptions(0, None, None, 100, None),
-        ClientOptions(1, 64 * "a", 0.5, 2, 3),
+        ClientSpec(),
+        ClientSpec(key=KEY, rate_per_s=0.5, burst=2, concurrency=3),
     )
 
 

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import pytest
 
 from headgate.config import make_config
 from headgate.core.errors import ConfigError
-from headgate.core.policy import PolicyConfig
+from headgate.core.policy import NOT_NEGATIVE, POSITIVE, PolicyConfig
 
 
 @dataclass(frozen=True)
 class Config(PolicyConfig):
     batch_max: int = 8
-    slack: float = 1.0
+    slack: float = field(default=1.0, metadata=NOT_NEGATIVE)
     is_strict: bool = False
     label: str = ""
     order: Literal["fifo", "edf"] = "fifo"
-    window_ns: int = 1_000_000_000
+    window_ns: int = field(default=1_000_000_000, metadata=POSITIVE)
     pause_ns: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.batch_max < 1:
             raise ValueError("batch_max must be positive")
-        if self.slack < 0:
-            raise ConfigError("must not be negative", key="slack", value=self.slack)
 
 
 def line_of(settings: dict[str, object]) -> str:
@@ -75,9 +74,13 @@ def test_no_settings_are_the_defaults() -> None:
         ({"label": 1}, "policy.label: 1: is a number (allowed: text)"),
         ({"label": {}}, "policy.label: is a map (allowed: text)"),
         ({"order": "lifo"}, "policy.order: 'lifo': is not valid (allowed: edf, fifo)"),
-        ({"window": 5}, "policy.window: 5: needs a unit (allowed: ns, us, ms, s, min, h, d)"),
+        (
+            {"window": 5},
+            "policy.window: 5: is a number (allowed: a duration such as 5ms, 1.5s",
+        ),
         ({"batch_max": 0}, "policy: batch_max must be positive"),
-        ({"slack": -1}, "policy.slack: -1.0: must not be negative"),
+        ({"slack": -1}, "policy.slack: -1: is out of range (allowed: 0 or more)"),
+        ({"window": "0s"}, "policy.window: '0s': is out of range (allowed: above 0)"),
         ({"label": object}, "policy.label: has the unsupported type type"),
     ],
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headgate.config import from_spec
-from headgate.config.providers import Provider, providers_of
+from headgate.config.providers import Provider
 from headgate.core.errors import ConfigError
 from headgate.live.deployment import assign_cores
 from headgate.live.model_registry import inspect_remote_only, remote_only, with_siblings
@@ -71,23 +71,22 @@ def test_invalid_provider_is_one_line(pool: dict[str, object], problem: str) -> 
 def test_providers_of_pools() -> None:
     rented = {"tier": "dedicated", "nodes": 2, "provider": "sagemaker", "target": "e-{node}"}
     config = from_spec(app(local={"tier": "dedicated"}, cloud=CLOUD, rented=rented), "app.yaml")
-    assert providers_of(config) == (
+    assert config.providers == (
         Provider("local"),
         Provider("lambda", "f", HERE, None),
         Provider("sagemaker", "e-{node}", None, None),
     )
-    found = assign_cores(config.app, range(4), "app.yaml", providers_of(config))
+    found = assign_cores(config.app, range(4), "app.yaml", config.providers)
     assert [(node.id, node.name) for node in found] == [(0, "local1")]
-    assert providers_of(from_spec({"functions": {"f": {"exec_time": "1ms"}}}, "a")) == (
-        Provider("local"),
-    )
+    default = from_spec({"functions": {"f": {"exec_time": "1ms"}}}, "a")
+    assert default.providers == (Provider("local"),)
     # The event log contains the providers, so a replay has the same pools.
-    assert providers_of(from_spec(config.spec, "log")) == providers_of(config)
+    assert from_spec(config.spec, "log").providers == config.providers
 
 
 def test_pool_without_provider_is_only_simulated() -> None:
     config = from_spec(app(p={"tier": "serverless", "memory": "1GB"}), "app.yaml")
-    assert providers_of(config) == (None,)
+    assert config.providers == (None,)
     with pytest.raises(ConfigError, match=r"pools\.p\.provider: has no provider: it can be sim"):
         check_providers(config, "app.yaml")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from headgate.config.schema import schema_text
+from headgate.config.reference import schema_text
 from headgate.core.errors import ConfigError
 
 

@@ -26,7 +26,11 @@ def command(as_json: bool) -> None:
     for name in names:
         kind = find_policy(name)
         capabilities = [flag for flag, value in asdict(kind.capabilities).items() if value]
-        settings = [f"{key}={_yaml(value)}" for key, value in _settings(kind.config()).items()]
+        bounds = _bounds(kind.config)
+        settings = [
+            f"{key}={_yaml(value)}" + (f" ({bounds[key]})" if key in bounds else "")
+            for key, value in _settings(kind.config()).items()
+        ]
         show(
             hanging_indent(name, width, describe_policy(name), "bold"),
             hanging_indent(
@@ -44,6 +48,7 @@ def _to_json(name: str) -> dict[str, object]:
         "about": describe_policy(name),
         "capabilities": asdict(kind.capabilities),
         "settings": _settings(kind.config()),
+        "bounds": _bounds(kind.config),
     }
 
 
@@ -56,6 +61,15 @@ def _settings(config: PolicyConfig) -> dict[str, object]:
             value = format_duration(value)
         settings[field.name.removesuffix("_ns")] = value
     return settings
+
+
+def _bounds(config: type[PolicyConfig]) -> dict[str, str]:
+    """Return the values that the settings with bounds may have."""
+    return {
+        field.name.removesuffix("_ns"): str(field.metadata["bounds"])
+        for field in fields(config)
+        if "bounds" in field.metadata
+    }
 
 
 def _yaml(value: object) -> str:

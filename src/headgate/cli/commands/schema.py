@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from headgate.config.schema import schema_text
+from headgate.config.reference import schema_text
 
 
 @click.command("schema")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ from typing import Any
 import click
 
 from headgate.cli.app_loading import load_app, select_policy, warn_of_unreachable_objectives
-from headgate.config import AppConfig, from_spec
-from headgate.config.providers import providers_of
+from headgate.config import AppConfig, ServeSpec, from_spec
+from headgate.config.reference import SchemaKey, keys_of
 from headgate.core.errors import ConfigError
 from headgate.live.deployment import Deployment, assign_cores
 from headgate.live.gateway.config import BACKLOG
@@ -25,13 +26,41 @@ from headgate.live.telemetry import logs
 from headgate.live.telemetry.logs import reopen_standard_fds
 
 
+def _parser(setting: SchemaKey, option: str) -> Callable[[str], object]:
+    """Return the parser of the option of a key of `serve:`. It raises `ConfigError`."""
+
+    def value(text: str) -> object:
+        try:
+            setting.check(text, option)
+        except ConfigError:
+            if not re.fullmatch("[0-9]{1,18}", text):
+                raise
+            setting.check(int(text), option)
+            return int(text)
+        return text
+
+    return value
+
+
+def _setting_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Add an option for each key of `serve:`, as the schema declares it."""
+    for setting in reversed(keys_of(ServeSpec)):
+        if setting.key == "log":
+            continue  # a file in the working directory, not beside APP: an option of its own
+        name = f"--{setting.key.replace('_', '-')}"
+        text = setting.description
+        if setting.default is not None:
+            text += f" Default: {setting.default_text}."
+        if isinstance(setting.default, bool):
+            option = click.option(f"{name}/--no-{name[2:]}", default=None, help=text)
+        else:
+            option = click.option(name, type=_parser(setting, name), help=text)
+        command = option(command)
+    return command
+
+
 @click.command("serve")
 @click.argument("app", metavar="APP")
-@click.option("--host", help="Address to listen on. Default: that of APP, or 127.0.0.1.")
-@click.option(
-    "--port", type=click.IntRange(0, 65_535), help="HTTP port. Default: that of APP, or 8080."
-)
-@click.option("--grpc-port", type=click.IntRange(0, 65_535), help="Serve gRPC on this port, too.")
 @click.option(
     "--policy", metavar="NAME", help="Scheduling policy. Default: that of APP, or headgate."
 )
@@ -40,52 +69,27 @@ from headgate.live.telemetry.logs import reopen_standard_fds
     "--workers", type=click.IntRange(1, 1_000), help="Number of nodes of APP's first pool."
 )
 @click.option("--log", type=click.Path(path_type=Path), help="File for the event log.")
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    help="Least severe level of messages on stderr. Default: that of APP, or info.",
-)
-@click.option(
-    "--log-format",
-    type=click.Choice(["text", "json"]),
-    help="Text, or one JSON object per line. Default: that of APP, or text.",
-)
-@click.option(
-    "--access-log/--no-access-log",
-    default=None,
-    help="Log each request with its outcome. Default: that of APP, or off.",
-)
 @click.option("--reload", "reloads", is_flag=True, help="Reload when a file beside APP changes.")
+@_setting_options
 def command(
     app: str,
-    host: str | None,
-    port: int | None,
-    grpc_port: int | None,
     policy: str | None,
     slo: str | None,
     workers: int | None,
     log: Path | None,
-    log_level: str | None,
-    log_format: str | None,
-    access_log: bool | None,
     reloads: bool,
+    **settings: object,
 ) -> int:
     """Serve APP: a YAML file, module:app, or a single model.onnx.
+
+    The other options are the keys of `serve:` in APP, and take precedence over them.
 
     \b
     headgate serve model.onnx
     headgate serve app.yaml --port 9000 --log run.log
     """
     reopen_standard_fds()
-    changes = {
-        "host": host,
-        "port": port,
-        "grpc_port": grpc_port,
-        "log_level": log_level,
-        "log_format": log_format,
-        "access_log": access_log,
-    }
-    given = {name: value for name, value in changes.items() if value is not None}
+    given = {name: value for name, value in settings.items() if value is not None}
 
     def prepare() -> Deployment:
         return _deployment(app, given, policy=policy, slo=slo, workers=workers)
@@ -143,7 +147,7 @@ def _deployment(
     _check_served(changed, app)
     select_policy(changed, app, None, {})
     check_providers(changed, app)
-    nodes = assign_cores(changed.app, sorted(os.sched_getaffinity(0)), app, providers_of(changed))
+    nodes = assign_cores(changed.app, sorted(os.sched_getaffinity(0)), app, changed.providers)
     return Deployment(changed.spec, str(_base(app)), nodes)
 
 

@@ -1,9 +1,13 @@
-"""Limits of the gateway's front ends, all in one place."""
+"""Limits of the gateway's front ends: those of the application file, and those that are fixed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
+
+from msgspec import structs
+
+from headgate.config import AppConfig, ServeSpec
 
 BACKLOG: Final = 4_096  # connections waiting to be accepted; the kernel may allow fewer
 
@@ -26,16 +30,13 @@ class TenantLimit:
     concurrency_max: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class GatewayConfig:
-    """Limits of the front ends. A client that reaches one gets an error; the gateway goes on."""
+class GatewayConfig(ServeSpec, frozen=True, rename=None):
+    """The settings of `serve:`, and limits that nobody has to choose.
+
+    A client that reaches a limit gets an error; the gateway goes on.
+    """
 
     # Sizes
-    body_bytes_max: int = 64 << 20
-    response_bytes_max: int = 64 << 20
-    # The memory budget: bodies of unanswered requests plus unread responses of all clients. The
-    # gateway raises it where it could not hold one body and one response of the largest size.
-    bodies_bytes_max: int = 512 << 20
     # Longer texts are decoded in another process. Decoding costs up to 40 ns a byte (for numbers of
     # one digit, or of hundreds), during which the event loop serves nobody else.
     inline_bytes_max: int = 128 << 10
@@ -50,7 +51,6 @@ class GatewayConfig:
     dims_max: int = 8  # at most 32
     elements_max: int = 1 << 26
     # Connections
-    connections_max: int = 4096
     pipelined_max: int = 64  # requests queued on one connection behind the current one
     write_high_water: int = 1 << 16  # unread bytes of a connection outside the memory budget
     # Times
@@ -61,15 +61,33 @@ class GatewayConfig:
     write_timeout_s: float = 60.0  # a client that stops reading is disconnected after this time
     linger_s: float = 2.0  # wait between the last response and closing on a client that still sends
     sweep_s: float = 0.25  # period of the sweep that checks all timeouts
-    timeout_max_s: float = 3600.0  # the longest deadline that a client may ask for
     # The codec: texts that are decoded and encoded in another process
     codec_timeout_s: float = 10.0  # to process one text, and to wait in the queue
     codec_queue_max: int = 64  # texts of one tenant
     # Responses
-    overload_status: Literal[429, 503] = 429
     retry_after_s: float = 1.0  # while the server is starting or shutting down
     server_name: str = "headgate"
-    expose_errors: bool = False  # clients see the text of a function's exception
     # Authentication. Without keys, every client is anonymous.
     keys: tuple[ApiKey, ...] = ()
     tenants: tuple[TenantLimit, ...] = ()
+
+
+def gateway_config(app_config: AppConfig) -> GatewayConfig:
+    """Return the limits of the front ends of an application."""
+    return GatewayConfig(
+        **structs.asdict(app_config.serve),
+        keys=tuple(
+            ApiKey(tenant.key.removeprefix("sha256:"), client_id)
+            for client_id, tenant in enumerate(app_config.tenants)
+            if tenant.key is not None
+        ),
+        tenants=tuple(
+            TenantLimit(
+                client_id,
+                rate_per_s=tenant.rate_per_s or 0.0,
+                burst=tenant.burst,
+                concurrency_max=tenant.concurrency or 0,
+            )
+            for client_id, tenant in enumerate(app_config.tenants)
+        ),
+    )

@@ -46,10 +46,10 @@ class GatewayContext:
         self.responses = responses or Responses()
         self.access_log: AccessLog | None = None
         self.keys = ApiKeys(config)
-        self.timeout_max_ns = int(config.timeout_max_s * SECOND_NS)
+        self.timeout_max_ns = config.deadline_max_ns
         self.budget = Budget(
             # The largest request and its response always fit.
-            max(config.bodies_bytes_max, 2 * config.body_bytes_max),
+            max(config.memory_bytes_max, 2 * config.body_bytes_max),
             self.keys.client_ids,
             largest=config.body_bytes_max,
         )

@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, final
 
 import msgspec
 
-from headgate.config import AppConfig, ServeOptions
+from headgate.config import ServeSpec
 from headgate.core.errors import ConfigError
 from headgate.functions.tensor import format_spec
 from headgate.live.call import Call, GatewayPhase, ServedModel, problems
 from headgate.live.deployment import read_deployment
 from headgate.live.gateway.access_log import AccessLog
-from headgate.live.gateway.config import ApiKey, GatewayConfig, TenantLimit
+from headgate.live.gateway.config import gateway_config
 from headgate.live.gateway.context import GatewayContext
 from headgate.live.gateway.http.server import HttpServer
 from headgate.live.model_registry import LoadsNeeded
@@ -342,35 +342,7 @@ def _elements(shape: tuple[int, ...]) -> int:
     return count
 
 
-def gateway_config(app_config: AppConfig) -> GatewayConfig:
-    """The limits of the front ends, from the application file."""
-    serve = app_config.serve
-    return GatewayConfig(
-        body_bytes_max=serve.body_bytes_max,
-        response_bytes_max=serve.response_bytes_max,
-        bodies_bytes_max=serve.memory_bytes_max,
-        connections_max=serve.connections_max,
-        timeout_max_s=serve.deadline_max_ns / 1e9,
-        overload_status=serve.overload_status,
-        expose_errors=serve.expose_errors,
-        keys=tuple(
-            ApiKey(tenant.key_sha256, tenant.client_id)
-            for tenant in app_config.tenants
-            if tenant.key_sha256 is not None
-        ),
-        tenants=tuple(
-            TenantLimit(
-                tenant.client_id,
-                rate_per_s=tenant.rate_per_s or 0.0,
-                burst=tenant.burst,
-                concurrency_max=tenant.concurrency or 0,
-            )
-            for tenant in app_config.tenants
-        ),
-    )
-
-
-def tls_context(serve: ServeOptions, base: Path) -> ssl.SSLContext | None:
+def tls_context(serve: ServeSpec, base: Path) -> ssl.SSLContext | None:
     """The TLS context of connections; None without a certificate."""
     if serve.tls_certificate is None:
         return None

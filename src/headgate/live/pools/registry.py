@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, final
 
 from headgate.config import AppConfig
-from headgate.config.providers import Provider, providers_of
+from headgate.config.providers import Provider
 from headgate.core.actions import CancelBatch, KeepWarm, PlacedAction
 from headgate.core.errors import ConfigError
 from headgate.core.model import Pool
@@ -32,7 +32,7 @@ SWITCH_S: Final = 0.0005  # how long a calling thread may hold the GIL while the
 
 def check_providers(config: AppConfig, where: str) -> None:
     """Check that every pool has a usable provider. Raises `ConfigError`."""
-    for pool, provider in zip(config.app.pools, providers_of(config), strict=True):
+    for pool, provider in zip(config.app.pools, config.providers, strict=True):
         if provider is None:
             problem = "has no provider: it can be simulated, but not served"
             allowed = "lambda" if pool.faas is not None else "sagemaker"
@@ -65,7 +65,7 @@ class RemotePools:
         self._signatures = signatures  # by function id
         self._hang_ns = config.serve.execution_timeout_ns
         self._nodes: dict[int, EndpointNode] = {}
-        for pool, provider in zip(config.app.pools, providers_of(config), strict=True):
+        for pool, provider in zip(config.app.pools, config.providers, strict=True):
             if provider is not None and provider.kind != "local":
                 self._add(pool, provider, first_node_id + len(self._nodes))
         if self.by_pool:

@@ -43,7 +43,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class LogSettings(Protocol):
-    """The logging options of an application: a `ServeOptions`."""
+    """The logging options of an application: a `ServeSpec`."""
 
     @property
     def log_level(self) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
 import grpc_rig
 import pytest
 from gateway_rig import QUICK, Rig, body, infer, request, rig, run_on_loop
+from msgspec.structs import replace
 
 from headgate.live.gateway.access_log import AccessLog
 from headgate.live.gateway.config import ApiKey, GatewayConfig

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hmac
 from contextlib import suppress
-from dataclasses import replace
 from hashlib import sha256
 from hmac import compare_digest
 
 import pytest
 from gateway_rig import QUICK, Rig, body, request, run
+from msgspec.structs import replace
 
 from headgate.live.gateway.auth import ApiKeys, Tenant
 from headgate.live.gateway.config import ApiKey, GatewayConfig, TenantLimit

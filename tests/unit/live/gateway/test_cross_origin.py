@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from hashlib import sha256
 
 import pytest
 from gateway_rig import QUICK, Rig, body, infer, request, run
+from msgspec.structs import replace
 
 from headgate.live.gateway.config import ApiKey
 

@@ -28,8 +28,8 @@ CHECK = "/grpc.health.v1.Health/Check"
 KEYS = tuple(ApiKey(sha256(f"key {n}".encode()).hexdigest(), n) for n in (1, 2))
 MEGABYTE = 1 << 20
 # Each of three tenants (the first has no key) can have one message being read.
-SMALL = GatewayConfig(body_bytes_max=MEGABYTE, bodies_bytes_max=6 * MEGABYTE)
-KEYED = GatewayConfig(body_bytes_max=MEGABYTE, bodies_bytes_max=6 * MEGABYTE, keys=KEYS)
+SMALL = GatewayConfig(body_bytes_max=MEGABYTE, memory_bytes_max=6 * MEGABYTE)
+KEYED = GatewayConfig(body_bytes_max=MEGABYTE, memory_bytes_max=6 * MEGABYTE, keys=KEYS)
 
 
 class Sender:
@@ -200,7 +200,7 @@ def test_waiting_rpcs_get_memory_in_order() -> None:
         await asyncio.gather(*others)
         assert len(rig.runtime.calls) == 6 and rig.context.budget.used == 0
 
-    run(scenario, GatewayConfig(body_bytes_max=MEGABYTE, bodies_bytes_max=2 * MEGABYTE))
+    run(scenario, GatewayConfig(body_bytes_max=MEGABYTE, memory_bytes_max=2 * MEGABYTE))
 
 
 def test_an_rpc_that_waits_too_long_for_memory_may_retry(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +216,7 @@ def test_an_rpc_that_waits_too_long_for_memory_may_retry(monkeypatch: pytest.Mon
         rig.context.budget.release(0, 2 * MEGABYTE)
         await rig.infer()
 
-    run(scenario, GatewayConfig(body_bytes_max=MEGABYTE, bodies_bytes_max=2 * MEGABYTE))
+    run(scenario, GatewayConfig(body_bytes_max=MEGABYTE, memory_bytes_max=2 * MEGABYTE))
     assert WAITING_MAX * LOOKAHEAD_BYTES == 64 * MEGABYTE
 
 
@@ -238,7 +238,7 @@ def test_a_slow_sender_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
         await asking
 
     monkeypatch.setattr(grpc_admission, "SLOW_S", 0.1)
-    run(crowded, GatewayConfig(body_bytes_max=MEGABYTE, bodies_bytes_max=2 * MEGABYTE))
+    run(crowded, GatewayConfig(body_bytes_max=MEGABYTE, memory_bytes_max=2 * MEGABYTE))
 
 
 def test_probes_succeed_beside_slow_senders() -> None:

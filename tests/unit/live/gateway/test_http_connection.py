@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from dataclasses import replace
 
 import pytest
 from gateway_rig import QUICK, Client, Rig, body, infer, raw, request, run, tensor
+from msgspec.structs import replace
 
 from headgate.live.call import GatewayPhase
 from headgate.live.gateway.config import GatewayConfig
@@ -16,7 +16,7 @@ LIVE = request("GET", "/livez")
 
 
 def with_limits(**limits: float) -> GatewayConfig:
-    return replace(QUICK, **limits)  # type: ignore[arg-type]
+    return replace(QUICK, **limits)
 
 
 async def refused(rig: Rig, data: bytes, status: int) -> Client:
@@ -285,7 +285,7 @@ def test_the_sum_of_bodies_is_limited() -> None:
 
     run(
         scenario,
-        with_limits(bodies_bytes_max=1_000_000, body_bytes_max=400_000, response_bytes_max=400_000),
+        with_limits(memory_bytes_max=1_000_000, body_bytes_max=400_000, response_bytes_max=400_000),
     )
 
 

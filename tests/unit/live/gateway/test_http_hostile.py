@@ -6,11 +6,11 @@ import asyncio
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from hashlib import sha256
 
 import pytest
 from gateway_rig import QUICK, Rig, body, infer, raw, request, run
+from msgspec.structs import replace
 
 from headgate.core.states import Outcome
 from headgate.live.call import Call, GatewayPhase
@@ -21,7 +21,7 @@ from headgate.live.gateway.http.router import CACHED_MAX
 BINARY = {"binary_data_output": True}
 ROW = infer(body()).partition(b"\r\n\r\n")[2]
 MEMORY = replace(
-    QUICK, bodies_bytes_max=1_000_000, body_bytes_max=400_000, response_bytes_max=400_000
+    QUICK, memory_bytes_max=1_000_000, body_bytes_max=400_000, response_bytes_max=400_000
 )
 
 
@@ -272,7 +272,7 @@ def test_the_budget_always_holds_the_largest_body_and_its_response() -> None:
     async def scenario(rig: Rig) -> None:
         assert (await rig.infer(ROW.ljust(300_000))).status == 200
 
-    run(scenario, GatewayConfig(sweep_s=0.02, bodies_bytes_max=1, body_bytes_max=300_000))
+    run(scenario, GatewayConfig(sweep_s=0.02, memory_bytes_max=1, body_bytes_max=300_000))
 
 
 @pytest.mark.parametrize(("size", "status"), [(1, 400), (64, 200)])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from dataclasses import replace
 
 from gateway_rig import QUICK, body, infer, request, rig, run_on_loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 PIECES = [
     infer(body()),

@@ -8,12 +8,12 @@ import ssl
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fake_runtime import FakeRuntime
 from gateway_rig import QUICK, Client, Rig, body, infer, raw, request, run_on_loop
+from msgspec.structs import replace
 
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.http.server import HttpServer

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from dataclasses import replace
 from hashlib import sha256
 from random import Random
 
@@ -13,6 +12,7 @@ import pytest
 from gateway_rig import QUICK, Client, Rig, body, infer, raw, request, run, tensor
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from headgate.live.gateway.config import ApiKey, GatewayConfig, TenantLimit
 from headgate.live.gateway.memory_budget import Budget, Hold
@@ -114,7 +114,7 @@ def test_bodies_of_one_tenant_leave_memory_for_another() -> None:
         for _ in range(3):
             assert (await rig.ask(request_bytes)).status == 200
 
-    run(scenario, replace(QUICK, keys=KEYS, bodies_bytes_max=1_000_000, body_bytes_max=100_000))
+    run(scenario, replace(QUICK, keys=KEYS, memory_bytes_max=1_000_000, body_bytes_max=100_000))
 
 
 def test_an_announced_body_must_be_sent() -> None:
@@ -146,7 +146,7 @@ def test_decoded_text_is_counted_at_its_decoded_size() -> None:
         refused = await rig.infer(body(tensor([1] * 100_000, [100_000], "FP64")), model="whole")
         assert (refused.status, refused.json["reason"]) == (503, "memory")
 
-    run(scenario, replace(QUICK, bodies_bytes_max=700_000, body_bytes_max=350_000))
+    run(scenario, replace(QUICK, memory_bytes_max=700_000, body_bytes_max=350_000))
 
 
 def test_the_rate_limit_is_checked_before_the_body() -> None:
@@ -196,7 +196,7 @@ def test_a_request_without_memory_costs_no_token() -> None:
 
     limits = (TenantLimit(0, rate_per_s=0.001, burst=1),)
     run(
-        scenario, replace(QUICK, tenants=limits, bodies_bytes_max=1_000_000, body_bytes_max=300_000)
+        scenario, replace(QUICK, tenants=limits, memory_bytes_max=1_000_000, body_bytes_max=300_000)
     )
 
 
@@ -241,7 +241,7 @@ ANY_ORDER = GatewayConfig(
     linger_s=0.05,
     inline_bytes_max=400,
     inline_elements_max=64,
-    bodies_bytes_max=400_000,
+    memory_bytes_max=400_000,
     body_bytes_max=100_000,
     response_bytes_max=200_000,
     body_timeout_s=0.2,

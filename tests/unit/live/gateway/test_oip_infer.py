@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 from gateway_rig import QUICK, Rig, body, infer, request, run, tensor
+from msgspec.structs import replace
 
 from headgate.live.call import GatewayPhase
 from headgate.live.gateway.config import GatewayConfig

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 from gateway_rig import QUICK, Rig, body, infer, request, run, tensor
+from msgspec.structs import replace
 
 import headgate
 from headgate.live.call import GatewayPhase

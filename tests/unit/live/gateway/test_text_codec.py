@@ -9,13 +9,13 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import msgspec
 import pytest
 from gateway_rig import QUICK, Reply, Rig, body, infer, raw, request, rig, run, run_on_loop, tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from headgate.functions.tensor import TensorSpec
 from headgate.live.gateway.codec.client import Codec, CodecProcess, Result, TextJob

@@ -16,7 +16,6 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Final, final
 
 import msgspec
@@ -221,7 +220,9 @@ class CodecProcess:
         if self._process is not None:
             return
         ours, theirs = socket.socketpair()
-        limits = msgspec.json.encode(replace(self._limits, keys=(), tenants=())).decode()
+        limits = msgspec.json.encode(
+            msgspec.structs.replace(self._limits, keys=(), tenants=())
+        ).decode()
         command = [*self.command, "--fd", str(theirs.fileno()), "--limits", limits]
         try:
             self._process = subprocess.Popen(

@@ -109,7 +109,7 @@ def _options(config: GatewayConfig, message_bytes: int) -> list[tuple[str, int]]
         ("grpc.max_connection_age_ms", _AGE_MS),
         (
             "grpc.max_connection_age_grace_ms",
-            int(1000 * (config.timeout_max_s + config.write_timeout_s)),
+            int(1000 * (config.deadline_max_ns / 1e9 + config.write_timeout_s)),
         ),
     ]
 

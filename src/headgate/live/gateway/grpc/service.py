@@ -205,7 +205,7 @@ class InferenceService:
 
     def _timeout_ns(self, rpc: Rpc, parameter: object) -> int:
         """The client's timeout; the RPC's deadline takes precedence over headers and parameters."""
-        max_ns = int(self._config.timeout_max_s * 1e9)
+        max_ns = self._config.deadline_max_ns
         left_s = cast("float | None", rpc.context.time_remaining())
         if left_s is None:
             return timeout_ns(rpc.headers, parameter, max_ns)
