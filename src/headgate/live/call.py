@@ -14,9 +14,10 @@ from enum import Enum
 from typing import Final, Protocol, final
 
 from headgate.core.model import App, Pipeline
+from headgate.core.states import Settlement
 from headgate.functions.tensor import Tensor, TensorSpec
 
-INTERNAL: Final = "internal"  # `Call.reason` after a defect of the gateway
+INTERNAL: Final = "internal"  # the reason after a defect of the gateway
 CANNOT_LOAD: Final = "cannot be loaded: "
 
 
@@ -37,15 +38,12 @@ class Call:
         "is_hard",
         "items",
         "on_answer",
-        "outcome",
         "outputs",
         "pipeline_id",
-        "predicted_ns",
         "priority",
-        "reason",
         "request_id",
-        "retry_ns",
         "sent_ns",
+        "settlement",
         "status",
         "trace",
     )
@@ -79,11 +77,8 @@ class Call:
         self.began_ns = 0  # execution began on the worker
         self.ended_ns = 0  # execution ended on the worker
         self.batch_items = 0  # items in the batch, those of this call included
-        # The result: `outcome` is an `Outcome`.
-        self.outcome: int | None = None
-        self.reason = ""
-        self.predicted_ns = 0
-        self.retry_ns = 0
+        # The result; `settlement` is None until there is one.
+        self.settlement: Settlement | None = None
         self.outputs: list[Tensor] = []
         self.error = ""  # error message of the function
         self.status = 500  # HTTP status of that error: 400 client error, 500 function error
@@ -141,6 +136,9 @@ class FrontEndApi(Protocol):
 
     def problem(self, model: ServedModel) -> str:
         """Return why a model cannot serve requests now; empty if it can."""
+
+    def breakers(self) -> Mapping[str, str]:
+        """Return the state of each pay-per-call pool's circuit breaker, and why, by pool name."""
 
     def now_ns(self) -> int:
         """Return the time on the monotonic clock, which deadlines refer to."""

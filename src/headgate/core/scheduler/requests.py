@@ -15,16 +15,26 @@ from headgate.core.model import App, Pipeline
 from headgate.core.policy import Policy, overrides
 from headgate.core.records import STAGES_MAX, Batch, Request, Task
 from headgate.core.scheduler.state import StateWriter
-from headgate.core.states import Failure, Outcome, Rejection, RequestState, TaskState
+from headgate.core.states import (
+    LATE,
+    MET,
+    Failure,
+    Outcome,
+    Rejection,
+    RequestState,
+    Settlement,
+    TaskState,
+)
 from headgate.core.view import View
 
 # CPython reads a module global many times faster than a class attribute.
 _BLOCKED: Final = TaskState.BLOCKED
 _DONE: Final = TaskState.DONE
-_LATE: Final = Outcome.LATE
-_MET: Final = Outcome.MET
 _OPEN: Final = RequestState.OPEN
 _READY: Final = TaskState.READY
+_CANCELLED: Final = Settlement(Outcome.CANCELLED, "cancelled by the client")
+_OVERDUE: Final = Settlement(Outcome.EXPIRED, "deadline passed while waiting")
+_POLICY_FAULT: Final = Settlement(Outcome.FAILED, Failure.POLICY_FAULT)
 
 
 @final
@@ -70,7 +80,7 @@ class RequestHandlers:
         )
         view.requests[request_id] = request
         if len(view.requests) > self._open_max:
-            self._reject(request, Rejection.FULL, 0)
+            self._reject(request, Rejection.FULL)
             return
         if view.unloadable:
             retry_ns = view.load_retry_ns(pipeline)
@@ -78,7 +88,7 @@ class RequestHandlers:
                 self._reject(request, Rejection.LOAD_FAILED, retry_ns)
                 return
         if event.payload_bytes > self._payload_bytes_max[event.pipeline]:
-            self._reject(request, Rejection.TOO_LARGE, 0)
+            self._reject(request, Rejection.TOO_LARGE)
             return
         if self._has_arrival_hook:
             try:
@@ -86,7 +96,7 @@ class RequestHandlers:
             except Exception as error:
                 self.fault("on_arrival", error)
                 if request.state == _OPEN:
-                    self.settle_early(request, Outcome.FAILED, Failure.POLICY_FAULT)
+                    self.settle_early(request, _POLICY_FAULT)
             if request.state != _OPEN:
                 return
         if event.is_hard or slo.is_hard:
@@ -100,9 +110,9 @@ class RequestHandlers:
                 except Exception as error:
                     self.fault("on_task_ready", error, task)
 
-    def _reject(self, request: Request, reason: str, retry_ns: int) -> None:
+    def _reject(self, request: Request, reason: str, retry_ns: int = 0) -> None:
         """Reject a request without `on_arrival`; a clairvoyant policy may be waiting for it."""
-        self._state.settle(request, Outcome.REJECTED, reason, retry_ns=retry_ns)
+        self._state.settle(request, Settlement(Outcome.REJECTED, reason, retry_ns=retry_ns))
         try:
             self._policy.on_rejected_early(request.id, request.pipeline.id)
         except Exception as error:
@@ -129,7 +139,7 @@ class RequestHandlers:
         if request is None:  # the response and the cancellation crossed
             self._view.events_ignored += 1
             return
-        self.settle_early(request, Outcome.CANCELLED, "cancelled by the client")
+        self.settle_early(request, _CANCELLED)
 
     def task_done(self, task: Task, batch: Batch, unsure: tuple[int, ...]) -> None:
         """Complete a running task after its first successful attempt."""
@@ -140,7 +150,7 @@ class RequestHandlers:
         request.tasks_left -= 1
         if request.tasks_left == 0:
             is_late = self._view.now_ns > request.deadline_ns
-            self._state.settle(request, _LATE if is_late else _MET)
+            self._state.settle(request, LATE if is_late else MET)
             return
         task.pool_id = batch.pool.id
         task.node_id = None if batch.node is None else batch.node.id
@@ -174,7 +184,7 @@ class RequestHandlers:
         request.tasks_left -= 1
         if request.tasks_left == 0:
             is_late = self._view.now_ns > request.deadline_ns
-            self._state.settle(request, _LATE if is_late else _MET)
+            self._state.settle(request, LATE if is_late else MET)
         else:
             self._unblock_successors(task, is_unsure=False)
 
@@ -197,20 +207,27 @@ class RequestHandlers:
             for task in request.tasks:
                 if task.state == TaskState.RUNNING:
                     return
-            self.settle_early(request, Outcome.EXPIRED, "deadline passed while waiting")
+            self.settle_early(request, _OVERDUE)
 
     def fail_task(self, task: Task, reason: str) -> None:
         """Fail the request of a task that has no successful attempt and gets no other."""
         task.state = TaskState.DROPPED  # it is in no queue of the policy: no `on_task_withdrawn`
-        self.settle_early(task.request, Outcome.FAILED, reason)
+        self.settle_early(task.request, Settlement(Outcome.FAILED, reason))
+
+    def fail_unloadable(self, request: Request) -> None:
+        """Fail a request that needs a function which cannot be loaded."""
+        retry_ns = self._view.load_retry_ns(request.pipeline)
+        self.settle_early(
+            request, Settlement(Outcome.FAILED, Rejection.LOAD_FAILED, retry_ns=retry_ns)
+        )
 
     def _is_overdue(self, request: Request) -> bool:
         return request.is_hard and self._view.now_ns >= request.deadline_ns
 
-    def settle_early(self, request: Request, outcome: int, reason: str, retry_ns: int = 0) -> None:
+    def settle_early(self, request: Request, settlement: Settlement) -> None:
         """Settle a request with unfinished tasks, and withdraw its ready tasks from the policy."""
         waiting = [task for task in request.tasks if task.state == TaskState.READY]
-        self._state.settle(request, outcome, reason, retry_ns=retry_ns)
+        self._state.settle(request, settlement)
         for task in waiting:
             try:
                 self._policy.on_task_withdrawn(task)
@@ -234,7 +251,7 @@ class RequestHandlers:
     def fail_if_ready(self, task: Task) -> None:
         """Fail a task that the policy may have lost, unless it is running or dropped."""
         if task.state == _READY:
-            self.settle_early(task.request, Outcome.FAILED, Failure.POLICY_FAULT)
+            self.settle_early(task.request, _POLICY_FAULT)
 
 
 def payload_bytes_max(app: App, pipeline: Pipeline) -> int:

@@ -27,6 +27,7 @@ from headgate.core.states import OUTCOME_NAMES, Outcome, Rejection
 from headgate.live.telemetry.metrics import (
     CLASS_NAMES,
     FaasPoolGauges,
+    GaugeSnapshot,
     Histogram,
     Metrics,
     ModelMetrics,
@@ -83,9 +84,11 @@ _HISTOGRAMS: Final[tuple[tuple[str, str, int, Callable[[ModelMetrics], Histogram
 class Exposition:
     """Writes the metrics in a Prometheus format."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(
+        self, metrics: Metrics, read_gauges: Callable[[], GaugeSnapshot] = GaugeSnapshot
+    ) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_Families(metrics))
+        self._registry.register(_Families(metrics, read_gauges))
         ProcessCollector(registry=self._registry)
 
     def text(self, accept: str = "") -> tuple[bytes, str]:
@@ -130,8 +133,9 @@ def _weight(parameters: list[str]) -> float:
 
 @final
 class _Families(Collector):
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, read_gauges: Callable[[], GaugeSnapshot]) -> None:
         self._metrics = metrics
+        self._read_gauges = read_gauges
 
     def describe(self) -> Iterable[Metric]:
         return ()  # otherwise the registry would collect once to learn the names
@@ -249,7 +253,7 @@ class _Families(Collector):
 
     def _gauges(self) -> Iterator[Metric]:
         now_ns = self._metrics.now_ns()
-        gauges = self._metrics.read_gauges()
+        gauges = self._read_gauges()
         arrival_rps = {model.name: model.arrival_rps(now_ns) for model in self._metrics.models}
         for name, help_text, label, values in (
             ("queue_depth", "Requests waiting in queues.", "model", gauges.queue_depth),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final, Protocol, final, runtime_checkable
+from typing import Final, final
 
 from msgspec import Struct
 from msgspec.json import Encoder
@@ -33,14 +32,6 @@ def health_rules() -> dict[str, Rule]:
         rules[f"{path}/ready"] = Rule(b"GET", model_ready)
     rules["/metrics"] = Rule(b"GET", metrics, is_public=True)
     return rules
-
-
-@runtime_checkable
-class HasBreakers(Protocol):
-    """A runtime with pools that are paid by the call, each behind a circuit breaker."""
-
-    def breakers(self) -> Mapping[str, str]:
-        """The state of each pool's breaker, and why, by the pool's name."""
 
 
 @final
@@ -80,8 +71,8 @@ def ready(request: HttpRequest) -> None:
         content["reason"] = problem
     if broken:
         content["models"] = broken
-    if isinstance(api, HasBreakers) and api.breakers():
-        content["breakers"] = api.breakers()
+    if breakers := api.breakers():
+        content["breakers"] = breakers
     request.respond(503 if problem else 200, JSON_HEADER, _ENCODER.encode(content))
 
 

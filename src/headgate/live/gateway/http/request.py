@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, cast, final
 
-from headgate.core.states import Outcome
+from headgate.core.states import Outcome, Settlement
 from headgate.live.call import Call
 from headgate.live.gateway.access_log import AccessEntry
 from headgate.live.gateway.auth import Tenant
@@ -49,6 +49,7 @@ from headgate.live.telemetry.metrics import HTTP
 
 _LOG: Final = logging.getLogger(__name__)
 _SHORT_BYTES: Final = 4096
+_CANCELLED: Final = Settlement(Outcome.CANCELLED)
 
 Handler = Callable[["HttpRequest"], None]
 Headers = Mapping[bytes, bytes]
@@ -350,7 +351,7 @@ class HttpRequest:
             self.closes = True
             return
         if call is not None:
-            call.outcome = Outcome.CANCELLED
+            call.settlement = _CANCELLED
             self.context.api.cancel(call)
         self.respond_error(error)
 
@@ -416,7 +417,7 @@ class HttpRequest:
         if size > size_max:
             check_response_size(size, size_max, is_text=text_bytes > size // 2)
         headers = response.headers(text_bytes)
-        if call.outcome == Outcome.LATE:
+        if call.settlement is not None and call.settlement.outcome == Outcome.LATE:
             headers += outcome_header(call)
         headers += timing_header(call, self.context.api.now_ns())
         self.respond(200, headers, text, raw=response.raw)
