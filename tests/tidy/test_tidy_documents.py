@@ -5,7 +5,9 @@ prints; in one fenced as `bash`, every line is a command. What a block prints is
 line, in order, with numbers and white space set aside and `...` for anything; a comment
 `<!-- exact -->` on the line before the fence compares it to the letter. A comment
 `<!-- needs: minutes -->` (or a cloud, a cluster, a gpu, a model) keeps a block from being run. A
-block after `<!-- file: NAME -->` is that file, which the commands that follow may use. A command
+block after `<!-- file: NAME -->` is that file, which the commands that follow may use; one after
+`<!-- edit: NAME -->` is a change of that file, which must have the lines that the change begins
+with, or takes away, exactly once. A command
 that ends in `&` goes on in the background, once it has printed what it should, to the end of its
 document.
 """
@@ -120,6 +122,16 @@ def on_free_ports(text: str) -> str:
     return PORT.sub(lambda found: free[found[0]], text)
 
 
+def make_edit(path: Path, block: Block) -> None:
+    """Change a file as a block says: lines with a space stay, with `-` go, with `+` are new."""
+    assert {line[:1] for line in block.lines} <= {" ", "-", "+"}, f"line {block.line}"
+    before = "".join(f"{line[1:]}\n" for line in block.lines if line[0] != "+")
+    after = "".join(f"{line[1:]}\n" for line in block.lines if line[0] != "-")
+    text = path.read_text(encoding="utf-8")
+    assert text.count(before) == 1, f"line {block.line}: {path} has another text"
+    path.write_text(text.replace(before, after), encoding="utf-8")
+
+
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A copy of the repository, with the environment that runs the tests as its own."""
@@ -143,6 +155,9 @@ def test_commands_run(document: Path, checkout: Path) -> None:
             file = re.fullmatch(r"<!-- file: (\S+) -->", block.mark)
             if file is not None:
                 (checkout / file[1]).write_text("\n".join([*block.lines, ""]), encoding="utf-8")
+            edit = re.fullmatch(r"<!-- edit: (\S+) -->", block.mark)
+            if edit is not None:
+                make_edit(checkout / edit[1], block)
             for command in commands(block):
                 where = f"{name_of(document)}:{command.line}: {command.text}"
                 if command.text.endswith("&"):
@@ -159,6 +174,15 @@ def test_every_kind_that_is_discovered_has_an_example() -> None:
     assert re.findall(r"^\| .+? \| `src/headgate/(\S+)/` \| ", text, re.MULTILINE) == files
     for path in re.findall(r"`((?:\w+/)+\w+\.py)`", text):
         assert (PACKAGE / path).exists(), path
+
+
+def test_a_field_of_a_rejection_takes_three_edits() -> None:
+    """Each is new lines in one place; `test_commands_run` makes them and sees the field."""
+    text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    edits = [block for block in blocks(text) if block.mark.startswith("<!-- edit: ")]
+    assert 1 <= len(edits) <= 3
+    for edit in edits:
+        assert len(re.findall(r"\++", "".join(line[0] for line in edit.lines))) == 1
 
 
 def test_the_parser_of_documents() -> None:
