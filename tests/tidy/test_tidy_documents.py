@@ -287,8 +287,8 @@ def test_the_walk_of_a_request_names_what_exists() -> None:
         if isinstance(method, ast.FunctionDef)
     }
     rows = re.findall(r"^\| \d+ \| (.+?) \| `", live, re.MULTILINE)
-    named = {name for row in rows for name in re.findall(r"`(\w+\.\w+)`", row)}
-    assert named and named <= methods
+    mentioned = {name for row in rows for name in re.findall(r"`(\w+\.\w+)`", row)}
+    assert mentioned and mentioned <= methods
 
 
 def test_the_glossary_names_modules_that_exist() -> None:
