@@ -114,51 +114,20 @@ class GaugeSnapshot:
 HTTP: Final = "http"
 GRPC: Final = "grpc"
 
+REJECTIONS: Final = tuple(text for name, text in vars(Rejection).items() if name.isupper())
 # The possible values of the label `reason`. Any other becomes `other`: a function, a policy or a
 # client must not be able to create time series.
 REASONS: Final = frozenset(
-    {
-        Rejection.OVERLOADED,
-        Rejection.UNFAIR,
-        Rejection.INFEASIBLE,
-        Rejection.UNAVAILABLE,
-        Rejection.FULL,
-        Rejection.LOAD_FAILED,
-        "answer_too_large",
-        "answers",
-        "client_gone",
-        "codec_busy",
-        "codec_lost",
-        "codec_timeout",
-        "concurrency_limited",
-        "connections",
-        "deadline_exceeded",
-        "draining",
-        "failed",
-        "function_failed",
-        "function_refused",
-        "internal",
-        "invalid",
-        "malformed",
-        "memory",
-        "method_not_allowed",
-        "no_message",
-        "not_acceptable",
-        "not_ready",
-        "policy_fault",
-        "rate_limited",
-        "refused",
-        "slow",
-        "starting",
-        "too_large",
-        "too_many_rpcs",
-        "unauthenticated",
-        "unknown_method",
-        "unknown_model",
-        "unknown_path",
-        "unsupported",
+    (
+        *REJECTIONS,
+        *("answer_too_large", "answers", "client_gone", "codec_busy", "codec_lost"),
+        *("codec_timeout", "concurrency_limited", "connections", "deadline_exceeded", "draining"),
+        *("failed", "function_failed", "function_refused", "internal", "invalid", "malformed"),
+        *("memory", "method_not_allowed", "no_message", "not_acceptable", "not_ready"),
+        *("policy_fault", "rate_limited", "refused", "slow", "starting", "too_many_rpcs"),
+        *("unauthenticated", "unknown_method", "unknown_model", "unknown_path", "unsupported"),
         "worker_lost",
-    }
+    )
 )
 OTHER: Final = "other"
 
@@ -230,7 +199,6 @@ _REJECTED: Final = Outcome.REJECTED
 _PACK: Final = _ROW.pack_into
 _ROW_BYTES: Final = _ROW.size
 _BUFFER_BYTES: Final = ROWS_MAX * _ROW.size
-_OTHER_REASON: Final = "other"
 _FAULTS_MAX: Final = 64  # different kinds of faults
 
 
@@ -336,7 +304,7 @@ class Metrics:
     def fault(self, kind: str) -> None:
         """Count a defect of the server or of a policy that serving has survived."""
         if kind not in self.faults and len(self.faults) >= _FAULTS_MAX:
-            kind = _OTHER_REASON
+            kind = OTHER
         self.faults[kind] = self.faults.get(kind, 0) + 1
 
     def fold(self) -> None:
@@ -374,7 +342,7 @@ class Metrics:
         known = self._reason_ids.get(reason)
         if known is None:
             if len(self._reasons) >= REASONS_MAX - 1:
-                reason = _OTHER_REASON
+                reason = OTHER
             known = self._reason_ids.setdefault(reason, len(self._reasons))
             if known == len(self._reasons):
                 self._reasons.append(reason)

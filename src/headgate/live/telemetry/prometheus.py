@@ -23,9 +23,10 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from headgate import __version__
 from headgate.core.circuit_breaker import CALL_BLOCKS
 from headgate.core.clock import NEVER_NS, SECOND_NS
-from headgate.core.states import OUTCOME_NAMES, Outcome, Rejection
+from headgate.core.states import OUTCOME_NAMES, Outcome
 from headgate.live.telemetry.metrics import (
     CLASS_NAMES,
+    REJECTIONS,
     FaasPoolGauges,
     GaugeSnapshot,
     Histogram,
@@ -35,16 +36,6 @@ from headgate.live.telemetry.metrics import (
 
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 OPEN_METRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-
-_REASONS: Final = (
-    Rejection.OVERLOADED,
-    Rejection.UNFAIR,
-    Rejection.INFEASIBLE,
-    Rejection.UNAVAILABLE,
-    Rejection.FULL,
-    Rejection.LOAD_FAILED,
-    Rejection.TOO_LARGE,
-)
 
 _HISTOGRAMS: Final[tuple[tuple[str, str, int, Callable[[ModelMetrics], Histogram]], ...]] = (
     (
@@ -195,7 +186,7 @@ class _Families(Collector):
         )
         counts = Counter[tuple[str, ...]]()
         for model in self._metrics.models:
-            for reason in _REASONS:
+            for reason in REJECTIONS:
                 counts[model.name, reason] = 0
         for count, model, _, reason, _, outcome in self._metrics.counted():
             if outcome == Outcome.REJECTED:
