@@ -58,7 +58,7 @@ SEEDS = [
 class Listener:
     """Checks messages as closely as the gateway does."""
 
-    def on_batch_ran(self, link: WorkerLink, message: BatchRan) -> None:
+    def on_batch_ran(self, pool_id: int, message: BatchRan) -> None:
         for result in message.results:
             for tensor in result.outputs:
                 assert not isinstance(tensor.data, Block)

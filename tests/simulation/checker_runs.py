@@ -5,6 +5,7 @@ from __future__ import annotations
 from headgate.core.actions import Action, Dispatch, Settle
 from headgate.core.events import BatchFinished, Event, RequestArrived, TimerFired
 from headgate.core.model import App, Function, Pipeline, Pool, Profile, Slo, Stage, Variant
+from headgate.core.states import Settlement
 from headgate.metrics.columns import ResourceUse, RunColumns, SpanKind, build_requests, build_spans
 from headgate.sim.checkers import Checker
 
@@ -40,7 +41,7 @@ def finishes(batch_id: int, *unsure: int, now_ns: int = 20) -> Entry:
 
 
 def settles(outcome: int, request_id: int = 0, now_ns: int = 50) -> Entry:
-    return (now_ns, TimerFired(("tick", 0)), [Settle(request_id, outcome)])
+    return (now_ns, TimerFired(("tick", 0)), [Settle(request_id, Settlement(outcome))])
 
 
 def does(*actions: Action, now_ns: int = 1) -> Entry:

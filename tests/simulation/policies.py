@@ -12,7 +12,7 @@ from headgate.core.errors import PolicyError
 from headgate.core.model import Pool
 from headgate.core.policy import Capabilities, Context, Policy, PolicyConfig, PolicyKind
 from headgate.core.records import Batch, Instance, Node, Request, Task
-from headgate.core.states import InstanceState, TaskState
+from headgate.core.states import InstanceState, Outcome, Settlement, TaskState
 
 
 @final
@@ -152,7 +152,7 @@ class RandomActions(Policy):
 
     def on_arrival(self, request: Request) -> None:
         if self.rng.random() < 0.05:
-            self.orders.reject(request, "at random")
+            self.orders.reject(request, Settlement(Outcome.REJECTED, "at random"))
 
     def on_task_ready(self, task: Task) -> None:
         if ("tick", 0) not in self.view.timers:

@@ -18,7 +18,7 @@ from headgate.core.events import (
     TimerFired,
 )
 from headgate.core.model import Pool, Slo
-from headgate.core.states import Outcome
+from headgate.core.states import Outcome, Settlement
 from headgate.sim.checkers import (
     Checkers,
     Clock,
@@ -58,7 +58,7 @@ def test_conservation_compares_with_the_columns() -> None:
 def test_a_request_is_settled_by_the_scheduler_it_arrived_at() -> None:
     checker = Conservation()
     checker.on_event(0, 0, RequestArrived(0, 0), [])
-    checker.on_event(1, 1, TimerFired(("tick", 0)), [Settle(0, Outcome.MET)])
+    checker.on_event(1, 1, TimerFired(("tick", 0)), [Settle(0, Settlement(Outcome.MET))])
     assert "settled by Scheduler 1" in checker.violations[0]
 
 
@@ -87,7 +87,7 @@ def test_a_request_may_bring_its_own_deadline() -> None:
 
 
 def test_cancelled_requires_a_cancellation_and_rejected_no_dispatch() -> None:
-    withdrawn: Entry = (1, RequestCancelled(0), [Settle(0, Outcome.CANCELLED)])
+    withdrawn: Entry = (1, RequestCancelled(0), [Settle(0, Settlement(Outcome.CANCELLED))])
     assert violations(Deadlines(APP), arrives(), withdrawn) == ""
     rejected = (arrives(), sends(0, 0), settles(Outcome.REJECTED))
     assert "cannot be settled as rejected" in violations(Deadlines(APP), *rejected)

@@ -66,7 +66,11 @@ def test_an_unloadable_function_costs_one_start_per_back_off(policy: str) -> Non
     broken = Counter(outcomes[columns.requests.pipeline == 0].tolist())
     assert set(broken) <= {Outcome.REJECTED, Outcome.FAILED}
     assert broken[Outcome.FAILED] <= 3  # requests that arrived before the first failure
-    reasons = Counter(a.reason for a in observer.actions if isinstance(a, Settle) and a.reason)
+    reasons = Counter(
+        a.settlement.reason
+        for a in observer.actions
+        if isinstance(a, Settle) and a.settlement.reason
+    )
     assert set(reasons) <= {Rejection.LOAD_FAILED, "refused too often, last reason: gone"}
 
 
@@ -170,7 +174,9 @@ def test_poisonous_requests_crash_two_nodes_each_at_most(policy: str) -> None:
     outcomes = columns.requests.outcome.tolist()
     assert [id for id, outcome in enumerate(outcomes) if outcome != Outcome.MET] == list(poisonous)
     reasons = {
-        a.request_id: a.reason for a in observer.actions if isinstance(a, Settle) and a.reason
+        a.request_id: a.settlement.reason
+        for a in observer.actions
+        if isinstance(a, Settle) and a.settlement.reason
     }
     assert reasons == dict.fromkeys(poisonous, f"f0: {Failure.KILLED_WORKER}")
     assert crashes_per_request(observer.events, observer.actions, poisonous) <= 2

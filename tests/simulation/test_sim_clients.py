@@ -12,7 +12,7 @@ from headgate.core.events import BatchFinished, RequestArrived, RequestCancelled
 from headgate.core.model import Pool
 from headgate.core.policy import Policy, PolicyKind
 from headgate.core.records import STAGES_MAX, Node, Request, Task
-from headgate.core.states import Outcome
+from headgate.core.states import Outcome, Settlement
 from headgate.metrics.columns import NOWHERE
 from headgate.policies import find_policy
 from headgate.sim.clients import PAUSE_NS, DrainWatcher, HedgingClient, LoopClients
@@ -95,7 +95,7 @@ class RejectAll(Policy):
     """Rejects every request."""
 
     def on_arrival(self, request: Request) -> None:
-        self.orders.reject(request, "closed")
+        self.orders.reject(request, Settlement(Outcome.REJECTED, "closed"))
 
     def on_task_ready(self, task: Task) -> None:
         raise AssertionError("every request is rejected on arrival")

@@ -8,7 +8,7 @@ from theory_systems import SERVICE_S, assert_mean, run, system, waits_s
 
 from headgate.core.policy import Policy, PolicyKind
 from headgate.core.records import Node, Request, Task
-from headgate.core.states import Outcome
+from headgate.core.states import Outcome, Settlement
 from headgate.planning.queueing import (
     erlang_b,
     erlang_c,
@@ -62,7 +62,7 @@ class _Loss(Policy):
 
     def on_arrival(self, request: Request) -> None:
         if not self.view.free_nodes:
-            self.orders.reject(request, "no server is free")
+            self.orders.reject(request, Settlement(Outcome.REJECTED, "no server is free"))
 
     def on_task_ready(self, task: Task) -> None:
         self.orders.dispatch([task], next(iter(self.view.free_nodes.values())))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TypeAlias, final
 
 from headgate.core.events import TimerKey
+from headgate.core.states import Settlement
 
 
 class Action:
@@ -164,27 +165,13 @@ class CancelTimer(Action):
 
 @final
 class Settle(Action):
-    """Answer the client with the outcome of its request. Exactly one per request.
+    """Answer the client with the outcome of its request. Exactly one per request."""
 
-    A rejected request carries the latency it would have had and when to retry, if the policy knows
-    them.
-    """
+    __slots__ = ("request_id", "settlement")
 
-    __slots__ = ("outcome", "predicted_ns", "reason", "request_id", "retry_ns")
-
-    def __init__(
-        self,
-        request_id: int,
-        outcome: int,
-        reason: str = "",
-        predicted_ns: int = 0,
-        retry_ns: int = 0,
-    ) -> None:
+    def __init__(self, request_id: int, settlement: Settlement) -> None:
         self.request_id = request_id
-        self.outcome = outcome
-        self.reason = reason
-        self.predicted_ns = predicted_ns  # predicted latency; 0: unknown
-        self.retry_ns = retry_ns  # delay after which to retry; 0: unknown, or do not retry
+        self.settlement = settlement
 
 
 @final

@@ -13,6 +13,8 @@ discovered, not listed: every subclass of `Event` and `Action` in their own modu
 come from the constructors' signatures, because those are all that an interpreted and a compiled
 build have in common: native classes have neither `__slots__` nor annotations. Where there are
 annotations, values are checked against them; a compiled constructor checks its own arguments.
+A `Settle` is written with the fields of its `Settlement`, one by one. Those with a default may be
+missing at the end: a log that is older than a field can still be read.
 
 A log may be rotated into segments, which are files that continue each other: `run.log` is the
 newest, and of `run.log.1`, `run.log.2` and so on a larger number is a newer file. Each segment has
@@ -33,15 +35,17 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
+from dataclasses import fields as dataclass_fields
 from operator import attrgetter
 from pathlib import Path
-from typing import Final, Literal, TextIO, final
+from typing import Any, Final, Literal, TextIO, final
 
-from headgate.core.actions import Action
+from headgate.core.actions import Action, Settle
 from headgate.core.errors import ConfigError, DriverError, PolicyError
 from headgate.core.events import Event
 from headgate.core.scheduler.scheduler import Scheduler
+from headgate.core.states import Settlement
 
 Wire = list[object]
 
@@ -75,17 +79,18 @@ def from_wire(wire: object, *, where: str | None = None) -> Event | Action:
     if not isinstance(wire, list) or not isinstance(name, str) or name not in _FIELDS:
         raise ConfigError("is neither an event nor an action", where=where, value=wire)
     fields = _FIELDS[name]
-    if len(wire) != len(fields) + 1:
+    fields_min = len(fields) - (_SETTLEMENT_DEFAULTS if name == "Settle" else 0)
+    if not fields_min < len(wire) <= len(fields) + 1:
         raise ConfigError(
             "has too few or too many fields", where=where, value=wire, allowed=", ".join(fields)
         )
-    for field, value in zip(fields, wire[1:], strict=True):
+    values: list[Any] = []
+    for field, value in zip(fields, wire[1:], strict=False):
         _check(name, field, value, where)
+        values.append(tuple(value) if field in _TUPLES else value)
     try:
-        values = [
-            tuple(value) if field in _TUPLES else value
-            for field, value in zip(fields, wire[1:], strict=True)
-        ]
+        if name == "Settle":
+            return Settle(values[0], Settlement(*values[1:]))
         return _CLASSES[name](*values)
     except TypeError as error:  # a compiled constructor checks its arguments
         raise ConfigError(
@@ -99,7 +104,7 @@ def is_int(value: object) -> bool:
 
 
 def _check(name: str, field: str, value: object, where: str | None) -> None:
-    kind = _KINDS[name, field]
+    kind = _FIELDS[name][field]
     if kind == "int":
         is_right = is_int(value)
     elif kind == "int | None":
@@ -165,30 +170,37 @@ def _vocabulary() -> dict[str, Callable[..., Event | Action]]:
     return classes
 
 
-def _getter(fields: tuple[str, ...]) -> Callable[[object], tuple[object, ...]]:
-    get = attrgetter(*fields)
-    return get if len(fields) > 1 else lambda thing: (get(thing),)
+def _getter(name: str, fields: Mapping[str, str]) -> Callable[[object], tuple[object, ...]]:
+    paths = [f"settlement.{f}" if name == "Settle" and f != "request_id" else f for f in fields]
+    get = attrgetter(*paths)
+    return get if len(paths) > 1 else lambda thing: (get(thing),)
 
 
-def _kind(parameter: inspect.Parameter) -> str:
-    """The annotation as it is written; a compiled constructor has none, so `_STRICT` decides."""
-    if isinstance(parameter.annotation, str):
-        return parameter.annotation
-    return _STRICT.get(parameter.name, "")
+def _fields(cls: Callable[..., Event | Action]) -> dict[str, str]:
+    """The kinds of the fields: annotations as they are written; those of a settlement one by one.
+
+    A compiled constructor has no annotations, so `_STRICT` decides.
+    """
+    kinds: dict[str, str] = {}
+    for parameter in inspect.signature(cls).parameters.values():
+        if parameter.name == "settlement":
+            kinds |= {field.name: str(field.type) for field in _SETTLEMENT}
+        elif isinstance(parameter.annotation, str):
+            kinds[parameter.name] = parameter.annotation
+        else:
+            kinds[parameter.name] = _STRICT.get(parameter.name, "")
+    return kinds
 
 
+_SETTLEMENT: Final = dataclass_fields(Settlement)
+_SETTLEMENT_DEFAULTS: Final = sum(field.default is not MISSING for field in _SETTLEMENT)
 _CLASSES: Final = _vocabulary()
-_FIELDS: Final = {name: tuple(inspect.signature(cls).parameters) for name, cls in _CLASSES.items()}
+_FIELDS: Final = {name: _fields(cls) for name, cls in _CLASSES.items()}  # kinds by field by class
 # All fields are fetched at once: a live gateway logs every event, so this is on its hot path.
-_GETTERS: Final = {name: _getter(fields) for name, fields in _FIELDS.items()}
+_GETTERS: Final = {name: _getter(name, fields) for name, fields in _FIELDS.items()}
 _LIST_POSITIONS: Final = {
     name: tuple(place for place, field in enumerate(fields, start=1) if field in _LISTS)
     for name, fields in _FIELDS.items()
-}
-_KINDS: Final = {
-    (name, parameter.name): _kind(parameter)
-    for name, cls in _CLASSES.items()
-    for parameter in inspect.signature(cls).parameters.values()
 }
 
 

@@ -22,6 +22,7 @@ from headgate.core.states import (
     Outcome,
     RequestState,
     Residency,
+    Settlement,
     TaskState,
 )
 from headgate.core.view import View, is_evictable
@@ -173,18 +174,15 @@ class Orders:
         at_ns = batch.sent_ns + self._state.timeouts.limit_ns(batch)
         self._state.set_timer(("lost", batch.id), at_ns)
 
-    def reject(
-        self, request: Request, reason: str, predicted_ns: int = 0, retry_ns: int = 0
-    ) -> None:
-        """Reject a request at admission, before any of its tasks was dispatched.
-
-        Pass, if known, the latency that it would have had and the delay after which to retry.
-        """
+    def reject(self, request: Request, settlement: Settlement) -> None:
+        """Reject a request at admission, before any of its tasks was dispatched."""
         self._check_open(request)
+        if settlement.outcome != Outcome.REJECTED:
+            raise PolicyError(f"request {request.id} is rejected with another outcome")
         for task in request.tasks:
             if task.attempts_made or task.refusals:
                 raise PolicyError(f"request {request.id} has been admitted: expire it instead")
-        self._state.settle(request, Outcome.REJECTED, reason, predicted_ns, retry_ns)
+        self._state.settle(request, settlement)
 
     def expire(self, request: Request, reason: str) -> None:
         """Expire a request that was admitted and has no running task."""
@@ -192,7 +190,7 @@ class Orders:
         for task in request.tasks:
             if task.state == TaskState.RUNNING:
                 raise PolicyError(f"request {request.id} is running")
-        self._state.settle(request, Outcome.EXPIRED, reason)
+        self._state.settle(request, Settlement(Outcome.EXPIRED, reason))
 
     def _check_open(self, request: Request) -> None:
         if request.state != RequestState.OPEN:

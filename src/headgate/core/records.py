@@ -37,7 +37,6 @@ class Request:
         "id",
         "is_hard",
         "items",
-        "outcome",
         "payload_bytes",
         "pipeline",
         "priority",
@@ -67,7 +66,6 @@ class Request:
         self.payload_bytes = payload_bytes  # of a FaaS call that carries its inputs; 0: unknown
         self.is_hard = False  # it expires if it still waits at its deadline
         self.state: int = REQUEST_OPEN
-        self.outcome: int | None = None
         tasks: list[Task] = []
         for stage in pipeline.stages:
             tasks.append(Task(id * STAGES_MAX + len(tasks), self, stage))

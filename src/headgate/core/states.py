@@ -6,14 +6,15 @@ compiled build turns these integers into constants. The tables are the single de
 legal: `validate` mode checks every transition against them, and the diagrams in the documentation
 are generated from them.
 
-The module also defines the six outcomes of a request, of which every request gets exactly one, and
-the reasons for which requests are rejected or fail.
+The module also defines how a request ends: the six outcomes, of which every request gets exactly
+one, the reasons for which requests are rejected or fail, and the `Settlement` that has both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, final
 
 
 class RequestState:
@@ -187,3 +188,24 @@ ON_DEVICE: Final = Residency.DEVICE
 NODE_UP: Final = NodeState.UP
 OUTCOME_MET: Final = Outcome.MET
 OUTCOME_LATE: Final = Outcome.LATE
+
+
+@final
+@dataclass(frozen=True)
+class Settlement:
+    """How a request ended: the record that goes from the Scheduler to the client as it is.
+
+    The action `Settle`, the event log, the recorder of the simulator and the live gateway carry the
+    record whole, so a field that is added here needs no further code on the way. Fields have
+    defaults: a policy gives those that it knows.
+    """
+
+    outcome: int
+    reason: str = ""
+    predicted_ns: int = 0  # latency that a rejected request would have had; 0: unknown
+    retry_ns: int = 0  # delay after which to retry; 0: unknown, or do not retry
+
+
+# The settlements of most requests are made once.
+MET: Final = Settlement(Outcome.MET)
+LATE: Final = Settlement(Outcome.LATE)

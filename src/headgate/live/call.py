@@ -9,84 +9,46 @@ or has answered it at its own deadline.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
 from typing import Final, Protocol, final
 
 from headgate.core.model import App, Pipeline
+from headgate.core.states import Settlement
 from headgate.functions.tensor import Tensor, TensorSpec
 
-INTERNAL: Final = "internal"  # `Call.reason` after a defect of the gateway
+INTERNAL: Final = "internal"  # the reason after a defect of the gateway
 CANNOT_LOAD: Final = "cannot be loaded: "
 
 
 @final
+@dataclass(slots=True, eq=False)
 class Call:
     """The parameters of a client request, and later its result."""
 
-    __slots__ = (
-        "arrived_ns",
-        "batch_items",
-        "began_ns",
-        "client_id",
-        "client_request_id",
-        "deadline_ns",
-        "ended_ns",
-        "error",
-        "inputs",
-        "is_hard",
-        "items",
-        "on_answer",
-        "outcome",
-        "outputs",
-        "pipeline_id",
-        "predicted_ns",
-        "priority",
-        "reason",
-        "request_id",
-        "retry_ns",
-        "sent_ns",
-        "status",
-        "trace",
-    )
-
-    def __init__(
-        self,
-        pipeline_id: int,
-        inputs: list[Tensor],
-        items: int,
-        on_answer: Callable[[Call], None],
-        *,
-        client_id: int = 0,
-        priority: int = 0,
-        deadline_ns: int = 0,
-        is_hard: bool = False,
-    ) -> None:
-        self.pipeline_id = pipeline_id
-        self.inputs = inputs
-        self.items = items
-        self.on_answer = on_answer
-        self.client_id = client_id
-        self.priority = priority  # smaller is more urgent; 0 is the default
-        self.deadline_ns = deadline_ns  # on the monotonic clock; 0: derived from the SLO
-        self.is_hard = is_hard  # the response is worthless after the deadline
-        self.trace: object = None  # the span of this call, if tracing is enabled
-        self.client_request_id = b""  # the `X-Request-Id` of the client, or the one assigned to it
-        # Timestamps of the execution, on the monotonic clock; 0: not reached.
-        self.request_id = -1
-        self.arrived_ns = 0
-        self.sent_ns = 0  # last dispatched
-        self.began_ns = 0  # execution began on the worker
-        self.ended_ns = 0  # execution ended on the worker
-        self.batch_items = 0  # items in the batch, those of this call included
-        # The result: `outcome` is an `Outcome`.
-        self.outcome: int | None = None
-        self.reason = ""
-        self.predicted_ns = 0
-        self.retry_ns = 0
-        self.outputs: list[Tensor] = []
-        self.error = ""  # error message of the function
-        self.status = 500  # HTTP status of that error: 400 client error, 500 function error
+    pipeline_id: int
+    inputs: list[Tensor]
+    items: int
+    on_answer: Callable[[Call], None]
+    _: KW_ONLY
+    client_id: int = 0
+    priority: int = 0  # smaller is more urgent; 0 is the default
+    deadline_ns: int = 0  # on the monotonic clock; 0: derived from the SLO
+    is_hard: bool = False  # the response is worthless after the deadline
+    trace: object = None  # the span of this call, if tracing is enabled
+    client_request_id: bytes = b""  # the `X-Request-Id` of the client, or the one assigned to it
+    # Timestamps of the execution, on the monotonic clock; 0: not reached.
+    request_id: int = -1
+    arrived_ns: int = 0
+    sent_ns: int = 0  # last dispatched
+    began_ns: int = 0  # execution began on the worker
+    ended_ns: int = 0  # execution ended on the worker
+    batch_items: int = 0  # items in the batch, those of this call included
+    # The result; `settlement` is None until there is one.
+    settlement: Settlement | None = None
+    outputs: list[Tensor] = field(default_factory=list)
+    error: str = ""  # error message of the function
+    status: int = 500  # HTTP status of that error: 400 client error, 500 function error
 
 
 class GatewayPhase(Enum):
@@ -141,6 +103,9 @@ class FrontEndApi(Protocol):
 
     def problem(self, model: ServedModel) -> str:
         """Return why a model cannot serve requests now; empty if it can."""
+
+    def breakers(self) -> Mapping[str, str]:
+        """Return the state of each pay-per-call pool's circuit breaker, and why, by pool name."""
 
     def now_ns(self) -> int:
         """Return the time on the monotonic clock, which deadlines refer to."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic_ns
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
 from headgate.core.actions import (
     Dispatch,
@@ -42,14 +42,14 @@ from headgate.core.events import (
 )
 from headgate.core.model import App, Function, Variant
 from headgate.core.records import STAGES_MAX
-from headgate.core.states import InstanceState, Outcome
+from headgate.core.states import InstanceState, Outcome, Settlement
 from headgate.core.view import View
 from headgate.functions.lambda_payload import TOO_LARGE, body_bytes
 from headgate.functions.tensor import Signature, TaskInputs
 from headgate.live.call import CANNOT_LOAD, INTERNAL, Call, GatewayPhase, ServedModel
 from headgate.live.cost_accounting import CostAccounting, breakers
 from headgate.live.deployment import Deployment, NodeSpec
-from headgate.live.driver import CountFault, Driver, EventLogTask, ignore_fault, make_scheduler
+from headgate.live.driver import Driver, EventLogTask, make_scheduler
 from headgate.live.ipc.messages import BatchRan, MeasuredFunction, RunBatch
 from headgate.live.ipc.worker_link import WorkerLink, WorkerLinks
 from headgate.live.model_registry import (
@@ -65,10 +65,15 @@ from headgate.live.model_registry import (
 from headgate.live.pools.registry import RemotePools
 from headgate.live.pools.remote_pool import make_remote_call
 from headgate.live.stage_outputs import StageOutputs
-from headgate.live.telemetry.metrics import GaugeSnapshot
+from headgate.live.telemetry.metrics import GaugeSnapshot, Metrics
 from headgate.system.busy_poll import BusyPoll
 
+if TYPE_CHECKING:
+    from headgate.live.telemetry.spans import SpanTracer
+
 _LOG: Final = logging.getLogger(__name__)
+_INTERNAL: Final = Settlement(Outcome.FAILED, INTERNAL)
+_RESTARTS: Final = Settlement(Outcome.FAILED, "the gateway restarts", retry_ns=SECOND_NS)
 
 
 @final
@@ -86,25 +91,20 @@ class Runtime:
         log_path: Path | None,
         is_log_required: bool = True,
         loads_needed: LoadsNeeded = "none",
-        on_submitted: Callable[[Call], None] | None,
-        on_settled: Callable[[Call], None],
-        on_cold_start: Callable[[str, int], None],
-        count_fault: CountFault = ignore_fault,
+        metrics: Metrics,
+        tracer: SpanTracer | None = None,
     ) -> None:
-        """`count_fault` counts defects that serving survives, by kind."""
         self.phase = GatewayPhase.STARTING
         self.models: Mapping[str, ServedModel] = {}
         self._config = deployment.load()
-        self._on_submitted = on_submitted
-        self._on_settled = on_settled
-        self._on_cold_start = on_cold_start
+        self._metrics = metrics
+        self._tracer = tracer
         # By starting instance: its function, and since when.
         self._starts: dict[int, tuple[str, int]] = {}
         self._costs = CostAccounting(self._config.app)
         self._event_log = EventLogTask(log_path, self._config.serve, is_required=is_log_required)
-        self._count_fault = count_fault
         self._worker_links = WorkerLinks(
-            run_dir, deployment.nodes, self, arena_bytes=arena_bytes, count_fault=count_fault
+            run_dir, deployment.nodes, self, arena_bytes=arena_bytes, count_fault=metrics.fault
         )
         self._measured: dict[str, MeasuredFunction] = {}  # by name of the variant
         self._signatures: list[Signature] = []  # by function id
@@ -221,12 +221,12 @@ class Runtime:
         self._next_id = request_id + 1
         call.request_id = request_id
         self._calls[request_id] = call
-        if self._on_submitted is not None:
+        if self._tracer is not None:
             try:
-                self._on_submitted(call)
+                self._tracer.begin(call)
             except Exception:
                 _LOG.exception("a call could not be traced", extra=_log_extra(call))
-                self._count_fault("trace")
+                self._metrics.fault("trace")
         self._driver.post(
             RequestArrived(
                 request_id,
@@ -249,28 +249,26 @@ class Runtime:
     def settle(self, now_ns: int, action: Settle) -> None:
         """Return a settled call to its front end."""
         call = self._calls.pop(action.request_id, None)
-        if call is None:
-            return  # answered already, after a fault
-        call.outcome = action.outcome
-        call.reason = action.reason
-        call.predicted_ns = action.predicted_ns
-        call.retry_ns = action.retry_ns
-        self._complete(call)
+        if call is not None:  # else it was answered already, after a fault
+            self._complete(call, action.settlement)
 
-    def _complete(self, call: Call) -> None:
-        """Answer a call exactly once, whatever raises on the way."""
+    def _complete(self, call: Call, settlement: Settlement) -> None:
+        """Count and answer a call exactly once, whatever raises on the way."""
         self._stage_outputs.discard(call.request_id)
+        call.settlement = settlement
         try:
-            self._on_settled(call)
+            self._metrics.settled(call)
+            if self._tracer is not None:
+                self._tracer.end(call)
         except Exception:
             _LOG.exception("a call could not be counted", extra=_log_extra(call))
-            self._count_fault("metrics")
+            self._metrics.fault("metrics")
         try:
             call.on_answer(call)
         except Exception:
             _LOG.exception("a call could not be answered", extra=_log_extra(call))
-            self._count_fault("answer")
-            _fail(call, INTERNAL)
+            self._metrics.fault("answer")
+            call.settlement, call.error = _INTERNAL, ""
             with suppress(Exception):  # `on_answer` answers only if it has not done so
                 call.on_answer(call)
         if self._drained is not None and not self._calls:
@@ -286,8 +284,8 @@ class Runtime:
             call = self._calls.pop(request_id, None)
             if call is not None:
                 _LOG.error("a call is answered with 500", extra=_log_extra(call))
-                _fail(call, INTERNAL)
-                self._complete(call)
+                call.error = ""
+                self._complete(call, _INTERNAL)
 
     def dispatch(self, now_ns: int, action: Dispatch) -> None:
         """Send a batch with its tensors to its worker or remote pool."""
@@ -365,9 +363,8 @@ class Runtime:
             self.phase = GatewayPhase.DRAINING
         calls, self._calls = list(self._calls.values()), {}
         for call in calls:
-            _fail(call, "the gateway restarts")
-            call.retry_ns = SECOND_NS
-            self._complete(call)
+            call.error = ""
+            self._complete(call, _RESTARTS)
         if not self.failure.done():
             self.failure.set_exception(error)
 
@@ -425,7 +422,7 @@ class Runtime:
             self._config,
             self,
             self._costs,
-            self._on_cold_start,
+            self._metrics.cold_started,
             self._signatures,
             first_node_id=self._local_nodes,
         )
@@ -437,7 +434,7 @@ class Runtime:
             self,
             loop,
             record=record,
-            count_fault=self._count_fault,
+            count_fault=self._metrics.fault,
             recheck_s=(serve.deadline_max_ns + serve.execution_timeout_ns) / 1e9,
         )
         for link in self._links.values():
@@ -446,11 +443,7 @@ class Runtime:
         self.models = served_models(app, self._measured)
         loop.call_soon(self._update_phase)
 
-    def on_batch_ran(self, link: WorkerLink, message: BatchRan) -> None:
-        """Handle the results of a batch from a worker."""
-        self.on_call_returned(link.node.pool_id, message)
-
-    def on_call_returned(self, pool_id: int, message: BatchRan) -> None:
+    def on_batch_ran(self, pool_id: int, message: BatchRan) -> None:
         """Handle the results of a batch from a worker or a remote pool."""
         assert self._driver is not None
         unsure: list[int] = []
@@ -469,7 +462,7 @@ class Runtime:
                     self._stage_outputs.store(call, result.task_id % STAGES_MAX, result.outputs)
             except Exception:
                 _LOG.exception("a result could not be stored", extra=_log_extra(call))
-                self._count_fault("result")
+                self._metrics.fault("result")
                 result.error, result.status = "internal error of the gateway", 500
             if result.error and is_platform and result.status == TOO_LARGE:
                 too_large.append(result.task_id)
@@ -494,7 +487,7 @@ class Runtime:
         if isinstance(event, InstanceStarted | InstanceStopped):
             start = self._starts.pop(event.instance_id, None)
             if start is not None and isinstance(event, InstanceStarted):
-                self._on_cold_start(start[0], monotonic_ns() - start[1])
+                self._metrics.cold_started(start[0], monotonic_ns() - start[1])
         if self.phase is GatewayPhase.STARTING:
             asyncio.get_running_loop().call_soon(self._update_phase)
 
@@ -565,10 +558,3 @@ def _log_extra(call: Call) -> dict[str, object]:
     name = call.client_request_id.decode("latin-1")
     number = f"number {call.request_id}"
     return {"request_id": f"{name}, {number}" if name else number}
-
-
-def _fail(call: Call, reason: str) -> None:
-    """Set the result of a call that could not be run."""
-    call.outcome = Outcome.FAILED
-    call.reason = reason
-    call.error = ""

@@ -120,7 +120,7 @@ class _Reader:
             row = self._rows.pop(action.request_id, None)
             if row is not None:
                 self._requests["finished_ns"][row] = self._now_ns
-                self._requests["outcome"][row] = action.outcome
+                self._requests["outcome"][row] = action.settlement.outcome
         elif isinstance(action, StartInstance | LoadWeights):
             self._preparing.add(action.instance_id)
 

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import final
+from typing import Final, final
 
 from headgate.core.clock import NEVER_NS, SECOND_NS
 from headgate.core.lazy_deletion import LazyDeletions
@@ -51,13 +51,15 @@ from headgate.core.policy import (
     PolicyKind,
 )
 from headgate.core.records import Batch, Instance, Node, Request, Task
-from headgate.core.states import InstanceState, Rejection, TaskState
+from headgate.core.states import InstanceState, Outcome, Rejection, Settlement, TaskState
 from headgate.planning.batch_size import knee_batch_size, max_batch_within
 from headgate.planning.forecast import OfferedLoad
 from headgate.planning.latency_predictor import LatencyPredictor
 from headgate.planning.placement import has_room, next_prestart
 from headgate.planning.rent_or_call import NodeAutoscaler, has_no_instance
 from headgate.planning.spillover import RESIZE_WARM_POOL, Spillover
+
+_REJECTED: Final = Outcome.REJECTED
 
 Entry = tuple[int, int, int, Task]  # (priority, deadline, task id, task): the smallest goes first
 
@@ -125,12 +127,14 @@ class Headgate(Policy):
             best_ns = predictor.optimistic_latency_ns(pipeline, items)
             if best_ns > allowed_ns:
                 if not self._is_probe(request):
-                    self.orders.reject(request, Rejection.INFEASIBLE, best_ns)
+                    self.orders.reject(
+                        request, Settlement(_REJECTED, Rejection.INFEASIBLE, predicted_ns=best_ns)
+                    )
                 return
         if self._spillover.is_possible and self._spillover.can_take(request):
             return
         if not predictor.can_run(pipeline):
-            self.orders.reject(request, Rejection.UNAVAILABLE)
+            self.orders.reject(request, Settlement(_REJECTED, Rejection.UNAVAILABLE))
             return
         queue_ns = predictor.queue_ns(pipeline, items)
         wait_ns = queue_ns + predictor.earliest_free_in_ns(pipeline)
@@ -142,11 +146,16 @@ class Headgate(Policy):
         # the allowed wait is kept as slack.
         waits_too_long_ns = wait_ns - (1.0 - self._config.slack_reserve) * (allowed_ns - service_ns)
         if waits_too_long_ns > 0:  # after this time the queue is short enough
-            self.orders.reject(request, Rejection.OVERLOADED, latency_ns, int(waits_too_long_ns))
+            self.orders.reject(
+                request,
+                Settlement(_REJECTED, Rejection.OVERLOADED, latency_ns, int(waits_too_long_ns)),
+            )
         elif queue_ns > self._config.fair_share_threshold * allowed_ns and self._exceeds_fair_share(
             request
         ):
-            self.orders.reject(request, Rejection.UNFAIR, latency_ns, int(queue_ns))
+            self.orders.reject(
+                request, Settlement(_REJECTED, Rejection.UNFAIR, latency_ns, int(queue_ns))
+            )
 
     def _is_probe(self, request: Request) -> bool:
         """Whether to admit an infeasible request as a probe, to correct a wrong profile."""

@@ -256,7 +256,7 @@ class Engine:
             self._observer.on_event(now_ns, index, event, actions)
         for action in actions:
             if isinstance(action, Settle):
-                self.recorder.settled(now_ns, action.request_id, action.outcome)
+                self.recorder.settled(now_ns, action.request_id, action.settlement)
                 if self._senders:
                     self._notify_sender(now_ns, action)
             elif self._is_direct and isinstance(action, Dispatch) and action.node_id is not None:
@@ -328,7 +328,7 @@ class Engine:
         elif isinstance(action, CancelTimer):
             self._timers[index].pop(action.key, None)
         elif isinstance(action, Settle):
-            self.recorder.settled(now_ns, action.request_id, action.outcome)
+            self.recorder.settled(now_ns, action.request_id, action.settlement)
             self._notify_sender(now_ns, action)
         elif isinstance(action, KeepWarm):
             self.platforms[action.pool_id].keep_warm(now_ns, action)
@@ -363,7 +363,7 @@ class Engine:
         """Notify the client that sent this request, if one did, of the outcome."""
         sender = self._senders.pop(action.request_id, None)
         if sender is not None:
-            sender.on_settled(self, now_ns, action.request_id, action.outcome)
+            sender.on_settled(self, now_ns, action.request_id, action.settlement.outcome)
 
     def submit(
         self,

@@ -15,7 +15,7 @@ import numpy as np
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import App
 from headgate.core.records import STAGES_MAX
-from headgate.core.states import OUTCOME_MET
+from headgate.core.states import OUTCOME_MET, Settlement
 from headgate.metrics.columns import (
     NOWHERE,
     SPAN_CODES,
@@ -84,13 +84,13 @@ class Recorder:
             self._cold_rows.append(task_id // STAGES_MAX)
             self._cold_ns.append(now_ns)
 
-    def settled(self, now_ns: int, request_id: int, outcome: int) -> None:
-        """Record the outcome of a request."""
+    def settled(self, now_ns: int, request_id: int, settlement: Settlement) -> None:
+        """Record how a request ended."""
         self.ended += 1
         self._finished_ns[request_id] = now_ns
-        if outcome != OUTCOME_MET:
+        if settlement.outcome != OUTCOME_MET:
             self._other_rows.append(request_id)
-            self._other_outcomes.append(outcome)
+            self._other_outcomes.append(settlement.outcome)
 
     def span(
         self, node: int, function: int, kind: int, start_ns: int, end_ns: int, id: int, items: int

@@ -20,7 +20,7 @@ from headgate.core.events import (
 )
 from headgate.core.model import Pool, Shape, Stage
 from headgate.core.orders import RESERVED_TIMERS
-from headgate.core.states import Outcome
+from headgate.core.states import Outcome, Settlement
 
 from .rig import Rig, wires
 from .sample_apps import CLOUD, Scripted, make_app, make_function
@@ -90,7 +90,11 @@ ILLEGAL: list[tuple[str, Act, str]] = [
         lambda p: p.orders.dispatch_to_pool([p.task(256)], CLOUD, FIRST.variants[0]),
         "does not run on pool cloud",
     ),
-    ("reject the admitted", lambda p: p.orders.reject(p.view.requests[0], ""), "expire it"),
+    (
+        "reject the admitted",
+        lambda p: p.orders.reject(p.view.requests[0], Settlement(Outcome.REJECTED, "")),
+        "expire it",
+    ),
     ("expire the running", lambda p: p.orders.expire(p.view.requests[0], ""), "is running"),
     (
         "start on a node that is down",
@@ -133,7 +137,9 @@ def test_an_illegal_order_changes_nothing(rig: Rig, act: Act, match: str) -> Non
 def test_a_settled_request_is_settled(rig: Rig) -> None:
     request, task = rig.view.requests[1], rig.scripted.task(256)
     rig.at(1, RequestCancelled(1))
-    rig.forbids(lambda p: p.orders.reject(request, ""), "settled already")
+    rig.forbids(
+        lambda p: p.orders.reject(request, Settlement(Outcome.REJECTED, "")), "settled already"
+    )
     rig.forbids(lambda p: p.orders.expire(request, ""), "settled already")
     rig.forbids(lambda p: p.orders.dispatch([task], p.view.nodes[1]), "not ready")
 
@@ -197,9 +203,11 @@ def test_a_refused_request_was_admitted_all_the_same(make_rig: type[Rig]) -> Non
     rig.at(0, RequestArrived(0, 0))
     rig.order(0, lambda p: p.send(0, 0))
     rig.at(1, BatchRefused(0, Refusal.BUSY))
-    rig.forbids(lambda p: p.orders.reject(p.view.requests[0], ""), "expire it")
+    rig.forbids(
+        lambda p: p.orders.reject(p.view.requests[0], Settlement(Outcome.REJECTED, "")), "expire it"
+    )
     assert rig.order(2, lambda p: p.orders.expire(p.view.requests[0], "hopeless")) == wires(
-        Settle(0, Outcome.EXPIRED, "hopeless")
+        Settle(0, Settlement(Outcome.EXPIRED, "hopeless"))
     )
 
 

@@ -13,7 +13,7 @@ from headgate.core.event_log import from_wire
 from headgate.core.events import BatchFinished, BatchRefused, NodeJoined, Refusal, RequestArrived
 from headgate.core.model import App, BreakerConfig, FaasPlatform, Function, Pool, Stage
 from headgate.core.scheduler.requests import payload_bytes_max
-from headgate.core.states import Failure, Outcome, Rejection
+from headgate.core.states import Failure, Outcome, Rejection, Settlement
 
 from .rig import Rig, wires
 from .sample_apps import Scripted, make_app, make_function
@@ -94,7 +94,7 @@ def test_what_only_functions_could_run_and_cannot_carry_is_rejected_at_the_door(
     make_rig: type[Rig],
 ) -> None:
     rig = make(make_rig, make_app(CALLS, pools=[GPU, CLOUD]), 1_000)
-    rejected = wires(Settle(1, Outcome.REJECTED, Rejection.TOO_LARGE))
+    rejected = wires(Settle(1, Settlement(Outcome.REJECTED, Rejection.TOO_LARGE)))
     assert rig.at(1, RequestArrived(1, 0, payload_bytes=1_001)) == rejected
     assert rig.scripted.hooks_called[-1] == ("ready", 0)
 
@@ -112,7 +112,7 @@ def test_a_task_that_turns_out_too_large_is_tried_on_a_node(make_rig: type[Rig])
     rig.forbids(call(0), "cannot carry 1001 bytes")
     assert rig.order(3, call(256)) != []
     rig.order(3, lambda p: p.send(0, 0))
-    assert rig.at(9, BatchFinished(2)) == wires(Settle(0, Outcome.MET))
+    assert rig.at(9, BatchFinished(2)) == wires(Settle(0, Settlement(Outcome.MET)))
 
 
 def test_a_task_that_turns_out_too_large_is_tried_on_a_platform_that_carries_more(
@@ -122,14 +122,14 @@ def test_a_task_that_turns_out_too_large_is_tried_on_a_platform_that_carries_mor
     rig.order(1, call(0))
     rig.at(2, BatchRefused(0, Refusal.TOO_LARGE))
     rig.order(3, call(0, pool=LARGE))
-    failed = wires(Settle(0, Outcome.FAILED, Failure.TOO_LARGE))
+    failed = wires(Settle(0, Settlement(Outcome.FAILED, Failure.TOO_LARGE)))
     assert rig.at(4, BatchRefused(1, Refusal.TOO_LARGE)) == failed
 
 
 def test_it_has_failed_where_nothing_else_can_run_it(make_rig: type[Rig]) -> None:
     rig = make(make_rig, make_app(CALLS, pools=[GPU, CLOUD]), 0)
     rig.order(1, call(0))
-    failed = wires(Settle(0, Outcome.FAILED, Failure.TOO_LARGE))
+    failed = wires(Settle(0, Settlement(Outcome.FAILED, Failure.TOO_LARGE)))
     assert rig.at(2, BatchRefused(0, Refusal.TOO_LARGE)) == failed
 
 
@@ -144,9 +144,9 @@ def test_of_several_together_none_fails_before_it_was_alone(make_rig: type[Rig])
     rig.forbids(call(0, 256), "cannot carry")
     rig.order(5, call(0))
     rig.order(5, call(256))
-    failed = wires(Settle(0, Outcome.FAILED, Failure.TOO_LARGE))
+    failed = wires(Settle(0, Settlement(Outcome.FAILED, Failure.TOO_LARGE)))
     assert rig.at(6, BatchRefused(2, Refusal.TOO_LARGE)) == failed
-    assert rig.at(6, BatchFinished(3)) == wires(Settle(1, Outcome.MET))
+    assert rig.at(6, BatchFinished(3)) == wires(Settle(1, Settlement(Outcome.MET)))
 
 
 def test_a_node_that_says_so_is_left_alone_like_one_that_is_busy(make_rig: type[Rig]) -> None:
@@ -162,7 +162,9 @@ def test_a_task_whose_answer_cannot_be_carried_is_repeated_elsewhere(make_rig: t
     """It ran, so it is repeated only because it may be; its neighbour has its answer."""
     rig = make(make_rig, make_app(BOTH, pools=[GPU, CLOUD]), 0, 0)
     rig.order(1, call(0, 256))
-    assert rig.at(2, BatchFinished(0, too_large=(256,))) == wires(Settle(0, Outcome.MET))
+    assert rig.at(2, BatchFinished(0, too_large=(256,))) == wires(
+        Settle(0, Settlement(Outcome.MET))
+    )
     breaker = rig.view.breakers[1]
     assert breaker is not None
     assert (breaker.state, breaker.spent_usd(2)) == (BreakerState.CLOSED, 1.0)
@@ -170,7 +172,7 @@ def test_a_task_whose_answer_cannot_be_carried_is_repeated_elsewhere(make_rig: t
     (sent,) = [w for w in rig.order(3, lambda p: p.send(0, 256)) if w[0] == "Dispatch"]
     dispatch = from_wire(sent)
     assert isinstance(dispatch, Dispatch)
-    assert rig.at(9, BatchFinished(dispatch.batch_id)) == wires(Settle(1, Outcome.MET))
+    assert rig.at(9, BatchFinished(dispatch.batch_id)) == wires(Settle(1, Settlement(Outcome.MET)))
 
 
 @pytest.mark.parametrize(
@@ -183,5 +185,5 @@ def test_where_it_may_not_be_repeated_it_has_failed(
 ) -> None:
     rig = make(make_rig, make_app(function, pools=[GPU, CLOUD]), 0)
     rig.order(1, call(0))
-    failed = wires(Settle(0, Outcome.FAILED, Failure.TOO_LARGE))
+    failed = wires(Settle(0, Settlement(Outcome.FAILED, Failure.TOO_LARGE)))
     assert rig.at(2, BatchFinished(0, too_large=(0,))) == failed

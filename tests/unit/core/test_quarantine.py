@@ -16,7 +16,7 @@ from headgate.core.events import (
     TimerFired,
 )
 from headgate.core.model import Limits, Pool, Slo
-from headgate.core.states import Failure, Outcome, TaskState
+from headgate.core.states import Failure, Outcome, Settlement, TaskState
 
 from .rig import Rig, wires
 from .sample_apps import CLOUD, Scripted, make_app, make_function
@@ -43,7 +43,7 @@ def states(rig: Rig) -> list[int]:
 
 def test_a_request_that_was_alone_is_final(make_rig: type[Rig]) -> None:
     rig = make_rig(make_app(limits=LIMITS), Scripted, nodes=2)
-    assert lost_together(rig, 1)[-1:] == wires(Settle(0, Outcome.FAILED, KILLED))
+    assert lost_together(rig, 1)[-1:] == wires(Settle(0, Settlement(Outcome.FAILED, KILLED)))
 
 
 def test_suspects_are_released_one_after_the_other(make_rig: type[Rig]) -> None:
@@ -56,7 +56,7 @@ def test_suspects_are_released_one_after_the_other(make_rig: type[Rig]) -> None:
         assert rig.scripted.hooks_called.count(("returned", 256 * id)) == 1
         assert rig.scripted.task(256 * id).must_run_alone
         rig.order(20, lambda p: p.send(1, 256 * id))  # noqa: B023 - at once
-        assert rig.at(20, BatchFinished(id + 1))[:1] == wires(Settle(id, Outcome.MET))
+        assert rig.at(20, BatchFinished(id + 1))[:1] == wires(Settle(id, Settlement(Outcome.MET)))
     assert (rig.view.requests, rig.view.suspects) == ({}, {})
 
 
@@ -65,7 +65,7 @@ def test_a_suspect_that_kills_again_is_final_and_the_next_has_its_turn(make_rig:
     lost_together(rig, 2)
     rig.order(6, lambda p: p.send(1, 0))
     rig.at(7, InstanceStarted(1, 1))
-    assert rig.at(8, BatchLost(1))[-1:] == wires(Settle(0, Outcome.FAILED, KILLED))
+    assert rig.at(8, BatchLost(1))[-1:] == wires(Settle(0, Settlement(Outcome.FAILED, KILLED)))
     assert rig.scripted.hooks_called[-1] == ("returned", 256)
 
 
@@ -84,15 +84,18 @@ def test_only_what_may_be_repeated_is_a_suspect(make_rig: type[Rig]) -> None:
     """Not a function that is not idempotent, nor a task without attempts left or time."""
     once = make_rig(make_app(make_function(is_idempotent=False)), Scripted, nodes=1)
     assert lost_together(once, 2)[-2:] == wires(
-        Settle(0, Outcome.FAILED, "f0: lost"), Settle(1, Outcome.FAILED, "f0: lost")
+        Settle(0, Settlement(Outcome.FAILED, "f0: lost")),
+        Settle(1, Settlement(Outcome.FAILED, "f0: lost")),
     )
     spent = make_rig(make_app(limits=Limits(attempts_max=1)), Scripted, nodes=1)
     assert lost_together(spent, 2)[-2:] == wires(
-        Settle(0, Outcome.FAILED, "f0: lost"), Settle(1, Outcome.FAILED, "f0: lost")
+        Settle(0, Settlement(Outcome.FAILED, "f0: lost")),
+        Settle(1, Settlement(Outcome.FAILED, "f0: lost")),
     )
     late = make_rig(make_app(slo=Slo(latency_ns=5)), Scripted, nodes=1)
     assert lost_together(late, 2)[-2:] == wires(
-        Settle(0, Outcome.FAILED, "f0: lost"), Settle(1, Outcome.FAILED, "f0: lost")
+        Settle(0, Settlement(Outcome.FAILED, "f0: lost")),
+        Settle(1, Settlement(Outcome.FAILED, "f0: lost")),
     )
 
 
@@ -157,7 +160,7 @@ def test_those_held_back_can_be_cancelled(make_rig: type[Rig]) -> None:
     lost_together(rig, 3)
     rig.scripted.hooks_called.clear()
     reason = "cancelled by the client"
-    assert rig.at(6, RequestCancelled(1)) == wires(Settle(1, Outcome.CANCELLED, reason))
+    assert rig.at(6, RequestCancelled(1)) == wires(Settle(1, Settlement(Outcome.CANCELLED, reason)))
     assert rig.scripted.hooks_called == []
     rig.at(7, RequestCancelled(0))
     assert rig.scripted.hooks_called == [("withdrawn", 0), ("returned", 512)]
@@ -185,11 +188,11 @@ def test_deadlines_hold_for_those_held_back(make_rig: type[Rig]) -> None:
     rig.at(1, InstanceStarted(0, 0))
     rig.at(5, BatchLost(0))
     assert rig.at(100, TimerFired(("deadline", 1))) == wires(
-        Settle(1, Outcome.EXPIRED, "deadline passed while waiting")
+        Settle(1, Settlement(Outcome.EXPIRED, "deadline passed while waiting"))
     )
     rig.order(100, lambda p: p.send(1, 0))
     assert rig.at(110, BatchFinished(1)) == wires(
-        Settle(0, Outcome.LATE), Settle(2, Outcome.FAILED, "f0: lost")
+        Settle(0, Settlement(Outcome.LATE)), Settle(2, Settlement(Outcome.FAILED, "f0: lost"))
     )
 
 
@@ -215,7 +218,7 @@ def test_a_copy_that_is_out_elsewhere_is_the_last_chance(make_rig: type[Rig]) ->
     assert rig.at(5, BatchLost(0)) == wires(SetTimer(("unblock", 0), 6))
     rig.forbids(lambda p: p.send(0, 0), "no attempts left")
     assert rig.at(7, BatchRefused(1, Refusal.BUSY))[-1:] == wires(
-        Settle(0, Outcome.FAILED, "refused too often, last reason: busy")
+        Settle(0, Settlement(Outcome.FAILED, "refused too often, last reason: busy"))
     )
 
 

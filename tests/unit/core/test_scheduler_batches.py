@@ -25,7 +25,7 @@ from headgate.core.events import (
     TimerFired,
 )
 from headgate.core.model import Limits, Pool, Shape, Slo
-from headgate.core.states import Outcome
+from headgate.core.states import Outcome, Settlement
 
 from .rig import Rig, wires
 from .sample_apps import CLOUD, Scripted, make_app, make_function
@@ -99,7 +99,7 @@ def test_refusals_are_no_attempts_but_they_are_bounded(make_rig: type[Rig]) -> N
     assert rig.at(1, TimerFired(("unblock", 0))) == wires(Dispatch(1, 0, [0], 1, 0, 0, 0))
     assert rig.at(2, BatchRefused(1, Refusal.GONE)) == wires(
         SetTimer(("unblock", 0), 2),
-        Settle(0, Outcome.FAILED, "refused too often, last reason: gone"),
+        Settle(0, Settlement(Outcome.FAILED, "refused too often, last reason: gone")),
     )
 
 
@@ -108,7 +108,9 @@ def test_a_failed_task_is_repeated_until_its_attempts_are_used_up(make_rig: type
     rig.at(0, RequestArrived(0, 0))
     rig.at(0, InstanceStarted(0, 0))
     assert rig.at(1, BatchFailed(0, "crash")) == wires(Dispatch(1, 0, [0], 1, 0, 0, 0))
-    assert rig.at(2, BatchFailed(1, "crash")) == wires(Settle(0, Outcome.FAILED, "f0: crash"))
+    assert rig.at(2, BatchFailed(1, "crash")) == wires(
+        Settle(0, Settlement(Outcome.FAILED, "f0: crash"))
+    )
 
 
 def test_a_lost_task_is_repeated_where_nothing_was_lost(make_rig: type[Rig]) -> None:
@@ -128,7 +130,7 @@ def test_what_may_have_run_is_not_repeated_unless_it_is_idempotent(
 ) -> None:
     rig = make_rig(make_app(make_function(is_idempotent=False), limits=BACKOFF), nodes=1)
     rig.at(0, RequestArrived(0, 0))
-    assert rig.at(1, event)[-1:] == wires(Settle(0, Outcome.FAILED, reason))
+    assert rig.at(1, event)[-1:] == wires(Settle(0, Settlement(Outcome.FAILED, reason)))
 
 
 def test_nothing_is_repeated_after_its_deadline(make_rig: type[Rig]) -> None:
@@ -137,7 +139,9 @@ def test_nothing_is_repeated_after_its_deadline(make_rig: type[Rig]) -> None:
     rig.at(0, RequestArrived(1, 0))
     rig.at(0, InstanceStarted(0, 0))
     assert rig.at(99, BatchFailed(0, "crash")) == wires(Dispatch(2, 0, [0], 1, 0, 0, 0))
-    assert rig.at(100, BatchFailed(1, "crash")) == wires(Settle(1, Outcome.FAILED, "f0: crash"))
+    assert rig.at(100, BatchFailed(1, "crash")) == wires(
+        Settle(1, Settlement(Outcome.FAILED, "f0: crash"))
+    )
 
 
 def test_in_a_broken_batch_each_task_is_judged_by_itself(make_rig: type[Rig]) -> None:
@@ -147,7 +151,9 @@ def test_in_a_broken_batch_each_task_is_judged_by_itself(make_rig: type[Rig]) ->
     rig.at(0, RequestArrived(1, 0))
     rig.order(0, lambda p: p.send(0, 0, 256))
     rig.scripted.hooks_called.clear()
-    assert rig.at(9, BatchFailed(0, "crash")) == wires(Settle(0, Outcome.FAILED, "f0: crash"))
+    assert rig.at(9, BatchFailed(0, "crash")) == wires(
+        Settle(0, Settlement(Outcome.FAILED, "f0: crash"))
+    )
     assert rig.scripted.hooks_called == [("returned", 256), ("ended", 0), ("capacity", 0)]
 
 
@@ -170,7 +176,9 @@ def test_of_competing_copies_the_first_wins_and_the_other_is_cancelled(
     rig = make_rig(make_app(), Scripted, nodes=2)
     rig.at(0, RequestArrived(0, 0))
     rig.order(0, lambda p: (p.send(0, 0), p.send(1, 0)))
-    assert rig.at(10, BatchFinished(1)) == wires(CancelBatch(0, 0, 0), Settle(0, Outcome.MET))
+    assert rig.at(10, BatchFinished(1)) == wires(
+        CancelBatch(0, 0, 0), Settle(0, Settlement(Outcome.MET))
+    )
     assert rig.at(12, BatchFinished(0)) == []
     assert rig.view.events_ignored == 0
 
@@ -179,7 +187,9 @@ def test_the_first_copy_sent_may_win_as_well(make_rig: type[Rig]) -> None:
     rig = make_rig(make_app(), Scripted, nodes=2)
     rig.at(0, RequestArrived(0, 0))
     rig.order(0, lambda p: (p.send(0, 0), p.send(1, 0)))
-    assert rig.at(10, BatchFinished(0)) == wires(CancelBatch(1, 0, 1), Settle(0, Outcome.MET))
+    assert rig.at(10, BatchFinished(0)) == wires(
+        CancelBatch(1, 0, 1), Settle(0, Settlement(Outcome.MET))
+    )
 
 
 def test_a_losing_copy_in_a_batch_that_others_want_goes_on(make_rig: type[Rig]) -> None:
@@ -187,8 +197,8 @@ def test_a_losing_copy_in_a_batch_that_others_want_goes_on(make_rig: type[Rig]) 
     rig.at(0, RequestArrived(0, 0))
     rig.at(0, RequestArrived(1, 0))
     rig.order(0, lambda p: (p.send(0, 0, 256), p.send(1, 0)))
-    assert rig.at(10, BatchFinished(1)) == wires(Settle(0, Outcome.MET))
-    assert rig.at(12, BatchFinished(0)) == wires(Settle(1, Outcome.MET))
+    assert rig.at(10, BatchFinished(1)) == wires(Settle(0, Settlement(Outcome.MET)))
+    assert rig.at(12, BatchFinished(0)) == wires(Settle(1, Settlement(Outcome.MET)))
 
 
 def test_while_one_copy_is_out_the_end_of_another_settles_nothing(make_rig: type[Rig]) -> None:
@@ -196,7 +206,9 @@ def test_while_one_copy_is_out_the_end_of_another_settles_nothing(make_rig: type
     rig.at(0, RequestArrived(0, 0))
     rig.order(0, lambda p: (p.send(0, 0), p.send(1, 0)))
     assert rig.at(9, BatchFailed(0, "crash")) == []
-    assert rig.at(10, BatchFailed(1, "crash")) == wires(Settle(0, Outcome.FAILED, "f0: crash"))
+    assert rig.at(10, BatchFailed(1, "crash")) == wires(
+        Settle(0, Settlement(Outcome.FAILED, "f0: crash"))
+    )
 
 
 def test_all_copies_of_a_cancelled_request_are_cancelled(make_rig: type[Rig]) -> None:
@@ -221,7 +233,9 @@ def test_an_attempt_without_a_result_times_out(make_rig: type[Rig]) -> None:
     )
     assert rig.at(201, BatchFinished(0)) == []
     assert rig.view.events_ignored == 1
-    assert rig.at(300, BatchFinished(1)) == wires(CancelTimer(("lost", 1)), Settle(0, Outcome.MET))
+    assert rig.at(300, BatchFinished(1)) == wires(
+        CancelTimer(("lost", 1)), Settle(0, Settlement(Outcome.MET))
+    )
 
 
 def test_a_batch_times_out_after_a_multiple_of_its_time_on_a_full_node(
@@ -247,5 +261,5 @@ def test_compute_is_held_while_a_batch_is_out(make_rig: type[Rig]) -> None:
     node = rig.view.nodes[0]
     assert (node.gpu_sevenths_used, node.cpu_milli_used) == (4, 500)
     assert rig.at(10, BatchFinished(0)) == wires(
-        Settle(0, Outcome.MET), Dispatch(1, 0, [256], 1, 0, 0, 0)
+        Settle(0, Settlement(Outcome.MET)), Dispatch(1, 0, [256], 1, 0, 0, 0)
     )

@@ -24,7 +24,7 @@ from headgate.core.events import (
     WeightsLoaded,
 )
 from headgate.core.model import Limits, Pool
-from headgate.core.states import InstanceState, Outcome, Residency
+from headgate.core.states import InstanceState, Outcome, Residency, Settlement
 
 from .rig import Rig, wires
 from .sample_apps import Scripted, make_app, make_function
@@ -90,7 +90,7 @@ def test_evicted_weights_are_loaded_again_when_they_are_needed(make_rig: type[Ri
     )
     assert rig.at(21, WeightsEvicted(1)) == []
     assert rig.at(22, WeightsLoaded(0)) == []
-    assert rig.at(30, BatchFinished(2)) == wires(Settle(2, Outcome.MET))
+    assert rig.at(30, BatchFinished(2)) == wires(Settle(2, Settlement(Outcome.MET)))
     assert rig.view.nodes[0].host_bytes_used == 60
 
 
@@ -140,7 +140,7 @@ def test_stopped_while_busy_it_finishes_what_it_has_begun(make_rig: type[Rig]) -
     assert rig.order(3, lambda p: p.send(0, 256)) == wires(
         StartInstance(1, 0, 0, 0), Dispatch(1, 0, [256], 1, 0, 0, 1)
     )
-    assert rig.at(10, BatchFinished(0)) == wires(Settle(0, Outcome.MET))
+    assert rig.at(10, BatchFinished(0)) == wires(Settle(0, Settlement(Outcome.MET)))
     assert draining.state == InstanceState.DRAINING
     rig.at(11, InstanceStopped(0, "ordered"))
     assert draining.state == InstanceState.GONE
@@ -178,7 +178,7 @@ def test_the_answer_of_an_instance_that_is_gone_still_counts(make_rig: type[Rig]
     rig.at(0, RequestArrived(0, 0))
     rig.at(1, InstanceStarted(0, 0))
     rig.at(11, InstanceStopped(0, "retired"))
-    assert rig.at(11, BatchFinished(0)) == wires(Settle(0, Outcome.MET))
+    assert rig.at(11, BatchFinished(0)) == wires(Settle(0, Settlement(Outcome.MET)))
 
 
 def test_an_instance_that_fails_to_start_frees_its_slot_and_memory(make_rig: type[Rig]) -> None:

@@ -22,7 +22,7 @@ from headgate.core.events import (
 )
 from headgate.core.model import App, Function, Limits, Pool, Stage, Variant
 from headgate.core.policy import Plan, Target
-from headgate.core.states import Failure, Outcome, Rejection
+from headgate.core.states import Failure, Outcome, Rejection, Settlement
 
 from .rig import Rig, wires
 from .sample_apps import CLOUD, Fifo, Scripted, make_app, make_function
@@ -46,7 +46,8 @@ def test_a_start_that_fails_is_not_ordered_again_and_fails_who_waits_for_it(
 ) -> None:
     rig = broken_rig(make_rig)
     assert rig.at(10, InstanceStopped(0, "no such file")) == wires(
-        SetTimer(("probe", 0), 110), Settle(0, Outcome.FAILED, Rejection.LOAD_FAILED, 0, 100)
+        SetTimer(("probe", 0), 110),
+        Settle(0, Settlement(Outcome.FAILED, Rejection.LOAD_FAILED, 0, 100)),
     )
     failure = rig.view.load_failures[0]
     assert (failure.reason, failure.failures, failure.retry_at_ns) == ("no such file", 1, 110)
@@ -60,7 +61,8 @@ def test_the_batch_may_end_after_its_instance_is_gone(
     rig.at(0, RequestArrived(0, 0))
     assert rig.at(10, InstanceStopped(0, "broken")) == wires(SetTimer(("probe", 0), 110))
     assert rig.at(10, BatchRefused(0, Refusal.GONE)) == wires(
-        SetTimer(("unblock", 0), 11), Settle(0, Outcome.FAILED, Rejection.LOAD_FAILED, 0, 100)
+        SetTimer(("unblock", 0), 11),
+        Settle(0, Settlement(Outcome.FAILED, Rejection.LOAD_FAILED, 0, 100)),
     )
 
 
@@ -68,7 +70,7 @@ def test_new_requests_are_rejected_at_once_with_a_retry_delay(make_rig: type[Rig
     rig = broken_rig(make_rig)
     rig.at(10, InstanceStopped(0, "broken"))
     assert rig.at(30, RequestArrived(1, 0)) == wires(
-        Settle(1, Outcome.REJECTED, Rejection.LOAD_FAILED, 0, 80)
+        Settle(1, Settlement(Outcome.REJECTED, Rejection.LOAD_FAILED, 0, 80))
     )
 
 
@@ -83,7 +85,7 @@ def test_one_probe_per_back_off_which_doubles_up_to_its_bound(make_rig: type[Rig
         now_ns = retry_ns
         assert rig.at(now_ns, PROBE) == wires(StartInstance(instance_id, 0, 0, 0))
         assert rig.at(now_ns, RequestArrived(instance_id, 0))[-1:] == wires(
-            Settle(instance_id, Outcome.REJECTED, Rejection.LOAD_FAILED, 0, 100)
+            Settle(instance_id, Settlement(Outcome.REJECTED, Rejection.LOAD_FAILED, 0, 100))
         )
         rig.at(now_ns, InstanceStopped(instance_id, "broken"))
     assert waits_ns == [100, 200, 350, 350]
@@ -110,7 +112,7 @@ def test_a_start_that_was_under_way_elsewhere_is_waited_for_and_may_end_it(
     assert rig.at(10, BatchRefused(0, Refusal.GONE)) == wires(SetTimer(("unblock", 0), 11))
     assert rig.at(20, InstanceStarted(1, 1)) == wires(CancelTimer(("probe", 0)))
     assert rig.at(30, BatchFinished(1)) == wires(
-        Settle(1, Outcome.MET), Dispatch(2, 0, [0], 1, 0, 1, 1)
+        Settle(1, Settlement(Outcome.MET)), Dispatch(2, 0, [0], 1, 0, 1, 1)
     )
 
 
@@ -198,7 +200,7 @@ def test_a_node_may_say_so_before_anybody_asks(make_rig: type[Rig]) -> None:
     assert rig.at(5, LoadFailed(0, 1, "no module")) == []  # all say the same: one failure
     assert rig.view.load_failures[0].failures == 1
     assert rig.at(6, RequestArrived(0, 0)) == wires(
-        Settle(0, Outcome.REJECTED, Rejection.LOAD_FAILED, 0, 99)
+        Settle(0, Settlement(Outcome.REJECTED, Rejection.LOAD_FAILED, 0, 99))
     )
 
 
@@ -210,7 +212,7 @@ def test_what_is_up_elsewhere_goes_on_being_used(make_rig: type[Rig]) -> None:
     rig.at(2, LoadFailed(0, 1, "out of memory"))
     assert rig.at(3, RequestArrived(1, 0)) == []  # not on node 1
     assert rig.at(10, BatchFinished(0)) == wires(
-        Settle(0, Outcome.MET), Dispatch(1, 0, [256], 1, 0, 0, 0)
+        Settle(0, Settlement(Outcome.MET)), Dispatch(1, 0, [256], 1, 0, 0, 0)
     )
     assert rig.at(102, PROBE) == wires(StartInstance(1, 0, 0, 1))
 
@@ -222,9 +224,11 @@ def test_if_that_is_lost_as_well_who_waits_fails(make_rig: type[Rig]) -> None:
     rig.at(1, NodeJoined(1, 0, "n1"))
     rig.at(1, LoadFailed(0, 1, "out of memory"))
     rig.at(2, RequestArrived(1, 0))
-    assert rig.at(5, NodeLost(0)) == wires(Settle(1, Outcome.FAILED, Rejection.LOAD_FAILED, 0, 96))
+    assert rig.at(5, NodeLost(0)) == wires(
+        Settle(1, Settlement(Outcome.FAILED, Rejection.LOAD_FAILED, 0, 96))
+    )
     assert rig.at(5, BatchLost(0)) == wires(
-        Settle(0, Outcome.FAILED, f"f0: {Failure.KILLED_WORKER}")
+        Settle(0, Settlement(Outcome.FAILED, f"f0: {Failure.KILLED_WORKER}"))
     )
 
 
@@ -302,10 +306,10 @@ def test_any_stage_of_a_pipeline_counts(make_rig: type[Rig]) -> None:
     rig = make_rig(app, nodes=1)
     rig.at(0, RequestArrived(0, 0))
     assert rig.at(5, LoadFailed(1, 0, "broken"))[1:2] == wires(
-        Settle(0, Outcome.FAILED, Rejection.LOAD_FAILED, 0, 100)
+        Settle(0, Settlement(Outcome.FAILED, Rejection.LOAD_FAILED, 0, 100))
     )
     assert rig.at(6, RequestArrived(1, 0)) == wires(
-        Settle(1, Outcome.REJECTED, Rejection.LOAD_FAILED, 0, 99)
+        Settle(1, Settlement(Outcome.REJECTED, Rejection.LOAD_FAILED, 0, 99))
     )
     rig.at(7, LoadFailed(2, 0, "broken too"))  # of no concern to anybody
 

@@ -13,7 +13,7 @@ from headgate.core.events import (
     RequestArrived,
 )
 from headgate.core.model import Pool
-from headgate.core.states import InstanceState, Outcome
+from headgate.core.states import InstanceState, Outcome, Settlement
 
 from .rig import Rig, wires
 from .sample_apps import Scripted, make_app, make_function
@@ -49,7 +49,7 @@ def test_the_answer_of_a_node_that_is_lost_still_counts(make_rig: type[Rig]) -> 
     rig.order(0, lambda p: p.send(0, 0))
     rig.at(1, InstanceStarted(0, 0))
     rig.at(11, NodeLost(0))
-    assert rig.at(11, BatchFinished(0)) == wires(Settle(0, Outcome.MET))
+    assert rig.at(11, BatchFinished(0)) == wires(Settle(0, Settlement(Outcome.MET)))
     assert rig.scripted.hooks_called[-2:] == [("node lost", 0), ("ended", 0)]
     rig.at(12, NodeJoined(0, 0, "n0"))
     assert rig.view.nodes[0].running == 0

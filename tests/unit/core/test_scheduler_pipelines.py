@@ -13,7 +13,7 @@ from headgate.core.events import (
     RequestCancelled,
 )
 from headgate.core.model import Pool, Slo, Stage
-from headgate.core.states import Outcome, TaskState
+from headgate.core.states import Outcome, Settlement, TaskState
 
 from .rig import Rig, wires
 from .sample_apps import Scripted, make_app, make_function
@@ -34,7 +34,7 @@ def test_in_series_the_second_stage_follows_the_first(make_rig: type[Rig]) -> No
         StartInstance(1, 1, 0, 0), Dispatch(1, 1, [1], 1, 0, 0, 1)
     )
     rig.at(11, InstanceStarted(1, 0))
-    assert rig.at(20, BatchFinished(1)) == wires(Settle(0, Outcome.MET))
+    assert rig.at(20, BatchFinished(1)) == wires(Settle(0, Settlement(Outcome.MET)))
 
 
 def test_a_join_waits_for_all_its_branches(make_rig: type[Rig]) -> None:
@@ -53,7 +53,7 @@ def test_a_cascade_that_is_sure_skips_the_second_stage(make_rig: type[Rig]) -> N
     stages = [Stage(F0), Stage(F1, (0,), only_if_unsure=True)]
     rig = make_rig(make_app(F0, F1, stages=stages), nodes=1)
     rig.at(0, RequestArrived(0, 0))
-    assert rig.at(10, BatchFinished(0)) == wires(Settle(0, Outcome.MET))
+    assert rig.at(10, BatchFinished(0)) == wires(Settle(0, Settlement(Outcome.MET)))
 
 
 def test_a_cascade_that_is_unsure_goes_on(make_rig: type[Rig]) -> None:
@@ -63,7 +63,7 @@ def test_a_cascade_that_is_unsure_goes_on(make_rig: type[Rig]) -> None:
     rig.at(0, RequestArrived(0, 0))
     rig.at(0, RequestArrived(1, 0))
     rig.order(0, lambda p: p.send(0, 0, 256))
-    assert rig.at(10, BatchFinished(0, unsure=(256,))) == wires(Settle(0, Outcome.MET))
+    assert rig.at(10, BatchFinished(0, unsure=(256,))) == wires(Settle(0, Settlement(Outcome.MET)))
     assert ("ready", 257) in rig.scripted.hooks_called
 
 
@@ -80,7 +80,7 @@ def test_a_cascade_of_cascades_is_skipped_as_a_whole(make_rig: type[Rig]) -> Non
     stages = [Stage(F0), Stage(F1, (0,), only_if_unsure=True), Stage(F2, (1,), only_if_unsure=True)]
     rig = make_rig(make_app(F0, F1, F2, stages=stages), nodes=1)
     rig.at(0, RequestArrived(0, 0))
-    assert rig.at(10, BatchFinished(0)) == wires(Settle(0, Outcome.MET))
+    assert rig.at(10, BatchFinished(0)) == wires(Settle(0, Settlement(Outcome.MET)))
 
 
 def test_a_result_lies_where_it_was_made_and_what_must_move_is_counted(
@@ -115,7 +115,7 @@ def test_two_stages_of_one_request_may_share_a_batch(make_rig: type[Rig]) -> Non
     rig = make_rig(make_app(F0, stages=[Stage(F0), Stage(F0)]), Scripted, nodes=1)
     rig.at(0, RequestArrived(0, 0))
     rig.order(0, lambda p: p.send(0, 0, 1))
-    assert rig.at(10, BatchFinished(0)) == wires(Settle(0, Outcome.MET))
+    assert rig.at(10, BatchFinished(0)) == wires(Settle(0, Settlement(Outcome.MET)))
 
 
 def test_when_a_stage_fails_the_branches_beside_it_are_cancelled(make_rig: type[Rig]) -> None:

@@ -20,7 +20,7 @@ from headgate.core.model import Stage
 from headgate.core.policy import Context, PolicyConfig, PolicyKind
 from headgate.core.records import Node, Request, Task
 from headgate.core.scheduler.scheduler import Scheduler
-from headgate.core.states import Failure, Outcome
+from headgate.core.states import Failure, Outcome, Settlement
 
 from .rig import wires
 from .sample_apps import Fifo, make_app, make_function
@@ -85,7 +85,7 @@ def settled(actions: list[Wire]) -> dict[object, tuple[object, object]]:
 def test_a_request_that_admission_stumbles_over_fails() -> None:
     scheduler, _ = make(("on_arrival", 0))
     assert faulty(scheduler, 1, RequestArrived(0, 0)) == wires(
-        ReportFault("on_arrival", "KeyError"), Settle(0, *FAILED)
+        ReportFault("on_arrival", "KeyError"), Settle(0, Settlement(*FAILED))
     )
     assert scheduler.handle(2, RequestArrived(1, 0))  # the next is served
     assert scheduler.view.policy_faults == 1
@@ -155,7 +155,7 @@ def test_several_faults_in_one_event_are_all_in_it() -> None:
     actions = faulty(scheduler, 1, RequestArrived(0, 0), match="on_task_ready raised")
     assert actions == wires(
         ReportFault("on_task_ready", "KeyError"),
-        Settle(0, *FAILED),
+        Settle(0, Settlement(*FAILED)),
         ReportFault("on_task_withdrawn", "KeyError"),
     )
     assert scheduler.view.policy_faults == 2

@@ -22,7 +22,7 @@ from headgate.core.events import (
     TimerFired,
 )
 from headgate.core.model import Limits, Slo
-from headgate.core.states import Outcome
+from headgate.core.states import Outcome, Settlement
 
 from .rig import Rig, wires
 from .sample_apps import Scripted, make_app, make_function
@@ -36,21 +36,21 @@ def test_a_request_is_run_on_the_free_node_and_met(make_rig: type[Rig]) -> None:
         StartInstance(0, 0, 0, 0), Dispatch(0, 0, [0], 1, 0, 0, 0)
     )
     assert rig.at(6, InstanceStarted(0, 0)) == []
-    assert rig.at(16, BatchFinished(0)) == wires(Settle(0, Outcome.MET))
+    assert rig.at(16, BatchFinished(0)) == wires(Settle(0, Settlement(Outcome.MET)))
 
 
 def test_an_answer_at_the_deadline_is_met_and_one_after_it_is_late(make_rig: type[Rig]) -> None:
     rig = make_rig(make_app(), nodes=2)
     rig.at(0, RequestArrived(0, 0))
     rig.at(0, RequestArrived(1, 0))
-    assert rig.at(1_000, BatchFinished(0)) == wires(Settle(0, Outcome.MET))
-    assert rig.at(1_001, BatchFinished(1)) == wires(Settle(1, Outcome.LATE))
+    assert rig.at(1_000, BatchFinished(0)) == wires(Settle(0, Settlement(Outcome.MET)))
+    assert rig.at(1_001, BatchFinished(1)) == wires(Settle(1, Settlement(Outcome.LATE)))
 
 
 def test_a_deadline_of_its_own_overrides_the_objective(make_rig: type[Rig]) -> None:
     rig = make_rig(make_app(), nodes=1)
     rig.at(0, RequestArrived(0, 0, deadline_ns=20))
-    assert rig.at(21, BatchFinished(0)) == wires(Settle(0, Outcome.LATE))
+    assert rig.at(21, BatchFinished(0)) == wires(Settle(0, Settlement(Outcome.LATE)))
 
 
 def test_requests_wait_in_line_for_the_one_node(make_rig: type[Rig]) -> None:
@@ -60,10 +60,10 @@ def test_requests_wait_in_line_for_the_one_node(make_rig: type[Rig]) -> None:
     assert rig.at(2, RequestArrived(2, 0)) == []
     rig.at(3, InstanceStarted(0, 0))
     assert rig.at(13, BatchFinished(0)) == wires(
-        Settle(0, Outcome.MET), Dispatch(1, 0, [256], 1, 0, 0, 0)
+        Settle(0, Settlement(Outcome.MET)), Dispatch(1, 0, [256], 1, 0, 0, 0)
     )
     assert rig.at(23, BatchFinished(1)) == wires(
-        Settle(1, Outcome.MET), Dispatch(2, 0, [512], 1, 0, 0, 0)
+        Settle(1, Settlement(Outcome.MET)), Dispatch(2, 0, [512], 1, 0, 0, 0)
     )
 
 
@@ -77,9 +77,11 @@ def test_a_request_that_finds_no_node_runs_when_one_joins(make_rig: type[Rig]) -
 
 def test_a_request_rejected_at_the_door_never_becomes_ready(make_rig: type[Rig]) -> None:
     rig = make_rig(make_app(slo=HARD_SLO), Scripted, nodes=1)
-    rig.scripted.at_door = lambda request: rig.scripted.orders.reject(request, "full")
+    rig.scripted.at_door = lambda request: rig.scripted.orders.reject(
+        request, Settlement(Outcome.REJECTED, "full")
+    )
     rig.scripted.hooks_called.clear()
-    assert rig.at(0, RequestArrived(0, 0)) == wires(Settle(0, Outcome.REJECTED, "full"))
+    assert rig.at(0, RequestArrived(0, 0)) == wires(Settle(0, Settlement(Outcome.REJECTED, "full")))
     assert rig.scripted.hooks_called == []
     assert rig.view.arrivals == [1]
 
@@ -89,7 +91,9 @@ def test_more_open_requests_than_the_limit_are_rejected_by_the_core(
 ) -> None:
     rig = make_rig(make_app(limits=Limits(open_requests_max=1)), Scripted)
     rig.at(0, RequestArrived(0, 0))
-    assert rig.at(1, RequestArrived(1, 0)) == wires(Settle(1, Outcome.REJECTED, "too_many_open"))
+    assert rig.at(1, RequestArrived(1, 0)) == wires(
+        Settle(1, Settlement(Outcome.REJECTED, "too_many_open"))
+    )
     assert rig.scripted.hooks_called == [("ready", 0)]
     rig.at(2, RequestCancelled(0))
     assert rig.at(3, RequestArrived(2, 0)) == []
@@ -99,7 +103,7 @@ def test_the_policy_may_expire_a_request_that_waits(make_rig: type[Rig]) -> None
     rig = make_rig(make_app(), Scripted)
     rig.at(0, RequestArrived(0, 0))
     assert rig.order(5, lambda p: p.orders.expire(p.view.requests[0], "hopeless")) == wires(
-        Settle(0, Outcome.EXPIRED, "hopeless")
+        Settle(0, Settlement(Outcome.EXPIRED, "hopeless"))
     )
 
 
@@ -107,7 +111,7 @@ def test_a_request_still_waiting_at_its_deadline_expires(make_rig: type[Rig]) ->
     rig = make_rig(make_app(slo=HARD_SLO), Scripted)
     assert rig.at(0, RequestArrived(0, 0)) == wires(SetTimer(("deadline", 0), 100))
     assert rig.at(100, TimerFired(("deadline", 0))) == wires(
-        Settle(0, Outcome.EXPIRED, "deadline passed while waiting")
+        Settle(0, Settlement(Outcome.EXPIRED, "deadline passed while waiting"))
     )
     assert rig.scripted.hooks_called == [("ready", 0), ("withdrawn", 0)]
 
@@ -116,14 +120,14 @@ def test_a_request_that_is_running_at_its_deadline_may_yet_be_late(make_rig: typ
     rig = make_rig(make_app(slo=HARD_SLO), nodes=1)
     rig.at(0, RequestArrived(0, 0))
     assert rig.at(100, TimerFired(("deadline", 0))) == []
-    assert rig.at(101, BatchFinished(0)) == wires(Settle(0, Outcome.LATE))
+    assert rig.at(101, BatchFinished(0)) == wires(Settle(0, Settlement(Outcome.LATE)))
 
 
 def test_an_answer_in_time_calls_the_deadline_off(make_rig: type[Rig]) -> None:
     rig = make_rig(make_app(slo=HARD_SLO), nodes=1)
     rig.at(0, RequestArrived(0, 0))
     assert rig.at(10, BatchFinished(0)) == wires(
-        Settle(0, Outcome.MET), CancelTimer(("deadline", 0))
+        Settle(0, Settlement(Outcome.MET)), CancelTimer(("deadline", 0))
     )
 
 
@@ -133,10 +137,10 @@ def test_cancelled_while_queued(make_rig: type[Rig]) -> None:
     rig.at(0, RequestArrived(0, 0))
     rig.at(0, RequestArrived(1, 0))
     assert rig.at(1, RequestCancelled(1)) == wires(
-        Settle(1, Outcome.CANCELLED, "cancelled by the client")
+        Settle(1, Settlement(Outcome.CANCELLED, "cancelled by the client"))
     )
     rig.at(2, InstanceStarted(0, 0))
-    assert rig.at(10, BatchFinished(0)) == wires(Settle(0, Outcome.MET))
+    assert rig.at(10, BatchFinished(0)) == wires(Settle(0, Settlement(Outcome.MET)))
 
 
 def test_cancelled_while_running(make_rig: type[Rig]) -> None:
@@ -145,7 +149,7 @@ def test_cancelled_while_running(make_rig: type[Rig]) -> None:
     rig.at(0, RequestArrived(0, 0))
     rig.at(1, InstanceStarted(0, 0))
     assert rig.at(2, RequestCancelled(0)) == wires(
-        Settle(0, Outcome.CANCELLED, "cancelled by the client"), CancelBatch(0, 0, 0)
+        Settle(0, Settlement(Outcome.CANCELLED, "cancelled by the client")), CancelBatch(0, 0, 0)
     )
     assert rig.at(3, RequestArrived(1, 0)) == []
     assert rig.at(10, BatchFinished(0)) == wires(Dispatch(1, 0, [256], 1, 0, 0, 0))
@@ -169,9 +173,11 @@ def test_cancelled_in_a_shared_batch(make_rig: type[Rig]) -> None:
     rig.at(0, RequestArrived(1, 0))
     rig.order(0, lambda p: p.send(0, 0, 256))
     cancelled = "cancelled by the client"
-    assert rig.at(1, RequestCancelled(0)) == wires(Settle(0, Outcome.CANCELLED, cancelled))
+    assert rig.at(1, RequestCancelled(0)) == wires(
+        Settle(0, Settlement(Outcome.CANCELLED, cancelled))
+    )
     assert rig.at(2, RequestCancelled(1)) == wires(
-        Settle(1, Outcome.CANCELLED, cancelled), CancelBatch(0, 0, 0)
+        Settle(1, Settlement(Outcome.CANCELLED, cancelled)), CancelBatch(0, 0, 0)
     )
     assert rig.at(9, BatchFinished(0)) == []
 
@@ -182,7 +188,7 @@ def test_in_a_shared_batch_the_cancelled_ones_are_thrown_away(make_rig: type[Rig
     rig.at(0, RequestArrived(1, 0))
     rig.order(0, lambda p: p.send(0, 0, 256))
     rig.at(1, RequestCancelled(0))
-    assert rig.at(9, BatchFinished(0)) == wires(Settle(1, Outcome.MET))
+    assert rig.at(9, BatchFinished(0)) == wires(Settle(1, Settlement(Outcome.MET)))
 
 
 def test_a_cancelled_request_is_not_retried_when_its_batch_breaks(make_rig: type[Rig]) -> None:

@@ -44,7 +44,7 @@ from headgate.core.policy import Plan, Policy, PolicyKind
 from headgate.core.records import Node, Request, Task
 from headgate.core.rng import stream
 from headgate.core.scheduler.scheduler import Scheduler
-from headgate.core.states import NodeState
+from headgate.core.states import NodeState, Outcome, Settlement
 
 from .rig import Rig, wires
 from .sample_apps import Fifo, Scripted, make_app, make_function
@@ -185,7 +185,7 @@ class Dice(Policy):
 
     def on_arrival(self, request: Request) -> None:
         if self.rng.random() < 0.5:
-            self.orders.reject(request, "unlucky")
+            self.orders.reject(request, Settlement(Outcome.REJECTED, "unlucky"))
 
     def on_task_ready(self, task: Task) -> None:
         pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 
@@ -9,19 +10,31 @@ import pytest
 
 from headgate.core import actions, events
 from headgate.core import event_log as wire_module
-from headgate.core.actions import Action, Dispatch
+from headgate.core.actions import Action, Dispatch, Settle
 from headgate.core.errors import ConfigError
 from headgate.core.event_log import from_wire, to_wire
 from headgate.core.events import BatchRefused, Event, RequestArrived
+from headgate.core.states import Outcome, Settlement
 
 CLASSES = [*Event.__subclasses__(), *Action.__subclasses__()]
 IS_COMPILED = not str(events.__file__).endswith(".py")
 
 
+def fields_of(cls: type) -> dict[str, object]:
+    """The annotations of the fields in the log: a settlement counts as its own fields."""
+    fields: dict[str, object] = {}
+    for name, parameter in inspect.signature(cls).parameters.items():
+        if name == "settlement":
+            fields |= {field.name: field.type for field in dataclasses.fields(Settlement)}
+        else:
+            fields[name] = parameter.annotation
+    return fields
+
+
 def made_up(cls: type) -> list[object]:
     """The wire of a thing with a different value in every field."""
     wire: list[object] = [cls.__name__]
-    for place, name in enumerate(inspect.signature(cls).parameters):
+    for place, name in enumerate(fields_of(cls)):
         if name == "key":
             wire.append(["timer", place])
         elif name in ("failed_tasks", "task_ids", "too_large", "unsure"):
@@ -47,8 +60,8 @@ def test_everything_goes_to_json_and_back(cls: type) -> None:
 def test_what_a_constructor_wants_as_a_tuple_it_gets_as_a_tuple(cls: type) -> None:
     """A timer's key is looked up in a dict, so a list would not do. (Compiled, this says less.)"""
     thing = from_wire(made_up(cls))
-    for name, parameter in inspect.signature(cls).parameters.items():
-        kind = str(parameter.annotation)
+    for name, annotation in fields_of(cls).items():
+        kind = str(annotation)
         if kind == "TimerKey" or kind.startswith("tuple"):
             assert isinstance(getattr(thing, name), tuple)
         elif kind.startswith("list"):
@@ -56,27 +69,31 @@ def test_what_a_constructor_wants_as_a_tuple_it_gets_as_a_tuple(cls: type) -> No
 
 
 def test_every_annotation_is_one_that_is_checked() -> None:
-    """A field of a new type would go unchecked. (Compiled, there are no annotations.)"""
-    kinds = {
-        parameter.annotation
-        for cls in CLASSES
-        for parameter in inspect.signature(cls).parameters.values()
-    }
+    """A field of a new type would go unchecked. (Compiled, only a settlement has annotations.)"""
+    kinds = {kind for cls in CLASSES for kind in fields_of(cls).values()}
     known = {"int", "bool", "int | None", "str", "list[int]", "tuple[int, ...]", "TimerKey"}
-    assert kinds in (known, {inspect.Parameter.empty})
+    assert kinds in (known, {inspect.Parameter.empty, "int", "str"})
+
+
+def test_a_settle_may_be_older_than_the_last_fields_of_a_settlement() -> None:
+    settle = from_wire(["Settle", 3, Outcome.REJECTED, "full"])
+    assert isinstance(settle, Settle)
+    assert settle.settlement == Settlement(Outcome.REJECTED, "full")
+    with pytest.raises(ConfigError, match="too few"):
+        from_wire(["Settle", 3])
 
 
 @pytest.mark.skipif(IS_COMPILED, reason="native constructors check, less strictly")
 @pytest.mark.parametrize("wrong", [None, True, 1.5, {}, [None], ["t", True], 2**63])
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 def test_no_field_takes_a_value_of_another_type(cls: type, wrong: object) -> None:
-    for place, (name, parameter) in enumerate(inspect.signature(cls).parameters.items(), start=1):
+    for place, (name, kind) in enumerate(fields_of(cls).items(), start=1):
         wire = made_up(cls)
         wire[place] = wrong
-        if wrong is True and parameter.annotation == "bool":
+        if wrong is True and kind == "bool":
             assert getattr(from_wire(wire), name) is True
             continue
-        if wrong is None and parameter.annotation == "int | None":
+        if wrong is None and kind == "int | None":
             assert getattr(from_wire(wire), name) is None
             continue
         with pytest.raises(ConfigError, match=rf"^a.log:7: {cls.__name__}.{name}: .*wrong type"):
@@ -116,12 +133,11 @@ def test_where_there_are_no_annotations_the_constructor_decides(
 
     Interpreted, the constructor decides nothing, so a missing integer comes through.
     """
-    kinds = {
-        (cls.__name__, name): wire_module._kind(parameter.replace(annotation=parameter.empty))
+    unannotated = {
+        cls.__name__: {name: wire_module._STRICT.get(name, "") for name in fields_of(cls)}
         for cls in CLASSES
-        for name, parameter in inspect.signature(cls).parameters.items()
     }
-    monkeypatch.setattr(wire_module, "_KINDS", kinds)
+    monkeypatch.setattr(wire_module, "_FIELDS", unannotated)
     for cls in CLASSES:
         assert to_wire(from_wire(made_up(cls))) == made_up(cls)
     if not IS_COMPILED:

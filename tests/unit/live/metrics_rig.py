@@ -15,28 +15,35 @@ from headgate.core.model import (
     Tier,
     Variant,
 )
-from headgate.core.states import Outcome, Rejection
+from headgate.core.states import Outcome, Rejection, Settlement
 from headgate.live.call import Call
 from headgate.live.telemetry import GaugeSnapshot, Metrics
 
 SLO_NS = 100 * MILLISECOND_NS
+MODELS, TENANTS = ("resnet", "echo"), ("ann", "bob")
+READINGS = GaugeSnapshot(
+    queue_depth={"resnet": 3},
+    inflight={"resnet": 5},
+    replicas={("resnet", "ready"): 2},
+    prediction_error_s={"resnet": -0.001},
+    cost_usd={("resnet", "ann", "dedicated", "usage"): 0.25},
+)
 
 
 def small_app(slo_ns: int = SLO_NS) -> App:
     """`resnet` with an SLO and `echo` without, for the tenants `ann` and `bob`."""
-    names = ("resnet", "echo")
     functions = tuple(
         Function(i, name, (Variant(i, f"{name}-cpu", i, (0,), Profile((MILLISECOND_NS,))),))
-        for i, name in enumerate(names)
+        for i, name in enumerate(MODELS)
     )
     return App(
         functions,
         (
-            Pipeline(0, names[0], (Stage(functions[0]),), Slo(slo_ns)),
-            Pipeline(1, names[1], (Stage(functions[1]),)),
+            Pipeline(0, MODELS[0], (Stage(functions[0]),), Slo(slo_ns)),
+            Pipeline(1, MODELS[1], (Stage(functions[1]),)),
         ),
         (Pool(0, "cpu", Tier.DEDICATED),),
-        (Client(0, "ann"), Client(1, "bob")),
+        tuple(Client(id, name) for id, name in enumerate(TENANTS)),
     )
 
 
@@ -50,15 +57,24 @@ def ended_call(
     reason: str = "",
     priority: int = 0,
     deadline_ms: int = 0,
+    model: str = "resnet",
+    tenant: str = "ann",
 ) -> Call:
-    """Return a settled request of `resnet` that arrived at a time; with an execution time of 0 it
-    was never run.
+    """Return a settled request that arrived at a time; with an execution time of 0 it was never
+    run.
     """
     deadline_ns = (at_ms + deadline_ms) * MILLISECOND_NS if deadline_ms else 0
-    call = Call(0, [], 1, lambda _: None, priority=priority, deadline_ns=deadline_ns)
+    call = Call(
+        MODELS.index(model),
+        [],
+        1,
+        lambda _: None,
+        client_id=TENANTS.index(tenant),
+        priority=priority,
+        deadline_ns=deadline_ns,
+    )
     call.arrived_ns = at_ms * MILLISECOND_NS
-    call.outcome = outcome
-    call.reason = reason
+    call.settlement = Settlement(outcome, reason)
     if execute_ms:
         call.began_ns = call.arrived_ns + queue_ms * MILLISECOND_NS
         call.ended_ns = call.began_ns + execute_ms * MILLISECOND_NS
@@ -67,24 +83,15 @@ def ended_call(
 
 
 def full_metrics() -> Metrics:
-    """Return metrics in which every family has a value."""
-    readings = GaugeSnapshot(
-        queue_depth={"resnet": 3},
-        inflight={"resnet": 5},
-        replicas={("resnet", "ready"): 2},
-        prediction_error_s={"resnet": -0.001},
-        cost_usd={("resnet", "ann", "dedicated", "usage"): 0.25},
-    )
-    metrics = Metrics(small_app(), lambda: readings, lambda: 1_090 * MILLISECOND_NS)
+    """Return metrics in which every family has a value; gauges are those of `READINGS`."""
+    metrics = Metrics(small_app(), lambda: 1_090 * MILLISECOND_NS)
+    metrics.settled(ended_call(Outcome.MET, queue_ms=20, execute_ms=30, batch_items=4))
     metrics.settled(
-        ended_call(Outcome.MET, queue_ms=20, execute_ms=30, batch_items=4), "resnet", "ann"
+        ended_call(Outcome.LATE, queue_ms=60, execute_ms=30, deadline_ms=50, tenant="bob")
     )
-    metrics.settled(
-        ended_call(Outcome.LATE, queue_ms=60, execute_ms=30, deadline_ms=50), "resnet", "bob"
-    )
-    metrics.settled(ended_call(Outcome.REJECTED, reason=Rejection.OVERLOADED), "resnet", "ann")
-    metrics.settled(ended_call(Outcome.EXPIRED, priority=-3), "resnet", "ann")
-    metrics.settled(ended_call(Outcome.CANCELLED), "echo", "bob")
+    metrics.settled(ended_call(Outcome.REJECTED, reason=Rejection.OVERLOADED))
+    metrics.settled(ended_call(Outcome.EXPIRED, priority=-3))
+    metrics.settled(ended_call(Outcome.CANCELLED, model="echo", tenant="bob"))
     metrics.cold_started("resnet", 700 * MILLISECOND_NS)
     metrics.responses.count("http", 429, "rate_limited")
     metrics.responses.count("grpc", "OK", "")

@@ -57,7 +57,7 @@ class Rig:
             hang_ns=hang_ns,
         )
 
-    def on_call_returned(self, pool_id: int, message: BatchRan) -> None:
+    def on_batch_ran(self, pool_id: int, message: BatchRan) -> None:
         self.ran.append(message)
 
     def on_event(self, event: Event) -> None:

@@ -14,7 +14,7 @@ from headgate.core.model import App, Function, Pipeline, Pool, Profile, Slo, Sta
 from headgate.core.policy import Policy, PolicyConfig, PolicyKind
 from headgate.core.records import Node, Request
 from headgate.core.scheduler.scheduler import Scheduler
-from headgate.core.states import Outcome
+from headgate.core.states import Outcome, Settlement
 from headgate.live.driver import Driver
 from headgate.policies import find_policy
 
@@ -115,7 +115,7 @@ def test_timer_never_fires_early() -> None:
         assert monotonic_ns() - began_ns >= 5 * MS
         (settled,) = rig.done
         assert isinstance(settled, Settle)
-        assert settled.outcome == Outcome.EXPIRED
+        assert settled.settlement.outcome == Outcome.EXPIRED
 
     asyncio.run(scenario())
 
@@ -136,8 +136,8 @@ class Rogue(Policy):
     """A policy that rejects twice."""
 
     def on_arrival(self, request: Request) -> None:
-        self.orders.reject(request, "no")
-        self.orders.reject(request, "and no again")
+        self.orders.reject(request, Settlement(Outcome.REJECTED, "no"))
+        self.orders.reject(request, Settlement(Outcome.REJECTED, "and no again"))
 
     def on_capacity(self, node: Node) -> None:
         pass

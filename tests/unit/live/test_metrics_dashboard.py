@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from metrics_rig import full_metrics
+from metrics_rig import READINGS, full_metrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from headgate.live.telemetry import Exposition
@@ -21,7 +21,7 @@ METRIC = re.compile(r"\b(?:headgate|process)_\w+")
 
 def exposed() -> dict[str, set[str]]:
     """Return every sample name with its labels, including those that Prometheus adds."""
-    text, _ = Exposition(full_metrics()).text()
+    text, _ = Exposition(full_metrics(), lambda: READINGS).text()
     return {
         sample.name: {*sample.labels, "instance", "job"}
         for family in text_string_to_metric_families(text.decode())

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 import pytest
-from metrics_rig import SLO_NS, ended_call, full_metrics, small_app
+from metrics_rig import READINGS, SLO_NS, ended_call, full_metrics, small_app
 from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
 from prometheus_client.parser import text_string_to_metric_families as parse_text
@@ -19,7 +19,7 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def scraped(metrics: Metrics, accept: str = "") -> Samples:
-    text, media_type = Exposition(metrics).text(accept)
+    text, media_type = Exposition(metrics, lambda: READINGS).text(accept)
     is_open = "openmetrics" in media_type
     assert is_open == bool(accept)
     parse = parse_open if is_open else parse_text
@@ -107,7 +107,7 @@ def test_hostile_names_are_escaped() -> None:
     """Names come from users: quotes, newlines and backslashes are escaped."""
     metrics = Metrics(small_app())
     reason = 'say "no"\n\\'
-    metrics.settled(ended_call(Outcome.REJECTED, reason=reason), "resnet", "ann")
+    metrics.settled(ended_call(Outcome.REJECTED, reason=reason))
     name = "headgate_admission_rejections_total"
     assert value(scraped(metrics), name, model="resnet", reason=reason) == 1
     assert value(scraped(metrics, OPEN_METRICS), name, model="resnet", reason=reason) == 1

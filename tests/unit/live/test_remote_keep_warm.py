@@ -195,7 +195,7 @@ def test_breaker_state_is_reported() -> None:
     assert breakers(Scheduler(make_app(), KIND).view) == {"cloud": "closed"}
     spill = FaasPoolGauges(1, "breaker", 3, {"finished": 5, "throttled": 2}, 4, 0.25)
     readings = GaugeSnapshot(faas_pools={"cloud": spill})
-    text = Exposition(Metrics(make_app(), lambda: readings)).text()[0].decode()
+    text = Exposition(Metrics(make_app()), lambda: readings).text()[0].decode()
     for line in (
         'headgate_spill_breaker_state{pool="cloud"} 1.0',
         'headgate_spill_open{pool="cloud"} 0.0',

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -32,6 +32,8 @@ from headgate.live.ipc.messages import (
 from headgate.live.ipc.shared_memory import Arena
 from headgate.live.ipc.worker_link import WorkerLink
 from headgate.live.runtime import Runtime
+from headgate.live.telemetry import Metrics
+from headgate.live.telemetry.spans import SpanTracer
 
 NODE = NodeSpec(0, 0, "n1", [])
 SPEC = {
@@ -62,7 +64,7 @@ class FakeLink:
         self.ran.append(message)
         results = [TaskResult(task.task_id, []) for task in message.tasks]
         ran = BatchRan(message.batch_id, 1, 2, results)
-        asyncio.get_running_loop().call_soon(self.runtime.on_batch_ran, cast(WorkerLink, self), ran)
+        asyncio.get_running_loop().call_soon(self.runtime.on_batch_ran, 0, ran)
 
     def send_action(self, wire: Wire) -> None:
         assert wire[0] == "StartInstance"
@@ -71,18 +73,17 @@ class FakeLink:
 
 
 class Rig:
-    def __init__(self, tmp_path: Path, **hooks: Callable[[Call], None]) -> None:
-        spec = from_spec(SPEC, "app.yaml").spec
-        self.faults: Counter[str] = Counter()
+    def __init__(self, tmp_path: Path, tracer: SpanTracer | None = None) -> None:
+        config = from_spec(SPEC, "app.yaml")
+        spec = config.spec
+        self.metrics = Metrics(config.app)
         self.runtime = Runtime(
             tmp_path,
             Deployment(cast(dict[str, Any], spec), str(tmp_path), [NODE]),
             arena_bytes=65_536,
             log_path=None,
-            on_submitted=hooks.get("submitted"),
-            on_settled=hooks.get("settled", lambda call: None),
-            on_cold_start=lambda function, duration_ns: None,
-            count_fault=lambda kind: self.faults.update([kind]),
+            metrics=self.metrics,
+            tracer=tracer,
         )
         self.link = FakeLink(self.runtime)
         self.answered: list[Call] = []
@@ -105,21 +106,31 @@ class Rig:
         calls = [self.call() for _ in range(count)]
         await self.until(lambda: not self.runtime.open_requests())
         assert sorted(call.request_id for call in self.answered) == [c.request_id for c in calls]
-        return [call.outcome for call in calls]
+        return [outcome_of(call) for call in calls]
+
+
+def outcome_of(call: Call) -> int | None:
+    return None if call.settlement is None else call.settlement.outcome
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("hook", ["submitted", "settled"])
-def test_failing_observers_change_nothing(tmp_path: Path, hook: str) -> None:
+@pytest.mark.parametrize("broken", ["trace", "metrics"])
+def test_failing_observers_change_nothing(
+    tmp_path: Path, broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Traces and metrics: the response is sent as usual."""
+    if broken == "metrics":
+        monkeypatch.setattr(Metrics, "settled", boom)
 
     async def scenario() -> None:
-        rig = Rig(tmp_path, **{hook: boom})
+        begin = boom if broken == "trace" else print
+        tracer = SimpleNamespace(begin=begin, end=lambda call: None)
+        rig = Rig(tmp_path, cast(SpanTracer, tracer))
         assert await rig.serve(20) == [Outcome.MET] * 20
-        assert rig.faults == {"trace" if hook == "submitted" else "metrics": 20}
+        assert rig.metrics.faults == {broken: 20}
         await rig.runtime.stop()
 
     run(scenario)
@@ -131,7 +142,7 @@ def test_failing_front_end_does_not_affect_others(tmp_path: Path) -> None:
         observed: list[int | None] = []
 
         def breaks_once(call: Call) -> None:
-            observed.append(call.outcome)
+            observed.append(outcome_of(call))
             if len(observed) == 1:
                 boom()
 
@@ -142,7 +153,7 @@ def test_failing_front_end_does_not_affect_others(tmp_path: Path) -> None:
             rig.call()
         await rig.until(lambda: len(rig.answered) == 10)
         await rig.until(lambda: len(observed) == 2)
-        assert [call.outcome for call in rig.answered] == [Outcome.MET] * 10
+        assert [outcome_of(call) for call in rig.answered] == [Outcome.MET] * 10
         # the second time it is asked to answer with 500
         assert observed == [Outcome.MET, Outcome.FAILED]
         refused = error_of(broken, GatewayConfig(), b"")
@@ -158,7 +169,7 @@ def test_unsent_batch_is_retried(tmp_path: Path) -> None:
         rig = Rig(tmp_path)
         rig.link.breaks = 3
         assert await rig.serve(6) == [Outcome.MET] * 6
-        assert rig.faults == {"dispatch": 3}
+        assert rig.metrics.faults == {"dispatch": 3}
         await rig.runtime.stop()
 
     run(scenario)
@@ -180,7 +191,7 @@ def test_result_that_cannot_be_stored_fails_its_own_call(
         outcomes = await rig.serve(5)
         met = Outcome.MET
         assert outcomes == [met, met, Outcome.FAILED, met, met]
-        assert rig.faults == {"result": 1}
+        assert rig.metrics.faults == {"result": 1}
         await rig.runtime.stop()
 
     run(scenario)
@@ -240,7 +251,7 @@ class BrokenListener:
     def __init__(self) -> None:
         self.reports: list[object] = []
 
-    def on_batch_ran(self, link: WorkerLink, message: BatchRan) -> None:
+    def on_batch_ran(self, pool_id: int, message: BatchRan) -> None:
         boom()
 
     def on_event(self, event: object) -> None:

@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from metrics_rig import ended_call
+from metrics_rig import MODELS, ended_call
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -18,7 +18,7 @@ from headgate.core.errors import ConfigError
 from headgate.core.states import Outcome, Rejection
 from headgate.live.call import Call
 from headgate.live.telemetry.spans import SpanTracer, make_provider
-from headgate.live.telemetry.tracing import NoTracer, make_tracer
+from headgate.live.telemetry.tracing import make_tracer
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
@@ -28,9 +28,9 @@ def traced(call: Call, traceparent: str | None = None) -> dict[str, ReadableSpan
     exporter = InMemorySpanExporter()
     provider = make_provider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    tracer = SpanTracer(provider)
+    tracer = SpanTracer(provider, MODELS)
     tracer.begin(call, traceparent)
-    tracer.end(call, "resnet")
+    tracer.end(call)
     tracer.close()
     assert call.trace is None
     return {span.name: span for span in exporter.get_finished_spans()}
@@ -111,12 +111,7 @@ def test_service_name_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
     ],
 )
 def test_tracing_is_off_by_default(environment: dict[str, str]) -> None:
-    tracer = make_tracer(environment)
-    assert isinstance(tracer, NoTracer) and not tracer.is_enabled
-    call = ended_call(Outcome.MET)
-    tracer.begin(call)
-    tracer.end(call, "resnet")
-    assert call.trace is None
+    assert make_tracer(MODELS, environment) is None
 
 
 @pytest.mark.parametrize(
@@ -127,8 +122,8 @@ def test_tracing_is_off_by_default(environment: dict[str, str]) -> None:
     ],
 )
 def test_tracing_is_enabled_by_variables(environment: dict[str, str]) -> None:
-    tracer = make_tracer(environment)
-    assert tracer.is_enabled
+    tracer = make_tracer(MODELS, environment)
+    assert tracer is not None
     tracer.close()
 
 
@@ -136,7 +131,7 @@ def test_unknown_exporter_is_an_error() -> None:
     with pytest.raises(
         ConfigError, match="OTEL_TRACES_EXPORTER: 'pigeon': is not an installed exporter"
     ):
-        make_tracer({"OTEL_TRACES_EXPORTER": "pigeon"})
+        make_tracer(MODELS, {"OTEL_TRACES_EXPORTER": "pigeon"})
 
 
 def test_missing_extra_disables_tracing(
@@ -145,13 +140,13 @@ def test_missing_extra_disables_tracing(
     """Whole clusters set these variables: a warning is logged, and the server runs."""
     monkeypatch.delitem(sys.modules, "headgate.live.telemetry.spans")
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    assert not make_tracer({"OTEL_TRACES_EXPORTER": "console"}).is_enabled
+    assert make_tracer(MODELS, {"OTEL_TRACES_EXPORTER": "console"}) is None
     assert "headgate[otel]" in caplog.text
 
 
 def test_opentelemetry_is_not_imported_without_tracing() -> None:
     code = (
-        "import sys, headgate.live.telemetry.tracing as t; t.make_tracer({});"
+        "import sys, headgate.live.telemetry.tracing as t; t.make_tracer([], {});"
         "assert not any(name.startswith('opentelemetry') for name in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

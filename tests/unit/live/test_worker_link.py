@@ -39,7 +39,7 @@ class RecordingListener:
         self.order: list[str] = []
         self.outputs: list[bytes] = []
 
-    def on_batch_ran(self, link: WorkerLink, message: BatchRan) -> None:
+    def on_batch_ran(self, pool_id: int, message: BatchRan) -> None:
         self.order.append(f"ran {message.batch_id}")
         for result in message.results:
             self.outputs += [bytes(cast(memoryview, tensor.data)) for tensor in result.outputs]

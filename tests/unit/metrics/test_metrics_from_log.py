@@ -23,7 +23,7 @@ from headgate.core.events import (
 )
 from headgate.core.model import App, Client, Function, Pipeline, Pool, Profile, Slo, Stage, Variant
 from headgate.core.records import STAGES_MAX
-from headgate.core.states import Outcome
+from headgate.core.states import Outcome, Settlement
 from headgate.metrics.calibration import VALUES_MAX, calibrate, calibrated, quantile_bin_means
 from headgate.metrics.from_log import LoggedColumns, read_columns
 
@@ -59,10 +59,14 @@ def day() -> LoggedColumns:
         (0, NodeJoined(0, 0, "local1"), [StartInstance(0, 0, 0, 0)]),
         (5, RequestArrived(0, 0), [dispatch(0, 0)]),
         (30, InstanceStarted(0, 0), []),
-        (42, BatchFinished(0), [Settle(0, Outcome.MET)]),
+        (42, BatchFinished(0), [Settle(0, Settlement(Outcome.MET))]),
         (50, RequestArrived(1, 0), []),
         (50, RequestArrived(2, 0, deadline_ns=BEGINS_NS + 60 * MS), [dispatch(1, 1, 2)]),
-        (80, BatchFinished(1), [Settle(1, Outcome.MET), Settle(2, Outcome.LATE)]),
+        (
+            80,
+            BatchFinished(1),
+            [Settle(1, Settlement(Outcome.MET)), Settle(2, Settlement(Outcome.LATE))],
+        ),
         (90, RequestArrived(3, 0), [dispatch(2, 3)]),
         (95, BatchFailed(2, "broken"), [dispatch(3, 3)]),
     )
@@ -102,7 +106,7 @@ def test_an_empty_log_and_one_with_unknown_ids() -> None:
     assert calibrate(APP, read().batches) == []
     with pytest.raises(ConfigError, match="pipeline: 7: does not exist"):
         read((0, RequestArrived(0, 7), []))
-    settled_twice = read((0, BatchFinished(9), [Settle(4, Outcome.MET)]))
+    settled_twice = read((0, BatchFinished(9), [Settle(4, Settlement(Outcome.MET))]))
     assert len(settled_twice.requests) == 0
 
 

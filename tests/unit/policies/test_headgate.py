@@ -7,7 +7,7 @@ from headgate.core.event_log import to_wire
 from headgate.core.events import BatchFinished, Event, InstanceStarted, NodeJoined, RequestArrived
 from headgate.core.model import App, Client, Function, Pipeline, Pool, Profile, Slo, Stage, Variant
 from headgate.core.scheduler.scheduler import Scheduler
-from headgate.core.states import Outcome, Rejection
+from headgate.core.states import Outcome, Rejection, Settlement
 from headgate.policies import find_policy
 
 MS = 1_000_000
@@ -75,7 +75,7 @@ def sent(actions: list[Action]) -> list[tuple[list[int], int | None]]:
 
 
 def outcomes(actions: list[Action]) -> list[int]:
-    return [a.outcome for a in actions if isinstance(a, Settle)]
+    return [a.settlement.outcome for a in actions if isinstance(a, Settle)]
 
 
 TEN = Profile(exec_ns=(10 * MS,))
@@ -144,10 +144,10 @@ def test_a_request_predicted_to_be_late_is_rejected_with_the_prediction() -> Non
     assert [outcomes(rig.ask(0)) for _ in range(2)] == [[], []]
     (rejected,) = rig.ask(0)
     assert isinstance(rejected, Settle)
-    assert rejected.outcome == Outcome.REJECTED
-    assert rejected.reason == Rejection.OVERLOADED
     # It may wait for four fifths of the 15 ms that its own 10 ms leave; it would wait for 20 ms.
-    assert (rejected.predicted_ns, rejected.retry_ns) == (30 * MS, 8 * MS)
+    assert rejected.settlement == Settlement(
+        Outcome.REJECTED, Rejection.OVERLOADED, predicted_ns=30 * MS, retry_ns=8 * MS
+    )
 
 
 def test_what_would_be_late_even_alone_is_infeasible() -> None:
@@ -156,8 +156,9 @@ def test_what_would_be_late_even_alone_is_infeasible() -> None:
     assert sent(rig.ask(0, deadline_ms=9)) == [([0], 0)]
     (rejected,) = rig.ask(0, deadline_ms=9)
     assert isinstance(rejected, Settle)
-    assert (rejected.reason, rejected.predicted_ns) == (Rejection.INFEASIBLE, 10 * MS)
-    assert rejected.retry_ns == 0
+    assert rejected.settlement == Settlement(
+        Outcome.REJECTED, Rejection.INFEASIBLE, predicted_ns=10 * MS, retry_ns=0
+    )
 
 
 def test_what_is_to_be_warm_is_started_when_a_node_joins() -> None:

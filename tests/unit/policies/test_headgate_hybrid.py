@@ -50,7 +50,7 @@ def kept(rig: HybridRig) -> int:
 
 
 def settled(actions: list[Action]) -> list[tuple[int, str]]:
-    return [(a.outcome, a.reason) for a in actions if isinstance(a, Settle)]
+    return [(a.settlement.outcome, a.settlement.reason) for a in actions if isinstance(a, Settle)]
 
 
 def arrive(rig: HybridRig, deadline_ms: int = 0) -> list[Action]:

@@ -7,6 +7,7 @@ from dataclasses import is_dataclass
 
 import pytest
 
+from headgate.core.actions import Settle
 from headgate.core.clock import MILLISECOND_NS
 from headgate.core.events import NodeJoined, RequestArrived, RequestCancelled
 from headgate.core.model import App, Function, Pipeline, Pool, Profile, Stage, Variant
@@ -64,6 +65,7 @@ def test_those_that_still_wait_are_served_in_their_order(policy: str) -> None:
         scheduler.handle(request_id, RequestArrived(request_id, 0))
     for request_id in range(0, 100, 2):
         (settle,) = scheduler.handle(200, RequestCancelled(request_id))
-        assert getattr(settle, "outcome", None) == Outcome.CANCELLED
+        assert isinstance(settle, Settle)
+        assert settle.settlement.outcome == Outcome.CANCELLED
     actions = scheduler.handle(300, NodeJoined(0, 0, "gpu1"))
     assert [a.task_ids for a in actions if hasattr(a, "task_ids")] == [[256]]

@@ -276,8 +276,9 @@ class EventFormatter:
             case CancelTimer():
                 return f"cancel timer {action.key[0]} {action.key[1]}"
             case Settle():
-                reason = f": {action.reason}" if action.reason else ""
-                outcome = _name(OUTCOME_NAMES, action.outcome)
+                settlement = action.settlement
+                reason = f": {settlement.reason}" if settlement.reason else ""
+                outcome = _name(OUTCOME_NAMES, settlement.outcome)
                 return f"settle request {action.request_id}, {outcome}{reason}"
             case ReportFault():
                 return f"fault of the policy in {action.hook}: {action.error}"

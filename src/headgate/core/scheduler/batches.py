@@ -30,8 +30,6 @@ from headgate.core.states import (
     Failure,
     InstanceState,
     NodeState,
-    Outcome,
-    Rejection,
     RequestState,
     TaskState,
 )
@@ -328,8 +326,7 @@ class BatchHandlers:
         if request.state != RequestState.OPEN:
             return
         if task.function.id in self._view.unloadable:
-            retry_ns = self._view.load_retry_ns(request.pipeline)
-            self._requests.settle_early(request, Outcome.FAILED, Rejection.LOAD_FAILED, retry_ns)
+            self._requests.fail_unloadable(request)
             return
         if task.must_run_alone and self._view.suspects.get(task.function.id) is not task:
             self._quarantine.hold(task)

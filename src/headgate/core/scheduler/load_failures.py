@@ -27,8 +27,6 @@ from headgate.core.scheduler.state import InstanceWriter, StateWriter
 from headgate.core.states import (
     InstanceState,
     NodeState,
-    Outcome,
-    Rejection,
     RequestState,
     TaskState,
 )
@@ -215,10 +213,7 @@ class LoadFailures:
                 continue
             for task in request.tasks:
                 if task.state in _WAITING and task.function.id in function_ids:
-                    retry_ns = view.load_retry_ns(request.pipeline)
-                    self._requests.settle_early(
-                        request, Outcome.FAILED, Rejection.LOAD_FAILED, retry_ns
-                    )
+                    self._requests.fail_unloadable(request)
                     break
         self._hooks.offer_nodes()
 

@@ -6,7 +6,7 @@ it does not need; a request with a hard deadline expires if the deadline passes 
 
 from __future__ import annotations
 
-from typing import final
+from typing import Final, final
 
 from headgate.core.errors import DriverError, PolicyError
 from headgate.core.events import RequestAnnounced, RequestArrived, RequestCancelled
@@ -15,8 +15,8 @@ from headgate.core.policy import Policy, overrides
 from headgate.core.records import STAGES_MAX, Batch, Request, Task
 from headgate.core.scheduler.state import StateWriter
 from headgate.core.states import (
-    OUTCOME_LATE,
-    OUTCOME_MET,
+    LATE,
+    MET,
     REQUEST_OPEN,
     TASK_BLOCKED,
     TASK_DONE,
@@ -24,10 +24,14 @@ from headgate.core.states import (
     Failure,
     Outcome,
     Rejection,
-    RequestState,
+    Settlement,
     TaskState,
 )
 from headgate.core.view import View
+
+_CANCELLED: Final = Settlement(Outcome.CANCELLED, "cancelled by the client")
+_OVERDUE: Final = Settlement(Outcome.EXPIRED, "deadline passed while waiting")
+_POLICY_FAULT: Final = Settlement(Outcome.FAILED, Failure.POLICY_FAULT)
 
 
 @final
@@ -73,7 +77,7 @@ class RequestHandlers:
         )
         view.requests[request_id] = request
         if len(view.requests) > self._open_max:
-            self._reject(request, Rejection.FULL, 0)
+            self._reject(request, Rejection.FULL)
             return
         if view.unloadable:
             retry_ns = view.load_retry_ns(pipeline)
@@ -81,7 +85,7 @@ class RequestHandlers:
                 self._reject(request, Rejection.LOAD_FAILED, retry_ns)
                 return
         if event.payload_bytes > self._payload_bytes_max[event.pipeline]:
-            self._reject(request, Rejection.TOO_LARGE, 0)
+            self._reject(request, Rejection.TOO_LARGE)
             return
         if self._has_arrival_hook:
             try:
@@ -89,7 +93,7 @@ class RequestHandlers:
             except Exception as error:
                 self.fault("on_arrival", error)
                 if request.state == REQUEST_OPEN:
-                    self.settle_early(request, Outcome.FAILED, Failure.POLICY_FAULT)
+                    self.settle_early(request, _POLICY_FAULT)
             if request.state != REQUEST_OPEN:
                 return
         if event.is_hard or slo.is_hard:
@@ -103,9 +107,9 @@ class RequestHandlers:
                 except Exception as error:
                     self.fault("on_task_ready", error, task)
 
-    def _reject(self, request: Request, reason: str, retry_ns: int) -> None:
+    def _reject(self, request: Request, reason: str, retry_ns: int = 0) -> None:
         """Reject a request without `on_arrival`; a clairvoyant policy may be waiting for it."""
-        self._state.settle(request, Outcome.REJECTED, reason, retry_ns=retry_ns)
+        self._state.settle(request, Settlement(Outcome.REJECTED, reason, retry_ns=retry_ns))
         try:
             self._policy.on_rejected_early(request.id, request.pipeline.id)
         except Exception as error:
@@ -132,7 +136,7 @@ class RequestHandlers:
         if request is None:  # the response and the cancellation crossed
             self._view.events_ignored += 1
             return
-        self.settle_early(request, Outcome.CANCELLED, "cancelled by the client")
+        self.settle_early(request, _CANCELLED)
 
     def task_done(self, task: Task, batch: Batch, unsure: tuple[int, ...]) -> None:
         """Complete a running task after its first successful attempt."""
@@ -143,12 +147,12 @@ class RequestHandlers:
         request.tasks_left -= 1
         if request.tasks_left == 0:
             is_late = self._view.now_ns > request.deadline_ns
-            self._state.settle(request, OUTCOME_LATE if is_late else OUTCOME_MET)
+            self._state.settle(request, LATE if is_late else MET)
             return
         task.pool_id = batch.pool.id
         task.node_id = None if batch.node is None else batch.node.id
         self._unblock_successors(task, task.id in unsure)
-        if request.state == RequestState.OPEN:
+        if request.state == REQUEST_OPEN:
             self.expire_if_overdue(request)
 
     def _unblock_successors(self, task: Task, is_unsure: bool) -> None:
@@ -167,7 +171,7 @@ class RequestHandlers:
                     self._policy.on_task_ready(successor)
                 except Exception as error:
                     self.fault("on_task_ready", error, successor)
-            if request.state != RequestState.OPEN:
+            if request.state != REQUEST_OPEN:
                 return
 
     def _skip(self, task: Task) -> None:
@@ -177,7 +181,7 @@ class RequestHandlers:
         request.tasks_left -= 1
         if request.tasks_left == 0:
             is_late = self._view.now_ns > request.deadline_ns
-            self._state.settle(request, OUTCOME_LATE if is_late else OUTCOME_MET)
+            self._state.settle(request, LATE if is_late else MET)
         else:
             self._unblock_successors(task, is_unsure=False)
 
@@ -200,20 +204,27 @@ class RequestHandlers:
             for task in request.tasks:
                 if task.state == TaskState.RUNNING:
                     return
-            self.settle_early(request, Outcome.EXPIRED, "deadline passed while waiting")
+            self.settle_early(request, _OVERDUE)
 
     def fail_task(self, task: Task, reason: str) -> None:
         """Fail the request of a task that has no successful attempt and gets no other."""
         task.state = TaskState.DROPPED  # it is in no queue of the policy: no `on_task_withdrawn`
-        self.settle_early(task.request, Outcome.FAILED, reason)
+        self.settle_early(task.request, Settlement(Outcome.FAILED, reason))
+
+    def fail_unloadable(self, request: Request) -> None:
+        """Fail a request that needs a function which cannot be loaded."""
+        retry_ns = self._view.load_retry_ns(request.pipeline)
+        self.settle_early(
+            request, Settlement(Outcome.FAILED, Rejection.LOAD_FAILED, retry_ns=retry_ns)
+        )
 
     def _is_overdue(self, request: Request) -> bool:
         return request.is_hard and self._view.now_ns >= request.deadline_ns
 
-    def settle_early(self, request: Request, outcome: int, reason: str, retry_ns: int = 0) -> None:
+    def settle_early(self, request: Request, settlement: Settlement) -> None:
         """Settle a request with unfinished tasks, and withdraw its ready tasks from the policy."""
         waiting = [task for task in request.tasks if task.state == TaskState.READY]
-        self._state.settle(request, outcome, reason, retry_ns=retry_ns)
+        self._state.settle(request, settlement)
         for task in waiting:
             try:
                 self._policy.on_task_withdrawn(task)
@@ -237,7 +248,7 @@ class RequestHandlers:
     def fail_if_ready(self, task: Task) -> None:
         """Fail a task that the policy may have lost, unless it is running or dropped."""
         if task.state == TASK_READY:
-            self.settle_early(task.request, Outcome.FAILED, Failure.POLICY_FAULT)
+            self.settle_early(task.request, _POLICY_FAULT)
 
 
 def payload_bytes_max(app: App, pipeline: Pipeline) -> int:

@@ -47,6 +47,7 @@ from headgate.core.states import (
     InstanceState,
     NodeState,
     Residency,
+    Settlement,
     TaskState,
 )
 from headgate.core.view import View, is_evictable, is_free
@@ -230,19 +231,11 @@ class StateWriter:
         self.view.free_nodes.pop(node.id, None)
         self.set_timer(("unblock", node.id), until_ns)
 
-    def settle(
-        self,
-        request: Request,
-        outcome: int,
-        reason: str = "",
-        predicted_ns: int = 0,
-        retry_ns: int = 0,
-    ) -> None:
+    def settle(self, request: Request, settlement: Settlement) -> None:
         """Settle a request with its one outcome, and drop its unfinished tasks."""
         request.state = REQUEST_SETTLED
-        request.outcome = outcome
         del self.view.requests[request.id]
-        self.actions.append(Settle(request.id, outcome, reason, predicted_ns, retry_ns))
+        self.actions.append(Settle(request.id, settlement))
         if request.is_hard:
             self.cancel_timer(("deadline", request.id))
         if request.tasks_left:

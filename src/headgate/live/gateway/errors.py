@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from headgate.core.states import Settlement
+
 SHUTDOWN_MESSAGE: Final = "the server shut down before the request was completed"
 
 
@@ -25,8 +27,8 @@ class RequestError(Exception):
         *,
         reason: str = "",
         retry_ns: int = 0,
-        predicted_ns: int = 0,
         deadline_ns: int = 0,
+        settlement: Settlement | None = None,
         allow: str = "",
         closes: bool = False,
     ) -> None:
@@ -35,8 +37,8 @@ class RequestError(Exception):
         self.message = message
         self.reason = reason
         self.retry_ns = retry_ns  # when to retry; 0: a retry would not help, or nobody can tell
-        self.predicted_ns = predicted_ns  # latency that was predicted for the request
         self.deadline_ns = deadline_ns  # latency that the deadline allowed
+        self.settlement = settlement  # of a request that the Scheduler rejected
         self.allow = allow  # methods that the path has, for a 405
         self.closes = closes
 

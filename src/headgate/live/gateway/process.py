@@ -26,7 +26,7 @@ import msgspec
 from headgate.config import ServeSpec
 from headgate.core.errors import ConfigError
 from headgate.functions.tensor import format_spec
-from headgate.live.call import Call, GatewayPhase, ServedModel, problems
+from headgate.live.call import GatewayPhase, ServedModel, problems
 from headgate.live.deployment import read_deployment
 from headgate.live.gateway.access_log import AccessLog
 from headgate.live.gateway.config import gateway_config
@@ -34,7 +34,7 @@ from headgate.live.gateway.context import GatewayContext
 from headgate.live.gateway.http.server import HttpServer
 from headgate.live.model_registry import LoadsNeeded
 from headgate.live.runtime import Runtime
-from headgate.live.telemetry import Exposition, GaugeSnapshot, Metrics
+from headgate.live.telemetry import Exposition, Metrics
 from headgate.live.telemetry.tracing import make_tracer
 from headgate.system.child_process import (
     kill_groups_and_exit,
@@ -83,9 +83,9 @@ class GatewayProcess:
         self._http_fd = http_fd
         self._listens_when_ready = listens_when_ready
         self._pipe_fd = pipe_fd
-        self._metrics = Metrics(app_config.app, self._readings)
-        self._exposition = Exposition(self._metrics)
-        self._tracer = make_tracer()
+        self._models = [pipeline.name for pipeline in app_config.app.pipelines]
+        self._metrics = Metrics(app_config.app)
+        self._tracer = make_tracer(self._models)
         self._runtime = Runtime(
             run_dir,
             deployment,
@@ -93,13 +93,10 @@ class GatewayProcess:
             log_path=log_path,
             is_log_required=not listens_when_ready,
             loads_needed=loads_needed,
-            on_submitted=self._tracer.begin if self._tracer.is_enabled else None,
-            on_settled=self._settled,
-            on_cold_start=self._metrics.cold_started,
-            count_fault=self._metrics.fault,
+            metrics=self._metrics,
+            tracer=self._tracer,
         )
-        self._models = [pipeline.name for pipeline in app_config.app.pipelines]
-        self._tenants = [client.name for client in app_config.app.clients]
+        self._exposition = Exposition(self._metrics, self._runtime.gauge_snapshot)
         self._url = ""
         self._grpc_address = ""
         self._grpc: GrpcServer | None = None
@@ -122,7 +119,7 @@ class GatewayProcess:
         config = gateway_config(self._app_config)
         server = HttpServer(self._runtime, config, self._exposition.text, self._metrics.responses)
         if self._app_config.serve.access_log:
-            server.context.access_log = AccessLog(self._models, self._tenants)
+            server.context.access_log = AccessLog(self._models, self._metrics.tenants)
         self._runtime.start()
         serve_task = asyncio.create_task(self._serve(server))
         signalled = asyncio.create_task(self._signals.get())
@@ -150,7 +147,8 @@ class GatewayProcess:
                 task.cancel()
             server.close()
             await self._runtime.stop()
-            self._tracer.close()
+            if self._tracer is not None:
+                self._tracer.close()
         if self._orphaned.is_set():
             self._end_orphaned()
         return 0
@@ -204,15 +202,6 @@ class GatewayProcess:
         port = await server.start(serve.host, serve.grpc_port, certificate, key)
         self._grpc_address = f"{_url_host(serve.host)}:{port}"
         return server
-
-    def _settled(self, call: Call) -> None:
-        model = self._models[call.pipeline_id]
-        self._metrics.settled(call, model, self._tenants[call.client_id])
-        if self._tracer.is_enabled:
-            self._tracer.end(call, model)
-
-    def _readings(self) -> GaugeSnapshot:
-        return self._runtime.gauge_snapshot()
 
     async def _shut_down(self, server: HttpServer, number: signal.Signals) -> None:
         """Report not-ready and keep serving (lame duck), then refuse new requests and drain.

@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping
 from typing import Final, final
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 from msgspec.json import encode
 
 from headgate.functions.tensor import TensorSpec
@@ -65,6 +65,16 @@ def sagemaker_rules() -> dict[str, Rule]:
 
 
 @final
+class ServiceErrorJson(Struct, gc=False):
+    """The body of an error of the service; all fields for an error of the model."""
+
+    Message: str
+    OriginalStatusCode: int | UnsetType = UNSET
+    OriginalMessage: str | UnsetType = UNSET
+    LogStreamArn: str | UnsetType = UNSET
+
+
+@final
 class SageMakerFormat:
     """Responses in the format of the body; errors of a container, or of the service."""
 
@@ -87,11 +97,11 @@ class SageMakerFormat:
         if not self._is_endpoint:
             return error.status, JSON_HEADER, error_json(error, request_id)
         status, kind = _service_error(error)
-        body: dict[str, object] = {"Message": error.message}
+        body = ServiceErrorJson(error.message)
         if kind == "ModelError":
-            body["OriginalStatusCode"] = error.status
-            body["OriginalMessage"] = error_json(error, request_id).decode()
-            body["LogStreamArn"] = ""
+            body.OriginalStatusCode = error.status
+            body.OriginalMessage = error_json(error, request_id).decode()
+            body.LogStreamArn = ""
         return status, JSON_HEADER + b"x-amzn-ErrorType: %b\r\n" % kind.encode(), encode(body)
 
 

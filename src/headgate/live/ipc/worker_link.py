@@ -52,7 +52,7 @@ _LOG: Final = logging.getLogger(__name__)
 class WorkerListener(Protocol):
     """Receives the messages of workers."""
 
-    def on_batch_ran(self, link: WorkerLink, message: BatchRan) -> None:
+    def on_batch_ran(self, pool_id: int, message: BatchRan) -> None:
         """Handle the results of a batch. The listener owns the tensors."""
 
     def on_event(self, event: Event) -> None:
@@ -408,7 +408,7 @@ class WorkerLink(asyncio.Protocol):
         if offsets:
             self._send(Release(offsets))
         try:
-            self._listener.on_batch_ran(self, message)
+            self._listener.on_batch_ran(self.node.pool_id, message)
         except Exception:
             self._listener_failed(message.batch_id)
 

@@ -161,7 +161,7 @@ CallResult: TypeAlias = Done | Failed | Refused | Lost
 class RemoteCallListener(Protocol):
     """Receives the results of calls."""
 
-    def on_call_returned(self, pool_id: int, message: BatchRan) -> None:
+    def on_batch_ran(self, pool_id: int, message: BatchRan) -> None:
         """Handle the results of a batch. The listener owns the tensors."""
 
     def on_event(self, event: Event) -> None:
@@ -304,7 +304,7 @@ class RemotePool:
         ]
         ended_ns = monotonic_ns()
         ran = BatchRan(call.batch_id, ended_ns - took_ns, ended_ns, results)
-        self._listener.on_call_returned(self.pool.id, ran)
+        self._listener.on_batch_ran(self.pool.id, ran)
 
 
 @final

@@ -114,51 +114,20 @@ class GaugeSnapshot:
 HTTP: Final = "http"
 GRPC: Final = "grpc"
 
+REJECTIONS: Final = tuple(text for name, text in vars(Rejection).items() if name.isupper())
 # The possible values of the label `reason`. Any other becomes `other`: a function, a policy or a
 # client must not be able to create time series.
 REASONS: Final = frozenset(
-    {
-        Rejection.OVERLOADED,
-        Rejection.UNFAIR,
-        Rejection.INFEASIBLE,
-        Rejection.UNAVAILABLE,
-        Rejection.FULL,
-        Rejection.LOAD_FAILED,
-        "answer_too_large",
-        "answers",
-        "client_gone",
-        "codec_busy",
-        "codec_lost",
-        "codec_timeout",
-        "concurrency_limited",
-        "connections",
-        "deadline_exceeded",
-        "draining",
-        "failed",
-        "function_failed",
-        "function_refused",
-        "internal",
-        "invalid",
-        "malformed",
-        "memory",
-        "method_not_allowed",
-        "no_message",
-        "not_acceptable",
-        "not_ready",
-        "policy_fault",
-        "rate_limited",
-        "refused",
-        "slow",
-        "starting",
-        "too_large",
-        "too_many_rpcs",
-        "unauthenticated",
-        "unknown_method",
-        "unknown_model",
-        "unknown_path",
-        "unsupported",
+    (
+        *REJECTIONS,
+        *("answer_too_large", "answers", "client_gone", "codec_busy", "codec_lost"),
+        *("codec_timeout", "concurrency_limited", "connections", "deadline_exceeded", "draining"),
+        *("failed", "function_failed", "function_refused", "internal", "invalid", "malformed"),
+        *("memory", "method_not_allowed", "no_message", "not_acceptable", "not_ready"),
+        *("policy_fault", "rate_limited", "refused", "slow", "starting", "too_many_rpcs"),
+        *("unauthenticated", "unknown_method", "unknown_model", "unknown_path", "unsupported"),
         "worker_lost",
-    }
+    )
 )
 OTHER: Final = "other"
 
@@ -230,13 +199,12 @@ _REJECTED: Final = Outcome.REJECTED
 _PACK: Final = _ROW.pack_into
 _ROW_BYTES: Final = _ROW.size
 _BUFFER_BYTES: Final = ROWS_MAX * _ROW.size
-_OTHER_REASON: Final = "other"
 _FAULTS_MAX: Final = 64  # different kinds of faults
 
 
 @final
 class ModelMetrics:
-    """Metrics of one model. They survive a reload of the application."""
+    """Metrics of one model."""
 
     def __init__(self, name: str, slo_ns: int, tier: str) -> None:
         self.name = name
@@ -284,62 +252,39 @@ class ModelMetrics:
 class Metrics:
     """Everything counted since the gateway started."""
 
-    def __init__(
-        self,
-        app: App,
-        read_gauges: Callable[[], GaugeSnapshot] = GaugeSnapshot,
-        now_ns: Callable[[], int] = monotonic_ns,
-    ) -> None:
-        self.read_gauges = read_gauges
+    def __init__(self, app: App, now_ns: Callable[[], int] = monotonic_ns) -> None:
         self.now_ns = now_ns
-        self.models: list[ModelMetrics] = []
-        self._tenants: list[str] = []
+        self.models = [  # by pipeline id
+            ModelMetrics(pipeline.name, pipeline.slo.latency_ns, _tier(app, pipeline))
+            for pipeline in app.pipelines
+        ]
+        self.tenants = [client.name for client in app.clients]  # by client id
         self._reasons: list[str] = [""]
         self.starts: dict[str, Histogram] = {}  # cold starts by function
         self.responses = Responses()
         self.faults: dict[str, int] = {}  # by kind
         # By model, tenant, reason, class and outcome, packed into one integer: see `fold`.
         self._counts: dict[int, int] = {}
-        self._model_ids: dict[str, int] = {}
-        self._tenant_ids: dict[str, int] = {}
         self._reason_ids: dict[str, int] = {"": 0}
         self._buffer = bytearray(_BUFFER_BYTES)
         self._used_bytes = 0
-        self.declare(app)
 
-    def declare(self, app: App) -> None:
-        """Register the models and tenants of an application. A model with a changed SLO gets new
-        buckets.
-        """
-        self.fold()
-        for pipeline in app.pipelines:
-            known = self._model_ids.get(pipeline.name)
-            if known is None or self.models[known].slo_ns != pipeline.slo.latency_ns:
-                model = ModelMetrics(pipeline.name, pipeline.slo.latency_ns, _tier(app, pipeline))
-                self._keep_model(model)
-        for client in app.clients:
-            self._tenant_id(client.name)
-
-    def settled(self, call: Call, model: str, tenant: str) -> None:
+    def settled(self, call: Call) -> None:
         """Count a settled request, once, whatever its outcome."""
+        settlement = call.settlement
+        assert settlement is not None
         used_bytes = self._used_bytes
         if used_bytes == _BUFFER_BYTES:
             self.fold()
             used_bytes = 0
-        try:
-            model_id = self._model_ids[model]
-            tenant_id = self._tenant_ids[tenant]
-        except KeyError:  # not registered: does not happen for served models, so it may be slow
-            model_id = self._model_id(model)
-            tenant_id = self._tenant_id(tenant)
         priority = call.priority
-        outcome = call.outcome
+        outcome = settlement.outcome
         _PACK(
             self._buffer,
             used_bytes,
-            model_id,
-            tenant_id,
-            self._reason_id(call.reason) if outcome == _REJECTED else 0,
+            call.pipeline_id,
+            call.client_id,
+            self._reason_id(settlement.reason) if outcome == _REJECTED else 0,
             1 if priority == 0 else 0 if priority < 0 else 2,
             outcome,
             call.arrived_ns,
@@ -359,7 +304,7 @@ class Metrics:
     def fault(self, kind: str) -> None:
         """Count a defect of the server or of a policy that serving has survived."""
         if kind not in self.faults and len(self.faults) >= _FAULTS_MAX:
-            kind = _OTHER_REASON
+            kind = OTHER
         self.faults[kind] = self.faults.get(kind, 0) + 1
 
     def fold(self) -> None:
@@ -384,29 +329,11 @@ class Metrics:
             yield (
                 count,
                 self.models[model],
-                self._tenants[tenant],
+                self.tenants[tenant],
                 self._reasons[reason],
                 CLASS_NAMES[key >> 4 & 0xF],
                 key & 0xF,
             )
-
-    def _model_id(self, name: str) -> int:
-        if name not in self._model_ids:
-            self._keep_model(ModelMetrics(name, NEVER_NS, TIER_NAMES[0]))
-        return self._model_ids[name]
-
-    def _keep_model(self, model: ModelMetrics) -> None:
-        known = self._model_ids.setdefault(model.name, len(self.models))
-        if known == len(self.models):
-            self.models.append(model)
-        else:
-            self.models[known] = model
-
-    def _tenant_id(self, name: str) -> int:
-        if name not in self._tenant_ids:
-            self._tenant_ids[name] = len(self._tenants)
-            self._tenants.append(name)
-        return self._tenant_ids[name]
 
     def _reason_id(self, reason: str) -> int:
         """Return the id of a reason. Policies may use any text, but only `REASONS_MAX` are
@@ -415,7 +342,7 @@ class Metrics:
         known = self._reason_ids.get(reason)
         if known is None:
             if len(self._reasons) >= REASONS_MAX - 1:
-                reason = _OTHER_REASON
+                reason = OTHER
             known = self._reason_ids.setdefault(reason, len(self._reasons))
             if known == len(self._reasons):
                 self._reasons.append(reason)

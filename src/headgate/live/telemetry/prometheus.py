@@ -23,10 +23,12 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from headgate import __version__
 from headgate.core.circuit_breaker import CALL_BLOCKS
 from headgate.core.clock import NEVER_NS, SECOND_NS
-from headgate.core.states import OUTCOME_NAMES, Outcome, Rejection
+from headgate.core.states import OUTCOME_NAMES, Outcome
 from headgate.live.telemetry.metrics import (
     CLASS_NAMES,
+    REJECTIONS,
     FaasPoolGauges,
+    GaugeSnapshot,
     Histogram,
     Metrics,
     ModelMetrics,
@@ -34,16 +36,6 @@ from headgate.live.telemetry.metrics import (
 
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 OPEN_METRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-
-_REASONS: Final = (
-    Rejection.OVERLOADED,
-    Rejection.UNFAIR,
-    Rejection.INFEASIBLE,
-    Rejection.UNAVAILABLE,
-    Rejection.FULL,
-    Rejection.LOAD_FAILED,
-    Rejection.TOO_LARGE,
-)
 
 _HISTOGRAMS: Final[tuple[tuple[str, str, int, Callable[[ModelMetrics], Histogram]], ...]] = (
     (
@@ -83,9 +75,11 @@ _HISTOGRAMS: Final[tuple[tuple[str, str, int, Callable[[ModelMetrics], Histogram
 class Exposition:
     """Writes the metrics in a Prometheus format."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(
+        self, metrics: Metrics, read_gauges: Callable[[], GaugeSnapshot] = GaugeSnapshot
+    ) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_Families(metrics))
+        self._registry.register(_Families(metrics, read_gauges))
         ProcessCollector(registry=self._registry)
 
     def text(self, accept: str = "") -> tuple[bytes, str]:
@@ -130,8 +124,9 @@ def _weight(parameters: list[str]) -> float:
 
 @final
 class _Families(Collector):
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, read_gauges: Callable[[], GaugeSnapshot]) -> None:
         self._metrics = metrics
+        self._read_gauges = read_gauges
 
     def describe(self) -> Iterable[Metric]:
         return ()  # otherwise the registry would collect once to learn the names
@@ -191,7 +186,7 @@ class _Families(Collector):
         )
         counts = Counter[tuple[str, ...]]()
         for model in self._metrics.models:
-            for reason in _REASONS:
+            for reason in REJECTIONS:
                 counts[model.name, reason] = 0
         for count, model, _, reason, _, outcome in self._metrics.counted():
             if outcome == Outcome.REJECTED:
@@ -249,7 +244,7 @@ class _Families(Collector):
 
     def _gauges(self) -> Iterator[Metric]:
         now_ns = self._metrics.now_ns()
-        gauges = self._metrics.read_gauges()
+        gauges = self._read_gauges()
         arrival_rps = {model.name: model.arrival_rps(now_ns) for model in self._metrics.models}
         for name, help_text, label, values in (
             ("queue_depth", "Requests waiting in queues.", "model", gauges.queue_depth),

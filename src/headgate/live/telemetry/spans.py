@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Final, final
 
@@ -21,7 +21,9 @@ from headgate.live.call import Call
 _ERRORS: Final = (Outcome.EXPIRED, Outcome.FAILED)
 
 
-def export_spans(exporters: list[str], environment: Mapping[str, str]) -> SpanTracer:
+def export_spans(
+    exporters: list[str], environment: Mapping[str, str], models: Sequence[str]
+) -> SpanTracer:
     """Return a tracer that exports its spans in batches. Raises `ConfigError` for an unknown
     exporter.
     """
@@ -29,17 +31,16 @@ def export_spans(exporters: list[str], environment: Mapping[str, str]) -> SpanTr
     provider = make_provider()
     for exporter in created:
         provider.add_span_processor(BatchSpanProcessor(exporter))
-    return SpanTracer(provider)
+    return SpanTracer(provider, models)
 
 
 @final
 class SpanTracer:
-    """Creates spans of calls: a `Tracer`."""
+    """Creates spans of calls. `models` are names by pipeline id."""
 
-    is_enabled: Final = True
-
-    def __init__(self, provider: TracerProvider) -> None:
+    def __init__(self, provider: TracerProvider, models: Sequence[str]) -> None:
         self._provider = provider
+        self._models = models
         self._tracer = provider.get_tracer("headgate")
         self._propagator = TraceContextTextMapPropagator()
         # Calls are timed on the monotonic clock and spans on the wall clock. The offset is taken
@@ -60,13 +61,13 @@ class SpanTracer:
             start_time=self._wall(call.arrived_ns or time.monotonic_ns()),
         )
 
-    def end(self, call: Call, model: str) -> None:
+    def end(self, call: Call) -> None:
         """End the span, with the attributes and child spans of the call."""
         span, call.trace = call.trace, None
         if not isinstance(span, Span):
             return
         if span.is_recording():
-            self._describe(span, call, model)
+            self._describe(span, call)
             within = set_span_in_context(span)
             self._child_span("queue", within, call.arrived_ns, call.began_ns)
             self._child_span("execute", within, call.began_ns, call.ended_ns)
@@ -76,23 +77,24 @@ class SpanTracer:
         """Export the remaining spans; takes at most the timeout of the exporter."""
         self._provider.shutdown()
 
-    def _describe(self, span: Span, call: Call, model: str) -> None:
-        assert call.outcome is not None
+    def _describe(self, span: Span, call: Call) -> None:
+        model, settlement = self._models[call.pipeline_id], call.settlement
+        assert settlement is not None
         span.update_name(f"infer {model}")
         span.set_attributes(
             {
                 "headgate.model": model,
-                "headgate.outcome": OUTCOME_NAMES[call.outcome],
+                "headgate.outcome": OUTCOME_NAMES[settlement.outcome],
                 "headgate.items": call.items,
                 "headgate.priority": call.priority,
             }
         )
         if call.batch_items:
             span.set_attribute("headgate.batch_items", call.batch_items)
-        if call.reason:
-            span.set_attribute("headgate.reason", call.reason)
-        if call.outcome in _ERRORS:
-            span.set_status(StatusCode.ERROR, call.reason or call.error)
+        if settlement.reason:
+            span.set_attribute("headgate.reason", settlement.reason)
+        if settlement.outcome in _ERRORS:
+            span.set_status(StatusCode.ERROR, settlement.reason or call.error)
 
     def _child_span(self, name: str, within: Context, from_ns: int, to_ns: int) -> None:
         if 0 < from_ns <= to_ns:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
-from typing import Final, Protocol, final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
-from headgate.live.call import Call
+if TYPE_CHECKING:
+    from headgate.live.telemetry.spans import SpanTracer
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -24,32 +25,17 @@ _ENABLING_VARIABLES: Final = (
 )
 
 
-class Tracer(Protocol):
-    """Receives the start and end of every call."""
+def make_tracer(
+    models: Sequence[str], environment: Mapping[str, str] = os.environ
+) -> SpanTracer | None:
+    """Return the tracer that the `OTEL_*` variables configure; None if they enable none.
 
-    @property
-    def is_enabled(self) -> bool:
-        """Whether calls are traced."""
-
-    def begin(self, call: Call, traceparent: str | None = None) -> None:
-        """Start the span of a call, within the trace of `traceparent` or `call.trace`, if any."""
-
-    def end(self, call: Call, model: str) -> None:
-        """End the span of a call; `call.trace` is unset afterwards."""
-
-    def close(self) -> None:
-        """Export the remaining spans."""
-
-
-def make_tracer(environment: Mapping[str, str] = os.environ) -> Tracer:
-    """Return the tracer that the `OTEL_*` variables configure. Raises `ConfigError` for an unknown
-    exporter.
-
-    Whole clusters set those variables, so a missing OpenTelemetry package is only a warning.
+    `models` are names by pipeline id. Raises `ConfigError` for an unknown exporter. Whole clusters
+    set those variables, so a missing OpenTelemetry package is only a warning.
     """
     wanted = _exporters_wanted(environment)
     if not wanted:
-        return NoTracer()
+        return None
     try:
         from headgate.live.telemetry.spans import export_spans  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as missing:
@@ -57,21 +43,8 @@ def make_tracer(environment: Mapping[str, str] = os.environ) -> Tracer:
             "OTEL_* variables enable traces, which need headgate[otel]: %s is not installed",
             missing.name,
         )
-        return NoTracer()
-    return export_spans(wanted, environment)
-
-
-@final
-class NoTracer:
-    """Traces nothing."""
-
-    is_enabled: Final = False
-
-    def begin(self, call: Call, traceparent: str | None = None) -> None: ...
-
-    def end(self, call: Call, model: str) -> None: ...
-
-    def close(self) -> None: ...
+        return None
+    return export_spans(wanted, environment, models)
 
 
 def _exporters_wanted(environment: Mapping[str, str]) -> list[str]:

@@ -46,7 +46,7 @@ class Conservation(Checker):
             self.report(now_ns, f"request {request_id} is settled and never arrived")
         elif self._arrived[request_id] != scheduler:
             self.report(now_ns, f"request {request_id} is settled by Scheduler {scheduler}")
-        self._settled[request_id] = (now_ns, action.outcome)
+        self._settled[request_id] = (now_ns, action.settlement.outcome)
 
     def finish(self, run: RunColumns) -> None:
         """Report requests that were never settled, or whose rows in the columns differ."""
@@ -90,7 +90,7 @@ class Deadlines(Checker):
         if isinstance(action, Dispatch):
             self._dispatched.update(task_id // STAGES_MAX for task_id in action.task_ids)
         elif isinstance(action, Settle):
-            request_id, outcome = action.request_id, action.outcome
+            request_id, outcome = action.request_id, action.settlement.outcome
             is_late = now_ns > self._deadline_ns.get(request_id, NEVER_NS)
             if (
                 (outcome == Outcome.MET and is_late)
@@ -188,7 +188,7 @@ class Stages(Checker):
             self._in_flight[action.batch_id] = action.task_ids
         elif isinstance(action, Settle):
             pipeline = self._open.pop(action.request_id, None)
-            if pipeline is not None and action.outcome in (Outcome.MET, Outcome.LATE):
+            if pipeline is not None and action.settlement.outcome in (Outcome.MET, Outcome.LATE):
                 for index in range(len(pipeline.stages)):
                     if self._stage_result(pipeline, action.request_id, index) is None:
                         self.report(now_ns, f"request {action.request_id} lacks stage {index}")

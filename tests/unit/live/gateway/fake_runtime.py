@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 
 from headgate.core.model import App, Function, Pipeline, Pool, Profile, Slo, Stage, Variant
-from headgate.core.states import Failure, Outcome, Rejection
+from headgate.core.states import LATE, MET, Failure, Outcome, Rejection, Settlement
 from headgate.functions.tensor import Tensor, TensorSpec
 from headgate.live.call import Call, GatewayPhase, ServedModel
 
@@ -53,6 +53,9 @@ class FakeRuntime:
     def problem(self, model: ServedModel) -> str:
         return self.problems.get(model.name, "")
 
+    def breakers(self) -> Mapping[str, str]:
+        return {}
+
     def now_ns(self) -> int:
         return time.monotonic_ns()
 
@@ -69,11 +72,8 @@ class FakeRuntime:
     def complete(self, call: Call) -> None:
         if call in self.cancelled:
             return
-        outcome, fields = _OUTCOMES[self.mode]
-        call.outcome = outcome
-        for name, value in fields.items():
-            setattr(call, name, value)
-        if outcome in (Outcome.MET, Outcome.LATE):
+        call.settlement, call.error, call.status = _RESULTS.get(self.mode, (MET, "", 500))
+        if call.settlement.outcome in (Outcome.MET, Outcome.LATE):
             call.began_ns = call.arrived_ns + 1000
             call.ended_ns = call.began_ns + 2000
             call.outputs = call.inputs
@@ -85,24 +85,24 @@ class FakeRuntime:
         call.on_answer(call)
 
 
-_OUTCOMES: Mapping[str, tuple[int, Mapping[str, object]]] = {
-    "echo": (Outcome.MET, {}),
-    "bytes": (Outcome.MET, {}),
-    "large": (Outcome.MET, {}),
-    "late": (Outcome.LATE, {}),
+# By mode: how the call is settled, and the error of the function with its status.
+_RESULTS: Mapping[str, tuple[Settlement, str, int]] = {
+    "late": (LATE, "", 500),
     "overloaded": (
-        Outcome.REJECTED,
-        {
-            "reason": Rejection.OVERLOADED,
-            "retry_ns": 1_200_000_000,
-            "predicted_ns": 300_000_000,
-        },
+        Settlement(
+            Outcome.REJECTED,
+            Rejection.OVERLOADED,
+            predicted_ns=300_000_000,
+            retry_ns=1_200_000_000,
+        ),
+        "",
+        500,
     ),
-    "infeasible": (Outcome.REJECTED, {"reason": Rejection.INFEASIBLE, "retry_ns": 5}),
-    "too_large": (Outcome.REJECTED, {"reason": Rejection.TOO_LARGE}),
-    "too_large_at_last": (Outcome.FAILED, {"reason": Failure.TOO_LARGE}),
-    "refuse": (Outcome.FAILED, {"error": "x must be positive", "status": 400}),
-    "fail": (Outcome.FAILED, {"error": "division by zero", "status": 500}),
-    "lost": (Outcome.FAILED, {"reason": "f: lost"}),
-    "expire": (Outcome.EXPIRED, {}),
+    "infeasible": (Settlement(Outcome.REJECTED, Rejection.INFEASIBLE, retry_ns=5), "", 500),
+    "too_large": (Settlement(Outcome.REJECTED, Rejection.TOO_LARGE), "", 500),
+    "too_large_at_last": (Settlement(Outcome.FAILED, Failure.TOO_LARGE), "", 500),
+    "refuse": (Settlement(Outcome.FAILED), "x must be positive", 400),
+    "fail": (Settlement(Outcome.FAILED), "division by zero", 500),
+    "lost": (Settlement(Outcome.FAILED, "f: lost"), "", 500),
+    "expire": (Settlement(Outcome.EXPIRED), "", 500),
 }

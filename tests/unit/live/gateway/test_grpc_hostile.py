@@ -12,7 +12,7 @@ from grpc_rig import Rig, run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.core.states import Outcome
+from headgate.core.states import Outcome, Settlement
 from headgate.functions.tensor import ITEM_BYTES, Tensor
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.errors import RequestError
@@ -228,7 +228,8 @@ def test_any_error_text_fits_the_trailers() -> None:
         while not rig.runtime.calls:
             await asyncio.sleep(0.01)
         (call,) = rig.runtime.calls
-        call.outcome, call.error, call.status = Outcome.FAILED, "é\n" * 100_000, 500
+        call.settlement = Settlement(Outcome.FAILED)
+        call.error, call.status = "é\n" * 100_000, 500
         call.on_answer(call)
         code, text = await asking
         assert code is StatusCode["INTERNAL"] and text.startswith("é\n")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import runpy
 import shutil
 import socket
 import subprocess
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import grpc
 import numpy as np
 import pytest
 from fake_runtime import FakeRuntime
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.descriptor_pb2 import DescriptorProto
 from grpc import StatusCode
 from grpc.aio import AioRpcError, secure_channel
@@ -25,7 +28,7 @@ from grpc_rig import Rig, context_of, run
 from headgate.core.errors import ConfigError
 from headgate.live.call import GatewayPhase
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.gateway.grpc.messages import MESSAGES, Messages
+from headgate.live.gateway.grpc.messages import COMPILED, Messages
 from headgate.live.gateway.grpc.server import GrpcServer
 
 
@@ -185,18 +188,27 @@ def test_a_certificate_enables_tls(tmp_path: Path) -> None:
 def test_messages_are_those_of_the_protocol() -> None:
     """Compared with the messages of a client library, field by field, in one process."""
     theirs = pytest.importorskip("tritonclient.grpc.service_pb2")
-    messages = Messages()
-    for name in MESSAGES:
-        known: Any = theirs
-        for part in name.split("."):
-            known = getattr(known, part)
-        assert fields(messages[name]) == fields(known), name
+    ours = Messages().pool.FindFileByName("open_inference.proto").message_types_by_name
+    assert len(ours) == 14
+    for name, message in ours.items():
+        assert fields(message) == fields(getattr(theirs, name).DESCRIPTOR), name
 
 
-def fields(message: Any) -> list[tuple[str, int, int, int]]:
+def fields(message: Descriptor) -> dict[str, list[tuple[str, int, int, int]]]:
+    """The fields of a message and of those nested in it, by name."""
     described = DescriptorProto()
-    message.DESCRIPTOR.CopyToProto(described)
-    return [(f.name, f.number, f.type, f.label) for f in described.field]
+    message.CopyToProto(described)
+    return {
+        each.name: sorted((f.name, f.number, f.type, f.label) for f in each.field)
+        for each in (described, *described.nested_type)
+    }
+
+
+def test_the_descriptor_set_is_compiled_from_the_present_source() -> None:
+    pytest.importorskip("grpc_tools")
+    tool = Path(__file__).parents[4] / "tools" / "grpc_messages.py"
+    compiled = runpy.run_path(str(tool))["compiled"]()
+    assert compiled == files("headgate.live.gateway.grpc").joinpath(COMPILED).read_bytes()
 
 
 def test_the_triton_client_over_grpc() -> None:

@@ -12,7 +12,7 @@ import pytest
 from gateway_rig import QUICK, Rig, body, infer, raw, request, run
 from msgspec.structs import replace
 
-from headgate.core.states import Outcome
+from headgate.core.states import Outcome, Settlement
 from headgate.live.call import Call, GatewayPhase
 from headgate.live.gateway.config import ApiKey, GatewayConfig
 from headgate.live.gateway.http.responses import error_of
@@ -259,7 +259,7 @@ def test_clients_that_leave_before_their_responses() -> None:
 )
 def test_failures_have_a_reason_code(failure: str, reason: str) -> None:
     call = Call(0, [], 1, print)
-    call.outcome, call.reason = Outcome.FAILED, failure
+    call.settlement = Settlement(Outcome.FAILED, failure)
     refused = error_of(call, GatewayConfig(), b"")
     assert refused is not None
     assert (refused.status, refused.reason) == (503, reason)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.core.states import Failure, Outcome, Rejection
+from headgate.core.states import Failure, Outcome, Rejection, Settlement
 from headgate.live.call import Call
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.http.responses import error_of
@@ -12,7 +12,7 @@ from headgate.live.gateway.http.responses import error_of
 
 def settled(outcome: int, reason: str, retry_ns: int = 0) -> Call:
     call = Call(0, [], 1, print)
-    call.outcome, call.reason, call.retry_ns = outcome, reason, retry_ns
+    call.settlement = Settlement(outcome, reason, retry_ns=retry_ns)
     return call
 
 

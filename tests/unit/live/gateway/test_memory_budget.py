@@ -329,7 +329,7 @@ def test_the_budget_is_empty_in_the_end(seed: int) -> None:
         await asyncio.gather(disturb(), *(many_clients() for _ in range(8)))
         rig.runtime.mode = "echo"
         for call in list(rig.runtime.calls):  # calls of mode `never`, after their responses
-            if call.outcome is None:
+            if call.settlement is None:
                 rig.runtime.complete(call)
         for client in rig.clients:
             client.writer.close()

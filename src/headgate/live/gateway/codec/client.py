@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, final
 
 import msgspec
@@ -48,26 +49,17 @@ Result = ParsedRequest | memoryview | RequestError  # what was read or written, 
 
 
 @final
+@dataclass(slots=True, eq=False)
 class TextJob:
     """One text to read or write, and the callback that gets the result."""
 
-    __slots__ = ("hold", "message", "on_done", "parts", "process", "since_s", "tenant")
-
-    def __init__(
-        self,
-        message: ReadText | WriteText,
-        parts: Sequence[Part],
-        hold: Hold,
-        tenant: int,
-        on_done: Callable[[Result], None],
-    ) -> None:
-        self.message = message
-        self.parts = parts
-        self.hold = hold  # of the memory budget, for the text and its result
-        self.tenant = tenant
-        self.on_done: Callable[[Result], None] | None = on_done
-        self.since_s = 0.0
-        self.process: CodecProcess | None = None
+    message: ReadText | WriteText
+    parts: Sequence[Part]
+    hold: Hold  # of the memory budget, for the text and its result
+    tenant: int
+    on_done: Callable[[Result], None] | None
+    since_s: float = 0.0
+    process: CodecProcess | None = None
 
     def cancel(self) -> None:
         """Drop the result. The hold is released when the job no longer uses its memory."""

@@ -21,6 +21,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Final, NoReturn, final
 
@@ -67,39 +68,22 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 @final
+@dataclass(slots=True, eq=False)
 class Rpc:
     """One RPC: its client, and what is reserved for it."""
 
-    __slots__ = (
-        "access_entry",
-        "call",
-        "client_id",
-        "context",
-        "headers",
-        "hold",
-        "in_bytes",
-        "is_public",
-        "pending",
-        "reading_since_s",
-        "request_id",
-        "tenant",
-    )
-
-    def __init__(
-        self, path: str, context: Context, headers: dict[bytes, bytes], request_id: bytes
-    ) -> None:
-        self.access_entry = AccessEntry("gRPC", path, monotonic_ns())
-        self.in_bytes = 0
-        self.call: Call | None = None  # that the RPC led to
-        self.context = context
-        self.headers = headers
-        self.request_id = request_id
-        self.is_public = False  # its method needs no key, and has no part in the memory budget
-        self.tenant: Tenant  # unless public
-        self.client_id: int | None = None  # None: anonymous
-        self.hold: Hold | None = None
-        self.pending: PendingCall | None = None  # the call that it waits for
-        self.reading_since_s: float | None = None  # while its message is being read
+    access_entry: AccessEntry
+    context: Context
+    headers: dict[bytes, bytes]
+    request_id: bytes
+    in_bytes: int = 0
+    call: Call | None = None  # that the RPC led to
+    is_public: bool = False  # its method needs no key, and has no part in the memory budget
+    tenant: Tenant = field(init=False)  # unless public
+    client_id: int | None = None  # None: anonymous
+    hold: Hold | None = None
+    pending: PendingCall | None = None  # the call that it waits for
+    reading_since_s: float | None = None  # while its message is being read
 
 
 @final
@@ -342,7 +326,8 @@ class RpcAdmission(grpc.GenericRpcHandler):
             name.encode(): value if isinstance(value, bytes) else value.encode()
             for name, value in metadata
         }
-        return Rpc(path, context, headers, self._context.request_id(headers.get(b"x-request-id")))
+        request_id = self._context.request_id(headers.get(b"x-request-id"))
+        return Rpc(AccessEntry("gRPC", path, monotonic_ns()), context, headers, request_id)
 
     def _admit(self, rpc: Rpc, *, is_public: bool) -> None:
         """Authenticate and count an RPC. Raises `RequestError`, and then nothing is held."""

@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from math import ceil
 from typing import Final, final
 
 from grpc import StatusCode
 
 from headgate.live.call import Call, FrontEndApi
 from headgate.live.gateway.errors import RequestError, internal_error
-from headgate.live.gateway.http.responses import deadline_exceeded
+from headgate.live.gateway.http.responses import ErrorJson, deadline_exceeded, error_fields
 from headgate.live.gateway.memory_budget import Hold
 
 DETAILS_CHARACTERS_MAX: Final = 1000  # peers accept some 8 KiB of metadata in all
 
 _LOG: Final = logging.getLogger(__name__)
+# Message, status and request id have places of their own.
+_FIRST_TRAILER: Final = ErrorJson.__struct_fields__.index("reason")
 
 # By HTTP status. A request that is too large is not worth a retry: not RESOURCE_EXHAUSTED.
 _CODES: Final[Mapping[int, StatusCode]] = {
@@ -52,19 +53,16 @@ def trailers_of(error: RequestError) -> tuple[tuple[str, str], ...]:
     >>> trailers_of(RequestError(429, "busy", reason="overloaded", retry_ns=1_500_000))[:2]
     (('headgate-reason', 'overloaded'), ('retry-after-ms', '2'))
     """
+    fields = error_fields(error, b"")
     trailers = []
-    if error.reason:
-        trailers.append(("headgate-reason", printable(error.reason)))
-    if error.retry_ns:
-        retry_ms = str(ceil(error.retry_ns / 1_000_000))
-        # gRPC's own retries use the second one.
-        trailers += [("retry-after-ms", retry_ms), ("grpc-retry-pushback-ms", retry_ms)]
-    for name, duration_ns in (
-        ("headgate-predicted-ms", error.predicted_ns),
-        ("headgate-deadline-ms", error.deadline_ns),
-    ):
-        if duration_ns:
-            trailers.append((name, f"{duration_ns * 1e-6:.3f}"))
+    for name in fields.__struct_fields__[_FIRST_TRAILER:]:
+        value = getattr(fields, name)
+        if name == "retry_after_ms" and value:
+            # gRPC's own retries use the second one.
+            trailers += [("retry-after-ms", str(value)), ("grpc-retry-pushback-ms", str(value))]
+        elif value:
+            text = f"{value:.3f}" if isinstance(value, float) else printable(str(value))
+            trailers.append((f"headgate-{name.replace('_', '-')}", text))
     return tuple(trailers)
 
 

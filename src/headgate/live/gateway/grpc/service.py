@@ -153,7 +153,7 @@ class InferenceService:
         finally:
             rpc.pending = None
             tenant.finish()
-        if call.outcome == Outcome.LATE:
+        if call.settlement is not None and call.settlement.outcome == Outcome.LATE:
             rpc.context.set_trailing_metadata((("headgate-outcome", "late"),))
         return response
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Protocol, final, runtime_checkable
+from typing import Annotated, Final, cast, final
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.json import Encoder
 
 from headgate import __version__
@@ -14,7 +14,7 @@ from headgate.live.call import ServedModel, model_problem, problems, server_prob
 from headgate.live.gateway.http.request import HttpRequest, Rule
 from headgate.live.gateway.http.responses import JSON_HEADER
 from headgate.live.gateway.inference import find_model
-from headgate.live.gateway.oip import json as oip
+from headgate.live.gateway.oip.json import VERSION, Datatype
 
 EXTENSIONS: Final = ("binary_tensor_data", "schedule_policy", "parameters")
 _ENCODER: Final = Encoder()
@@ -35,12 +35,43 @@ def health_rules() -> dict[str, Rule]:
     return rules
 
 
-@runtime_checkable
-class HasBreakers(Protocol):
-    """A runtime with pools that are paid by the call, each behind a circuit breaker."""
+@final
+class LiveJson(Struct, gc=False):
+    """The process responds, so it is alive."""
 
-    def breakers(self) -> Mapping[str, str]:
-        """The state of each pool's breaker, and why, by the pool's name."""
+    live: bool = True
+
+
+@final
+class ReadyJson(Struct, gc=False, omit_defaults=True):
+    """Whether the server is ready.
+
+    The protocol's specification says `live` where it means `ready`, so both fields are sent.
+    """
+
+    ready: bool
+    live: bool
+    reason: str = ""
+    models: dict[str, str] = {}  # models that are not ready: why
+    breakers: Mapping[str, str] = {}  # by pool: the state of its circuit breaker
+
+
+@final
+class ServerJson(Struct, gc=False):
+    """The metadata of the server."""
+
+    name: str
+    version: str
+    extensions: tuple[str, ...]
+
+
+@final
+class ModelReadyJson(Struct, gc=False, omit_defaults=True):
+    """Whether a model is ready."""
+
+    name: str
+    ready: bool
+    reason: str = ""
 
 
 @final
@@ -48,8 +79,8 @@ class TensorMetadata(Struct, gc=False):
     """One input or output of a model."""
 
     name: str
-    datatype: str
-    shape: tuple[int, ...]
+    datatype: Datatype
+    shape: tuple[Annotated[int, Meta(ge=-1)], ...]
 
 
 @final
@@ -65,34 +96,20 @@ class ModelJson(Struct, gc=False):
 
 def live(request: HttpRequest) -> None:
     """The process responds, so it is alive."""
-    request.respond(200, JSON_HEADER, b'{"live":true}')
+    _respond(request, 200, LiveJson())
 
 
 def ready(request: HttpRequest) -> None:
-    """Whether the server is ready, and if not, why.
-
-    The protocol's specification says `live` where it means `ready`, so both fields are sent.
-    """
+    """Whether the server is ready, and if not, why."""
     api = request.context.api
-    problem, broken = server_problem(api), problems(api)
-    content: dict[str, object] = {"ready": not problem, "live": True}
-    if problem:
-        content["reason"] = problem
-    if broken:
-        content["models"] = broken
-    if isinstance(api, HasBreakers) and api.breakers():
-        content["breakers"] = api.breakers()
-    request.respond(503 if problem else 200, JSON_HEADER, _ENCODER.encode(content))
+    problem = server_problem(api)
+    content = ReadyJson(not problem, True, problem, problems(api), api.breakers())
+    _respond(request, 503 if problem else 200, content)
 
 
 def server_metadata(request: HttpRequest) -> None:
     """The server's name, version and extensions."""
-    content = {
-        "name": request.context.config.server_name,
-        "version": __version__,
-        "extensions": EXTENSIONS,
-    }
-    request.respond(200, JSON_HEADER, _ENCODER.encode(content))
+    _respond(request, 200, ServerJson(request.context.config.server_name, __version__, EXTENSIONS))
 
 
 def model_metadata(request: HttpRequest) -> None:
@@ -100,12 +117,12 @@ def model_metadata(request: HttpRequest) -> None:
     model = _model(request)
     content = ModelJson(
         model.name,
-        [oip.VERSION],
+        [VERSION],
         model.platform,
         [_tensor_metadata(spec) for spec in model.inputs],
         [_tensor_metadata(spec) for spec in model.outputs],
     )
-    request.respond(200, JSON_HEADER, _ENCODER.encode(content))
+    _respond(request, 200, content)
 
 
 def model_ready(request: HttpRequest) -> None:
@@ -113,10 +130,7 @@ def model_ready(request: HttpRequest) -> None:
     model = _model(request)
     context = request.context
     problem = model_problem(context.api, model, in_full=context.config.expose_errors)
-    content: dict[str, object] = {"name": model.name, "ready": not problem}
-    if problem:
-        content["reason"] = problem
-    request.respond(503 if problem else 200, JSON_HEADER, _ENCODER.encode(content))
+    _respond(request, 503 if problem else 200, ModelReadyJson(model.name, not problem, problem))
 
 
 def metrics(request: HttpRequest) -> None:
@@ -131,5 +145,9 @@ def _model(request: HttpRequest) -> ServedModel:
     return find_model(request.context.api, request.route.name, request.route.version)
 
 
+def _respond(request: HttpRequest, status: int, content: Struct) -> None:
+    request.respond(status, JSON_HEADER, _ENCODER.encode(content))
+
+
 def _tensor_metadata(spec: TensorSpec) -> TensorMetadata:
-    return TensorMetadata(spec.name, spec.datatype, spec.shape)
+    return TensorMetadata(spec.name, cast("Datatype", spec.datatype), spec.shape)

@@ -8,18 +8,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from msgspec.json import encode
+from msgspec.json import encode, schema_components
 
 from headgate import __version__
+from headgate.live.gateway.http.health import (
+    LiveJson,
+    ModelJson,
+    ModelReadyJson,
+    ReadyJson,
+    ServerJson,
+)
 from headgate.live.gateway.http.request import HttpRequest, Rule
-from headgate.live.gateway.http.responses import JSON_HEADER
+from headgate.live.gateway.http.responses import JSON_HEADER, ErrorJson
+from headgate.live.gateway.oip.json import InferRequest, InferResponse
+from headgate.live.gateway.sagemaker import ServiceErrorJson
 
 Document = dict[str, object]
 
-_DATATYPES: Final = (
-    *("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64"),
-    *("FP16", "FP32", "FP64", "BF16", "BYTES"),
+_MESSAGES: Final[tuple[type, ...]] = (
+    *(LiveJson, ReadyJson, ServerJson, ModelReadyJson, ModelJson),
+    *(InferRequest, InferResponse, ErrorJson, ServiceErrorJson),
 )
+# The schemas of the messages are made from their types, so that the document cannot drift.
+_SCHEMAS: Final = schema_components(_MESSAGES, ref_template="#/components/schemas/{name}")[1]
 _ERRORS: Final[Mapping[int, str]] = {
     400: "The request is malformed, or does not fit the model.",
     401: "An API key is required.",
@@ -62,6 +73,7 @@ def openapi(request: HttpRequest) -> None:
 
 def document(model_names: list[str], *, has_keys: bool = False) -> Document:
     """The document for a server with these models."""
+    components: Document = {"schemas": _SCHEMAS}
     content: Document = {
         "openapi": "3.1.0",
         "info": {
@@ -70,30 +82,29 @@ def document(model_names: list[str], *, has_keys: bool = False) -> Document:
             "description": "Inference with latency objectives, by the Open Inference Protocol.",
         },
         "paths": _server_paths() | _model_paths(model_names) | _sagemaker_paths(model_names),
-        "components": {"schemas": _schemas()},
+        "components": components,
     }
     if has_keys:
-        content["components"] = {
-            "schemas": _schemas(),
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-        }
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         content["security"] = [{"key": []}]
     return content
 
 
 def _server_paths() -> Document:
-    live = _get("Whether the server is alive", _response("Live"))
+    live = _get("Whether the server is alive", _response(LiveJson))
     ready = _get(
-        "Whether the server is ready", _response("Ready"), _response("Ready", "Not ready.")
+        "Whether the server is ready", _response(ReadyJson), _response(ReadyJson, "Not ready.")
     )
-    metadata = _get("Metadata of the server", _response("Server"))
+    metadata = _get("Metadata of the server", _response(ServerJson))
     text = {"text/plain": {"schema": {"type": "string"}}}
     return {
         **dict.fromkeys(("/v2/health/live", "/livez", "/healthz"), live),
         **dict.fromkeys(("/v2/health/ready", "/readyz"), ready),
         **dict.fromkeys(("/v2", "/v2/"), metadata),
         "/metrics": _get("Metrics", {"description": "In a format of Prometheus.", "content": text}),
-        "/openapi.json": _get("This document", _response("Document")),
+        "/openapi.json": _get(
+            "This document", {"description": "OpenAPI.", "content": _json({"type": "object"})}
+        ),
         "/ping": _get(
             "Whether the container is healthy",
             {"description": "Healthy."},
@@ -107,27 +118,27 @@ def _model_paths(names: list[str]) -> Document:
     raw: Document = {"application/octet-stream": {"schema": {}}}  # JSON, then raw tensors
     outputs: Document = {
         "description": "The outputs.",
-        "content": _json(_ref("InferResponse")) | raw,
+        "content": _json(_ref(InferResponse)) | raw,
     }
     for version in (False, True):
         path = "/v2/models/{model}" + ("/versions/{version}" if version else "")
         parameters = [_parameter("model", names)]
         if version:
             parameters.append(_parameter("version", ["1"]))
-        metadata = _get("Metadata of a model", _response("Model"), more=(401, 404))
+        metadata = _get("Metadata of a model", _response(ModelJson), more=(401, 404))
         not_ready: Document = {
             "description": "The model is not ready.",
-            "content": _json({"anyOf": [_ref("ModelReady"), _ref("Error")]}),
+            "content": _json({"anyOf": [_ref(ModelReadyJson), _ref(ErrorJson)]}),
         }
         ready = _get(
-            "Whether a model is ready", _response("ModelReady"), not_ready, more=(401, 404)
+            "Whether a model is ready", _response(ModelReadyJson), not_ready, more=(401, 404)
         )
         paths[path] = metadata | {"parameters": parameters}
         paths[f"{path}/ready"] = ready | {"parameters": parameters}
         infer = {
             "summary": "Run a model",
             "parameters": [_TIMEOUT],
-            "requestBody": {"required": True, "content": _json(_ref("InferRequest"))},
+            "requestBody": {"required": True, "content": _json(_ref(InferRequest))},
             "responses": {"200": outputs} | _errors(_INFER),
         }
         paths[f"{path}/infer"] = {"post": infer, "parameters": parameters}
@@ -148,13 +159,13 @@ def _sagemaker_paths(names: list[str]) -> Document:
         "schema": {"type": "string", "enum": names} if names else {"type": "string"},
     }
     service = {
-        str(status): {"description": _ERRORS[status], "content": _json(_ref("ServiceError"))}
+        str(status): {"description": _ERRORS[status], "content": _json(_ref(ServiceErrorJson))}
         for status in (424, 429, 500)
     }
     early = {  # in the service's form; before the path is known, in the protocol's
         str(status): {
             "description": _ERRORS[status],
-            "content": _json({"anyOf": [_ref("ServiceError"), _ref("Error")]}),
+            "content": _json({"anyOf": [_ref(ServiceErrorJson), _ref(ErrorJson)]}),
         }
         for status in (400, 413, 503)
     }
@@ -180,20 +191,21 @@ def _get(
 
 def _errors(statuses: tuple[int, ...]) -> dict[str, Document]:
     return {
-        str(status): _response("Error", _ERRORS[status]) for status in sorted({*_ALWAYS, *statuses})
+        str(status): _response(ErrorJson, _ERRORS[status])
+        for status in sorted({*_ALWAYS, *statuses})
     }
 
 
-def _response(schema: str, description: str = "Success.") -> Document:
-    return {"description": description, "content": _json(_ref(schema))}
+def _response(message: type, description: str = "Success.") -> Document:
+    return {"description": description, "content": _json(_ref(message))}
 
 
 def _json(schema: Document) -> Document:
     return {"application/json": {"schema": schema}}
 
 
-def _ref(name: str) -> Document:
-    return {"$ref": f"#/components/schemas/{name}"}
+def _ref(message: type) -> Document:
+    return {"$ref": f"#/components/schemas/{message.__name__}"}
 
 
 def _parameter(name: str, allowed: list[str]) -> Document:
@@ -201,76 +213,3 @@ def _parameter(name: str, allowed: list[str]) -> Document:
     if allowed:
         schema["enum"] = allowed
     return {"name": name, "in": "path", "required": True, "schema": schema}
-
-
-def _object(required: Document, optional: Document | None = None) -> Document:
-    return {
-        "type": "object",
-        "properties": required | (optional or {}),
-        "required": list(required),
-    }
-
-
-def _schemas() -> Document:
-    text, boolean, number, integer = (
-        {"type": t} for t in ("string", "boolean", "number", "integer")
-    )
-    shape = {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": 8}
-    spec_shape = {"type": "array", "items": {"type": "integer", "minimum": -1}}
-    datatype = {"type": "string", "enum": list(_DATATYPES)}
-    data = {"type": "array", "items": {}}
-    parameters = {"type": "object", "additionalProperties": {}}
-    by_name = {"type": "object", "additionalProperties": text}
-    given = {"name": text, "datatype": datatype, "shape": shape}
-    specs = _list(_object({"name": text, "datatype": datatype, "shape": spec_shape}))
-    return {
-        "Live": _object({"live": boolean}),
-        "Ready": _object(
-            {"ready": boolean, "live": boolean},
-            {"reason": text, "models": by_name, "breakers": by_name},
-        ),
-        "Server": _object({"name": text, "version": text, "extensions": _list(text)}),
-        "ModelReady": _object({"name": text, "ready": boolean}, {"reason": text}),
-        "Model": _object(
-            {
-                "name": text,
-                "versions": _list(text),
-                "platform": text,
-                "inputs": specs,
-                "outputs": specs,
-            }
-        ),
-        "InferRequest": _object(
-            {
-                "inputs": _list(_object(given | {"data": data}, {"parameters": parameters}))
-                | {"minItems": 1}
-            },
-            {
-                "id": text,
-                "parameters": parameters,
-                "outputs": _list(_object({"name": text}, {"parameters": parameters})),
-            },
-        ),
-        "InferResponse": _object(
-            {"model_name": text, "outputs": _list(_object(given, {"data": data}))},
-            {"model_version": text, "id": text},
-        ),
-        "Error": _object(
-            {"error": text, "code": integer, "request_id": text},
-            {
-                "reason": text,
-                "predicted_ms": number,
-                "deadline_ms": number,
-                "retry_after_ms": integer,
-            },
-        ),
-        "ServiceError": _object(
-            {"Message": text},
-            {"OriginalStatusCode": integer, "OriginalMessage": text, "LogStreamArn": text},
-        ),
-        "Document": {"type": "object"},
-    }
-
-
-def _list(items: Mapping[str, object]) -> Document:
-    return {"type": "array", "items": items}

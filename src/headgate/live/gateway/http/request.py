@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, cast, final
 
-from headgate.core.states import Outcome
-from headgate.live.call import Call
+from headgate.core.states import Outcome, Settlement
+from headgate.functions.tensor import Tensor
+from headgate.live.call import Call, ServedModel
 from headgate.live.gateway.access_log import AccessEntry
 from headgate.live.gateway.auth import Tenant
 from headgate.live.gateway.codec.client import Part, Result, TextJob
@@ -26,7 +27,7 @@ from headgate.live.gateway.errors import (
     memory_exhausted,
     too_many_unread,
 )
-from headgate.live.gateway.http.headers import traceparent
+from headgate.live.gateway.http.headers import priority_of, timeout_ns, traceparent
 from headgate.live.gateway.http.responses import (
     ERRORS_ONLY,
     STATUS_LINES,
@@ -38,6 +39,7 @@ from headgate.live.gateway.http.responses import (
     retry_headers,
     timing_header,
 )
+from headgate.live.gateway.inference import make_call
 from headgate.live.gateway.memory_budget import Hold
 from headgate.live.gateway.oip.json import (
     check_response_size,
@@ -49,6 +51,7 @@ from headgate.live.telemetry.metrics import HTTP
 
 _LOG: Final = logging.getLogger(__name__)
 _SHORT_BYTES: Final = 4096
+_CANCELLED: Final = Settlement(Outcome.CANCELLED)
 
 Handler = Callable[["HttpRequest"], None]
 Headers = Mapping[bytes, bytes]
@@ -222,14 +225,30 @@ class HttpRequest:
 
         self._run_in_codec(message, [text], on_read)
 
-    def submit(self, call: Call, held_bytes: int) -> None:
-        """Submit a call to the runtime; its result is sent in this request's response format.
+    def submit(
+        self,
+        model: ServedModel,
+        inputs: list[Tensor],
+        parameters: Mapping[str, object],
+        arrived_ns: int,
+        held_bytes: int,
+    ) -> None:
+        """Submit a call of a model; its result is sent in this request's response format.
 
         `held_bytes` is what its tensors take: everything else that was reserved is released. Raises
-        `RequestError` where the memory budget is exhausted.
+        `RequestError` where the inputs do not fit the model, or the memory budget is exhausted.
         """
-        hold = self._hold
-        assert hold is not None
+        hold, context, headers = self._hold, self.context, self.headers
+        assert hold is not None and self.tenant is not None
+        call = make_call(
+            model,
+            inputs,
+            self.on_result,
+            now_ns=arrived_ns,
+            timeout_ns=timeout_ns(headers, parameters.get("timeout"), context.timeout_max_ns),
+            client_id=self.tenant.client_id,
+            priority=priority_of(headers, parameters.get("priority")),
+        )
         # A short text keeps its reservation, which is at least as large as its tensors.
         if not held_bytes <= hold.size <= _SHORT_BYTES and not hold.resize(held_bytes):
             raise memory_exhausted()
@@ -240,7 +259,7 @@ class HttpRequest:
             call.trace = self.trace
         if call.is_hard:
             self._expire_at(call.deadline_ns)
-        self.context.api.submit(call)
+        context.api.submit(call)
 
     def on_result(self, call: Call) -> None:
         """Called by the runtime when the call has ended."""
@@ -350,7 +369,7 @@ class HttpRequest:
             self.closes = True
             return
         if call is not None:
-            call.outcome = Outcome.CANCELLED
+            call.settlement = _CANCELLED
             self.context.api.cancel(call)
         self.respond_error(error)
 
@@ -416,7 +435,7 @@ class HttpRequest:
         if size > size_max:
             check_response_size(size, size_max, is_text=text_bytes > size // 2)
         headers = response.headers(text_bytes)
-        if call.outcome == Outcome.LATE:
+        if call.settlement is not None and call.settlement.outcome == Outcome.LATE:
             headers += outcome_header(call)
         headers += timing_header(call, self.context.api.now_ns())
         self.respond(200, headers, text, raw=response.raw)

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.json import Encoder
 
 from headgate.core.clock import SECOND_NS
-from headgate.core.states import OUTCOME_NAMES, Failure, Outcome, Rejection
+from headgate.core.states import OUTCOME_NAMES, Failure, Outcome, Rejection, Settlement
 from headgate.live.call import INTERNAL, Call
 from headgate.live.gateway.codec.text import WriteText
 from headgate.live.gateway.config import GatewayConfig
@@ -81,9 +81,17 @@ class ErrorJson(Struct, gc=False, omit_defaults=True):
     code: int
     request_id: str
     reason: str = ""
-    predicted_ms: float | None = None
     deadline_ms: float | None = None
     retry_after_ms: int = 0
+    # Fields of the `Settlement` of a rejected request: same names, `_ms` for `_ns`.
+    predicted_ms: float | None = None
+
+
+# By field of an error that is a field of a settlement: the settlement's name for it.
+_OF_SETTLEMENT: Final = tuple(
+    (name, f"{name[:-3]}_ns" if name.endswith("_ms") else name)
+    for name in ErrorJson.__struct_fields__[ErrorJson.__struct_fields__.index("predicted_ms") :]
+)
 
 
 @final
@@ -102,19 +110,26 @@ class ErrorsOnlyFormat:
 ERRORS_ONLY: Final = ErrorsOnlyFormat()
 
 
+def error_fields(error: RequestError, request_id: bytes) -> ErrorJson:
+    """The fields of an error, for the body over HTTP and the trailing metadata over gRPC."""
+    fields = ErrorJson(
+        error.message,
+        error.status,
+        request_id.decode("latin-1"),
+        error.reason,
+        _ms(error.deadline_ns),
+        -(-error.retry_ns // 1_000_000),
+    )
+    if error.settlement is not None:
+        for name, source in _OF_SETTLEMENT:
+            value = getattr(error.settlement, source)
+            setattr(fields, name, _ms(value) if source.endswith("_ns") else value)
+    return fields
+
+
 def error_json(error: RequestError, request_id: bytes) -> bytes:
     """The body of an error response."""
-    return _ENCODER.encode(
-        ErrorJson(
-            error.message,
-            error.status,
-            request_id.decode("latin-1"),
-            error.reason,
-            _ms(error.predicted_ns),
-            _ms(error.deadline_ns),
-            -(-error.retry_ns // 1_000_000),
-        )
-    )
+    return _ENCODER.encode(error_fields(error, request_id))
 
 
 def error_of(call: Call, config: GatewayConfig, request_id: bytes) -> RequestError | None:
@@ -123,30 +138,32 @@ def error_of(call: Call, config: GatewayConfig, request_id: bytes) -> RequestErr
     The text of a function's exception is for its operator, not for clients: the client gets the id
     of its request, and the log has the text under that id.
     """
-    outcome = call.outcome
+    settlement = call.settlement
+    assert settlement is not None
+    outcome, reason = settlement.outcome, settlement.reason
     if outcome == Outcome.MET or (outcome == Outcome.LATE and not call.is_hard):
         return None
     if outcome == Outcome.LATE or outcome == Outcome.EXPIRED:
         return deadline_exceeded(call)
     # A call admitted before a function failed to load gets the same error as one that came after.
-    if outcome == Outcome.REJECTED or call.reason == Rejection.LOAD_FAILED:
-        return _rejected(call, config.overload_status)
+    if outcome == Outcome.REJECTED or reason == Rejection.LOAD_FAILED:
+        return _rejected(call, settlement, config.overload_status)
     if outcome == Outcome.FAILED and call.error:
         if call.status < 500:
             return RequestError(call.status, call.error, reason="function_refused")
         _LOG.warning("the function failed: %s", call.error, extra=_log_extra(request_id))
         message = call.error if config.expose_errors else FUNCTION_FAILED
         return RequestError(call.status, message, reason="function_failed")
-    if call.reason == INTERNAL:
+    if reason == INTERNAL:
         return internal_error()
-    if outcome == Outcome.FAILED and call.reason == Failure.TOO_LARGE:
+    if outcome == Outcome.FAILED and reason == Failure.TOO_LARGE:
         return RequestError(413, _REJECTIONS[Rejection.TOO_LARGE], reason=Rejection.TOO_LARGE)
-    code = _failure_code(call.reason)
-    if code == "failed":  # `call.reason` may hold the text of an exception
-        _LOG.warning("a request failed: %s", call.reason, extra=_log_extra(request_id))
-    detail = call.reason if config.expose_errors else code
+    code = _failure_code(reason)
+    if code == "failed":  # the reason may hold the text of an exception
+        _LOG.warning("a request failed: %s", reason, extra=_log_extra(request_id))
+    detail = reason if config.expose_errors else code
     message = f"the request could not be completed ({detail or 'unknown cause'})"
-    return RequestError(503, message, reason=code, retry_ns=call.retry_ns)
+    return RequestError(503, message, reason=code, retry_ns=settlement.retry_ns)
 
 
 def deadline_exceeded(call: Call) -> RequestError:
@@ -170,7 +187,7 @@ def retry_headers(retry_ns: int) -> bytes:
 
 def outcome_header(call: Call) -> bytes:
     """The outcome of a call. One that has none when its response is due has expired."""
-    outcome = Outcome.EXPIRED if call.outcome is None else call.outcome
+    outcome = Outcome.EXPIRED if call.settlement is None else call.settlement.outcome
     return b"X-Headgate-Outcome: %b\r\n" % OUTCOME_NAMES[outcome].encode()
 
 
@@ -186,14 +203,15 @@ def timing_header(call: Call, now_ns: int) -> bytes:
     )
 
 
-def _rejected(call: Call, overload_status: int) -> RequestError:
+def _rejected(call: Call, settlement: Settlement, overload_status: int) -> RequestError:
+    reason = settlement.reason
     return RequestError(
-        _REJECTION_STATUSES.get(call.reason, overload_status),
-        _REJECTIONS.get(call.reason, "the request was rejected"),
-        reason=call.reason,
-        retry_ns=0 if call.reason in _FINAL_REJECTIONS else max(call.retry_ns, 1_000_000),
-        predicted_ns=call.predicted_ns,
+        _REJECTION_STATUSES.get(reason, overload_status),
+        _REJECTIONS.get(reason, "the request was rejected"),
+        reason=reason,
+        retry_ns=0 if reason in _FINAL_REJECTIONS else max(settlement.retry_ns, 1_000_000),
         deadline_ns=_allowed_ns(call),
+        settlement=settlement,
     )
 
 

@@ -16,7 +16,7 @@ from headgate.live.gateway.codec.text import (
     read_text,
 )
 from headgate.live.gateway.errors import RequestError
-from headgate.live.gateway.http.headers import priority_of, timeout_ns
+from headgate.live.gateway.http.headers import timeout_ns
 from headgate.live.gateway.http.request import HttpRequest, Rule
 from headgate.live.gateway.http.responses import (
     JSON_HEADER,
@@ -24,7 +24,7 @@ from headgate.live.gateway.http.responses import (
     error_json,
     json_headers,
 )
-from headgate.live.gateway.inference import check_open, check_outputs, find_model, make_call
+from headgate.live.gateway.inference import check_open, check_outputs, find_model
 from headgate.live.gateway.oip import binary
 from headgate.live.gateway.oip import json as oip
 from headgate.live.gateway.oip.json import (
@@ -171,29 +171,15 @@ def submit(
     outputs: list[str],
 ) -> None:
     """Submit the call of a request; `rest` follows its text. Raises `RequestError`."""
-    context, headers = request.context, request.headers
-    assert request.tenant is not None
     if outputs:
         check_outputs(model, outputs)
-    inputs = binary.tensors(parsed, context.config, rest)
+    inputs = binary.tensors(parsed, request.context.config, rest)
     # Tensors that are views of the body keep the whole body in memory.
     held_bytes = len(request.body) if len(rest) else 0
     for data in parsed.data:
         if data is not None:
             held_bytes += len(data)
-    parameters = parsed.request.parameters or {}
-    request.submit(
-        make_call(
-            model,
-            inputs,
-            request.on_result,
-            now_ns=arrived_ns,
-            timeout_ns=timeout_ns(headers, parameters.get("timeout"), context.timeout_max_ns),
-            client_id=request.tenant.client_id,
-            priority=priority_of(headers, parameters.get("priority")),
-        ),
-        held_bytes,
-    )
+    request.submit(model, inputs, parsed.request.parameters or {}, arrived_ns, held_bytes)
 
 
 def is_short(outputs: list[Tensor]) -> bool:

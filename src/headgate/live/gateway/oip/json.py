@@ -29,7 +29,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from math import prod
-from typing import Annotated, Final, Literal, cast, final
+from typing import Annotated, Any, Final, Literal, cast, final
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from msgspec.json import Decoder, Encoder
@@ -82,6 +82,7 @@ Datatype = Literal[
 Dimension = Annotated[int, Meta(ge=0, lt=1 << 62)]
 # Only the types that the protocol defines: arbitrary nesting would be slow to decode.
 Parameters = dict[str, bool | int | float | str | None]
+JsonArray = Annotated[Raw, Meta(extra_json_schema={"type": "array"})]  # left as text
 VERSION: Final = "1"  # models are not versioned, but clients expect a version
 
 
@@ -90,9 +91,9 @@ class InputJson(Struct, gc=False):
     """One input of a request."""
 
     name: str
-    shape: tuple[Dimension, ...]
+    shape: Annotated[tuple[Dimension, ...], Meta(extra_json_schema={"maxItems": 8})]
     datatype: Datatype
-    data: Raw | UnsetType = UNSET
+    data: JsonArray | UnsetType = UNSET
     parameters: Parameters | None = None
 
 
@@ -108,7 +109,7 @@ class RequestedOutput(Struct, gc=False):
 class InferRequest(Struct, gc=False):
     """The body of an inference request."""
 
-    inputs: list[InputJson]
+    inputs: Annotated[list[InputJson], Meta(extra_json_schema={"minItems": 1})]
     id: str = ""
     parameters: Parameters | None = None
     outputs: list[RequestedOutput] | None = None
@@ -122,7 +123,7 @@ class OutputJson(Struct, gc=False, omit_defaults=True):
     datatype: str
     shape: tuple[int, ...]
     parameters: dict[str, int] | None = None
-    data: Sequence[object] | Raw | UnsetType = UNSET
+    data: Sequence[Any] | JsonArray | UnsetType = UNSET
 
 
 @final
