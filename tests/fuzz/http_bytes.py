@@ -21,7 +21,7 @@ from fake_runtime import FakeRuntime
 
 from headgate.live.call import Call
 from headgate.live.gateway.config import GatewayConfig, TenantLimit
-from headgate.live.gateway.http.server import HttpServer
+from headgate.live.gateway.http.server import GatewayServer
 
 LIMITS = GatewayConfig(
     body_bytes_max=2048, bodies_bytes_max=4096, header_bytes_max=1024, headers_max=20,
@@ -132,8 +132,8 @@ class Session:
     def __init__(self) -> None:
         self.loop = Loop()
         self.runtime = Runtime()
-        self.server = HttpServer(self.runtime, LIMITS, lambda accept: (b"up 1\n", "text/plain"))
-        self.server.context.loop = cast(asyncio.AbstractEventLoop, self.loop)
+        self.server = GatewayServer(self.runtime, LIMITS, lambda accept: (b"up 1\n", "text/plain"))
+        self.server.loop = self.server.context.loop = cast(asyncio.AbstractEventLoop, self.loop)
         self.server._sweep()
         self.transport = Transport()
         self.connection = self.server.protocol()

@@ -12,9 +12,9 @@ from platform_rig import Caller, eventually, platform_in, signed, zipped
 
 from headgate.lambda_emulator import EmbeddedPlatform, PlatformSettings
 from headgate.lambda_emulator.billing import BillingLog, BillingRecord, gb_s, read_billing_log
-from headgate.lambda_emulator.errors import ServiceError
 from headgate.lambda_emulator.functions import unpack
 from headgate.lambda_emulator.invoker import TokenBucket
+from headgate.lambda_emulator.responses import ServiceError
 
 
 @given(

@@ -14,9 +14,9 @@ from platform_rig import Called, Caller, eventually, platform_in
 from headgate.core.errors import ConfigError
 from headgate.lambda_emulator import EmbeddedPlatform, PlatformSettings, instance, invoker
 from headgate.lambda_emulator import platform as platforms
-from headgate.lambda_emulator.errors import Throttled
 from headgate.lambda_emulator.functions import Code, EmulatedFunction, FunctionVersion
 from headgate.lambda_emulator.invoker import Admission
+from headgate.lambda_emulator.responses import Throttled
 
 
 def at_once(

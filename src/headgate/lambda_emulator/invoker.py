@@ -18,9 +18,9 @@ from typing import IO, Final, final
 from headgate.lambda_emulator.billing import BillingLog, BillingRecord, billed_ms
 from headgate.lambda_emulator.cleanup_process import CleanupProcess
 from headgate.lambda_emulator.cpu_limits import CpuLimiter
-from headgate.lambda_emulator.errors import ServiceError, Throttled, invalid
 from headgate.lambda_emulator.functions import EmulatedFunction, FunctionVersion
 from headgate.lambda_emulator.instance import FunctionInstance, Invocation, InvocationResult
+from headgate.lambda_emulator.responses import ServiceError, Throttled, invalid
 from headgate.lambda_emulator.settings import PlatformSettings
 
 _LOG: Final = logging.getLogger(__name__)

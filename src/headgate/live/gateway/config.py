@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
-BACKLOG: Final = 4_096  # connections waiting to be accepted; the kernel may allow fewer
+from headgate.http.interface import HttpLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,10 @@ class TenantLimit:
 
 
 @dataclass(frozen=True, slots=True)
-class GatewayConfig:
+class GatewayConfig(HttpLimits):
     """Limits of the front ends. A client that reaches one gets an error; the gateway goes on."""
 
     # Sizes
-    body_bytes_max: int = 64 << 20
     response_bytes_max: int = 64 << 20
     # The memory budget: bodies of unanswered requests plus unread responses of all clients. The
     # gateway raises it where it could not hold one body and one response of the largest size.
@@ -44,23 +43,10 @@ class GatewayConfig:
     # Typed contents over gRPC, whose elements are read one by one, 50 ns each.
     typed_bytes_max: int = 1 << 20
     typed_elements_max: int = 1 << 18
-    header_bytes_max: int = 16 << 10
-    headers_max: int = 100
     inputs_max: int = 64
     dims_max: int = 8  # at most 32
     elements_max: int = 1 << 26
-    # Connections
-    connections_max: int = 4096
-    pipelined_max: int = 64  # requests queued on one connection behind the current one
-    write_high_water: int = 1 << 16  # unread bytes of a connection outside the memory budget
     # Times
-    header_timeout_s: float = 10.0
-    body_timeout_s: float = 60.0
-    body_bytes_per_s_min: float = 8192.0  # slowest body, once `header_timeout_s` has passed
-    idle_timeout_s: float = 75.0
-    write_timeout_s: float = 60.0  # a client that stops reading is disconnected after this time
-    linger_s: float = 2.0  # wait between the last response and closing on a client that still sends
-    sweep_s: float = 0.25  # period of the sweep that checks all timeouts
     timeout_max_s: float = 3600.0  # the longest deadline that a client may ask for
     # The codec: texts that are decoded and encoded in another process
     codec_timeout_s: float = 10.0  # to process one text, and to wait in the queue

@@ -15,9 +15,10 @@ from grpc_reflection.v1alpha.reflection import SERVICE_NAME as REFLECTION
 from grpc_reflection.v1alpha.reflection import ReflectionServicer
 
 from headgate.core.errors import ConfigError
+from headgate.http.interface import SHUTDOWN_MESSAGE
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.context import GatewayContext
-from headgate.live.gateway.errors import SHUTDOWN_MESSAGE, RequestError
+from headgate.live.gateway.errors import RequestError
 from headgate.live.gateway.grpc.admission import (
     LOOKAHEAD_BYTES,
     Rpc,
