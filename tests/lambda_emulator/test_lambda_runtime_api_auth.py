@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from platform_rig import Caller, eventually, platform_in
 
+from headgate.http.interface import HttpLimits
 from headgate.lambda_emulator import EmbeddedPlatform
 from headgate.lambda_emulator.instance import is_from_session
 
@@ -199,3 +200,11 @@ def _is_runtime_api(port: int) -> bool:
         if b"AWS_LAMBDA_RUNTIME_API=127.0.0.1:%d" % port in variables:
             return int(parent) == os.getpid()
     return False
+
+
+def test_runtime_reconnects_after_an_idle_timeout(tmp_path: Path) -> None:
+    """While a function runs, the runtime's connection is idle; the runtime opens another one."""
+    limits = HttpLimits(idle_timeout_s=0.1, sweep_s=0.005)
+    with platform_in(tmp_path, http=limits) as (_, caller):
+        first, second = (caller.invoke("f", {"sleep": 1.0}).body for _ in range(2))
+        assert (second["pid"], second["calls"]) == (first["pid"], 2)
