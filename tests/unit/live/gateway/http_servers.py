@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import uvloop
@@ -193,5 +193,4 @@ async def _runtime_api(_: Path, limits: Mapping[str, float]) -> AsyncIterator[Se
             absent,
             is_provisioned=False,
         )
-        server = cast("EmulatorServer", instance._server)
-        yield await _open(server, limits, "POST", f"{RUNTIME}/init/error", 202)
+        yield await _open(instance._server, limits, "POST", f"{RUNTIME}/init/error", 202)
