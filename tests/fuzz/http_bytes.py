@@ -19,13 +19,16 @@ sys.path.append(str(Path(__file__).parents[1] / "unit" / "live" / "gateway"))
 
 from fake_runtime import FakeRuntime
 
+from headgate.http.interface import HttpLimits
 from headgate.live.call import Call
 from headgate.live.gateway.config import GatewayConfig, TenantLimit
-from headgate.live.gateway.http.server import HttpServer
+from headgate.live.gateway.http.server import GatewayServer
 
 LIMITS = GatewayConfig(
-    body_bytes_max=2048, memory_bytes_max=4096, header_bytes_max=1024, headers_max=20,
-    pipelined_max=4, write_high_water=2048, elements_max=1 << 12,
+    body_bytes_max=2048, memory_bytes_max=4096, elements_max=1 << 12,
+    http=HttpLimits(
+        header_bytes_max=1024, headers_max=20, pipelined_max=4, write_high_water=2048
+    ),
     tenants=(TenantLimit(0, concurrency_max=8),),
 )  # fmt: skip
 FOREVER_S = 1e6
@@ -132,8 +135,8 @@ class Session:
     def __init__(self) -> None:
         self.loop = Loop()
         self.runtime = Runtime()
-        self.server = HttpServer(self.runtime, LIMITS, lambda accept: (b"up 1\n", "text/plain"))
-        self.server.context.loop = cast(asyncio.AbstractEventLoop, self.loop)
+        self.server = GatewayServer(self.runtime, LIMITS, lambda accept: (b"up 1\n", "text/plain"))
+        self.server.loop = self.server.context.loop = cast(asyncio.AbstractEventLoop, self.loop)
         self.server._sweep()
         self.transport = Transport()
         self.connection = self.server.protocol()

@@ -1,4 +1,4 @@
-"""Components of the platform: HTTP server, token bucket, packages, billing log, events."""
+"""Components of the platform: HTTP server, packages, billing log, events."""
 
 from __future__ import annotations
 
@@ -6,32 +6,12 @@ import socket
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from platform_rig import Caller, eventually, platform_in, signed, zipped
 
 from headgate.lambda_emulator import EmbeddedPlatform, PlatformSettings
 from headgate.lambda_emulator.billing import BillingLog, BillingRecord, gb_s, read_billing_log
-from headgate.lambda_emulator.errors import ServiceError
 from headgate.lambda_emulator.functions import unpack
-from headgate.lambda_emulator.invoker import TokenBucket
-
-
-@given(
-    burst=st.integers(1, 50),
-    per_s=st.floats(0.1, 100),
-    gaps_s=st.lists(st.floats(0, 2), max_size=200),
-)
-def test_token_bucket_never_exceeds_rate(burst: int, per_s: float, gaps_s: list[float]) -> None:
-    """At most the burst plus the refill; after the returned wait there is a token."""
-    bucket, now_s = TokenBucket(burst=burst, per_s=per_s, now_s=0.0), 0.0
-    for taken, gap_s in enumerate(gaps_s, 1):
-        now_s += gap_s
-        wait_s = bucket.take(now_s)
-        if wait_s:
-            now_s += wait_s
-            assert bucket.take(now_s) == 0.0
-        assert taken <= burst + per_s * now_s + 1e-6
+from headgate.lambda_emulator.responses import ServiceError
 
 
 def test_pipelined_and_chunked_requests(platform: EmbeddedPlatform) -> None:

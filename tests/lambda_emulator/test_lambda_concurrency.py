@@ -14,9 +14,9 @@ from platform_rig import Called, Caller, eventually, platform_in
 from headgate.core.errors import ConfigError
 from headgate.lambda_emulator import EmbeddedPlatform, PlatformSettings, instance, invoker
 from headgate.lambda_emulator import platform as platforms
-from headgate.lambda_emulator.errors import Throttled
 from headgate.lambda_emulator.functions import Code, EmulatedFunction, FunctionVersion
 from headgate.lambda_emulator.invoker import Admission
+from headgate.lambda_emulator.responses import Throttled
 
 
 def at_once(
@@ -112,11 +112,11 @@ def test_scaling_rate(tmp_path: Path) -> None:
 
 def test_request_rate_limit(caller: Caller) -> None:
     """Ten invocations per second for each reserved execution, as on AWS; with a fake clock."""
-    now_s = 0.0
+    now_ns = 0
     function = EmulatedFunction(
         FunctionVersion("g", Code(Path(), "", 0), "module.handle"), reserved=1
     )
-    admission = Admission(PlatformSettings(), {"g": function}, lambda: now_s)
+    admission = Admission(PlatformSettings(), {"g": function}, lambda: now_ns)
     for _ in range(10):
         admission.acquire(function)
         admission.release("g")
@@ -124,7 +124,7 @@ def test_request_rate_limit(caller: Caller) -> None:
         admission.acquire(function)
     assert caught.value.reason == "ReservedFunctionInvocationRateLimitExceeded"
     assert caught.value.wait_s == pytest.approx(0.1)
-    now_s = 0.1
+    now_ns = 100_000_001
     admission.acquire(function)
 
 

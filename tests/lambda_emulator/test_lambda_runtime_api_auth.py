@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from platform_rig import Caller, eventually, platform_in
 
+from headgate.http.interface import HttpLimits
 from headgate.lambda_emulator import EmbeddedPlatform
 from headgate.lambda_emulator.instance import is_from_session
 
@@ -116,11 +117,19 @@ def test_child_process_of_an_instance_is_accepted(caller: Caller, api: str) -> N
 
 
 @pytest.mark.parametrize(
-    "headers", [["Host: evil.example"], ["Host: 127.0.0.1"], [], ["Host: {api}", "Origin: null"]]
+    ("headers", "status"),
+    [
+        (["Host: evil.example"], 403),
+        (["Host: 127.0.0.1"], 403),
+        ([], 400),
+        (["Host: {api}", "Origin: null"], 403),
+    ],
 )
-def test_web_pages_are_rejected_at_the_runtime_api(api: str, headers: list[str]) -> None:
+def test_web_pages_are_rejected_at_the_runtime_api(
+    api: str, headers: list[str], status: int
+) -> None:
     response = ask(api, NEXT, *(header.format(api=api) for header in headers))
-    assert response.startswith("HTTP/1.1 403 ")
+    assert response.startswith(f"HTTP/1.1 {status} ")
 
 
 def test_second_request_after_rejection_is_ignored(
@@ -191,3 +200,11 @@ def _is_runtime_api(port: int) -> bool:
         if b"AWS_LAMBDA_RUNTIME_API=127.0.0.1:%d" % port in variables:
             return int(parent) == os.getpid()
     return False
+
+
+def test_runtime_reconnects_after_an_idle_timeout(tmp_path: Path) -> None:
+    """While a function runs, the runtime's connection is idle; the runtime opens another one."""
+    limits = HttpLimits(idle_timeout_s=0.1, sweep_s=0.005)
+    with platform_in(tmp_path, http=limits) as (_, caller):
+        first, second = (caller.invoke("f", {"sleep": 1.0}).body for _ in range(2))
+        assert (second["pid"], second["calls"]) == (first["pid"], 2)

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from headgate.config.providers import PlatformKeys
 from headgate.lambda_emulator.auth import SKEW_S_MAX, RequestAuth, check_signature, read_signature
-from headgate.lambda_emulator.errors import ServiceError
 from headgate.lambda_emulator.http import EmulatorRequest
+from headgate.lambda_emulator.responses import ServiceError
 
 KEYS = PlatformKeys("HEADGATEEXAMPLE", "a-secret-of-forty-characters/+0123456789")
 URL = "http://127.0.0.1:9001"
@@ -178,8 +178,10 @@ def test_unknown_key_error_names_the_keys_file() -> None:
     auth = RequestAuth(KEYS, "127.0.0.1")
     auth.keys_location = "in ~/keys.json"
     unknown_client = signed(keys=PlatformKeys("headgate", "headgate"))
-    rejection = auth.check_head(unknown_client)
-    assert rejection is not None and rejection.status == 403
+    with pytest.raises(ServiceError) as caught:
+        auth.check_head(unknown_client)
+    rejection = caught.value.response()
+    assert rejection.status == 403
     assert rejection.headers["x-amzn-ErrorType"] == "UnrecognizedClientException"
     assert b"~/keys.json" in rejection.body
     assert KEYS.secret_access_key.encode() not in rejection.body

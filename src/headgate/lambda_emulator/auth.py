@@ -44,8 +44,8 @@ from headgate.config.providers import (
 )
 from headgate.core.errors import ConfigError
 from headgate.lambda_emulator.cleanup_process import unfinished_keys
-from headgate.lambda_emulator.errors import ServiceError
-from headgate.lambda_emulator.http import EmulatorRequest, Response
+from headgate.lambda_emulator.http import EmulatorRequest
+from headgate.lambda_emulator.responses import ServiceError
 
 ALGORITHM: Final = "AWS4-HMAC-SHA256"
 REGION: Final = "us-east-1"
@@ -188,17 +188,13 @@ class RequestAuth:
         self._hosts = _LOOPBACK | self._allowed | {host.lower()}
         self._clock_s = clock_s
 
-    def check_head(self, request: EmulatorRequest) -> Response | None:
-        """Return the rejection of a request by its head; None if its body may be read."""
-        try:
-            _check_host(request, self._hosts)
-            self._check_origin(request)
-            _check_content_type(request)
-            if self._keys is not None:
-                self._read(request, self._keys)
-        except ServiceError as error:
-            return error.response()
-        return None
+    def check_head(self, request: EmulatorRequest) -> None:
+        """Check what the head of a request tells. Raises `ServiceError`."""
+        _check_host(request, self._hosts)
+        self._check_origin(request)
+        _check_content_type(request)
+        if self._keys is not None:
+            self._read(request, self._keys)
 
     def check(self, request: EmulatorRequest) -> None:
         """Verify the signature of a complete request. Raises `ServiceError`."""

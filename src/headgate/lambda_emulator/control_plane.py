@@ -11,7 +11,6 @@ from msgspec import UNSET
 
 from headgate.lambda_emulator import api_models
 from headgate.lambda_emulator.api_models import check_environment, check_handler, check_range
-from headgate.lambda_emulator.errors import ServiceError, conflict, invalid, not_found
 from headgate.lambda_emulator.functions import (
     LATEST,
     Alias,
@@ -22,6 +21,7 @@ from headgate.lambda_emulator.functions import (
     use_directory,
 )
 from headgate.lambda_emulator.invoker import Invoker
+from headgate.lambda_emulator.responses import ServiceError, conflict, invalid, not_found
 from headgate.lambda_emulator.settings import PlatformSettings
 
 # A function name, or a full or partial ARN, optionally with a version or an alias.

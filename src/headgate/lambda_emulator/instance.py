@@ -26,30 +26,24 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import getsource
 from pathlib import Path
 from socket import inet_aton
 from sys import byteorder
-from typing import IO, Final, TypeAlias, final
+from typing import IO, Final, final
 
 import msgspec
 
 import headgate
+from headgate.http.connection import HttpConnection
 from headgate.lambda_emulator.cleanup_process import CleanupProcess
 from headgate.lambda_emulator.cpu_limits import CpuLimiter, threads
 from headgate.lambda_emulator.functions import FunctionVersion
-from headgate.lambda_emulator.http import (
-    EmulatorHttpServer,
-    EmulatorRequest,
-    HttpLimits,
-    Reply,
-    Response,
-)
+from headgate.lambda_emulator.http import Address, EmulatorRequest, EmulatorServer, Reply
+from headgate.lambda_emulator.responses import Response, ServiceError
 from headgate.lambda_emulator.settings import PlatformSettings
 from headgate.system.process import set_parent_death_signal, thread_variables
-
-Address: TypeAlias = tuple[str, int]
 
 # Set by the platform for every function; AWS rejects functions that set them.
 RESERVED_VARIABLES: Final = frozenset(
@@ -85,7 +79,7 @@ runpy.run_module("awslambdaric", run_name="__main__", alter_sys=True)
 _LOG: Final = logging.getLogger(__name__)
 _HEAD_BYTES_MAX: Final = 2**21  # the runtime may report an error, at some length, in a header
 _CONNECTIONS_MAX: Final = 32  # the runtime has one, and one more to report a failed start
-_FORBIDDEN: Final = Response(403, b'{"errorType":"Forbidden"}')
+_SWEEP_FACTOR: Final = 20  # timeouts are checked less often: there may be a thousand instances
 _ACCEPTED: Final = Response(202, b'{"status":"OK"}')
 _LOG_BYTES_MAX: Final = 4_096  # tail of the log that a client may request
 _LOG_READS_MAX: Final = 16  # in one go: a process that never stops printing must not block us
@@ -286,8 +280,14 @@ class FunctionInstance:
         self._ready = asyncio.Event()  # set when the runtime first polls `next`
         self._init_ms = 0.0
         self._has_run = False
-        limits = HttpLimits(_HEAD_BYTES_MAX, settings.sync_payload_bytes + 2**20, _CONNECTIONS_MAX)
-        self._server = EmulatorHttpServer(self._serve, self._check_head, limits)
+        limits = replace(
+            settings.http,
+            header_bytes_max=_HEAD_BYTES_MAX,
+            body_bytes_max=settings.sync_payload_bytes + 2**20,
+            connections_max=_CONNECTIONS_MAX,
+            sweep_s=_SWEEP_FACTOR * settings.http.sweep_s,
+        )
+        self._server = EmulatorServer(self._serve, self._check_head, limits)
         self._next_poll: Reply | None = None  # the runtime's open `next` request
         self._call: Invocation | None = None
         self._delivered_s: float | None = None  # monotonic time of delivery of the current call
@@ -381,15 +381,16 @@ class FunctionInstance:
 
     # The Runtime API.
 
-    def _check_head(self, request: EmulatorRequest) -> Response | None:
+    def _check_head(self, request: EmulatorRequest, connection: HttpConnection) -> None:
         """Reject requests of web pages and of processes that do not belong to this instance."""
+        if not connection.is_identified:
+            peer = connection.address("peername")
+            connection.is_identified = is_from_session(peer, request.local, self.pid)
         is_page = "origin" in request.headers or "sec-fetch-site" in request.headers
         is_meant = request.headers.get("host") == f"127.0.0.1:{request.local[1]}"
-        is_ours = not request.is_first or is_from_session(request.peer, request.local, self.pid)
-        if is_meant and is_ours and not is_page:
-            return None
-        _LOG.warning("%s: rejected a foreign request at the Runtime API", self.function.name)
-        return _FORBIDDEN
+        if is_page or not is_meant or not connection.is_identified:
+            _LOG.warning("%s: rejected a foreign request at the Runtime API", self.function.name)
+            raise ServiceError(403, "AccessDeniedException", "only the instance may call this")
 
     def _serve(self, request: EmulatorRequest, reply: Reply) -> None:
         match (request.method, *request.parts[2:]):

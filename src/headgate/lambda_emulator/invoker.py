@@ -15,42 +15,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Final, final
 
+from headgate.core.clock import SECOND_NS
+from headgate.core.token_bucket import TokenBucket
 from headgate.lambda_emulator.billing import BillingLog, BillingRecord, billed_ms
 from headgate.lambda_emulator.cleanup_process import CleanupProcess
 from headgate.lambda_emulator.cpu_limits import CpuLimiter
-from headgate.lambda_emulator.errors import ServiceError, Throttled, invalid
 from headgate.lambda_emulator.functions import EmulatedFunction, FunctionVersion
 from headgate.lambda_emulator.instance import FunctionInstance, Invocation, InvocationResult
+from headgate.lambda_emulator.responses import ServiceError, Throttled, invalid
 from headgate.lambda_emulator.settings import PlatformSettings
 
 _LOG: Final = logging.getLogger(__name__)
-
-
-@final
-class TokenBucket:
-    """A token bucket that holds at most `burst` tokens and is refilled at `per_s` per second.
-
-    >>> bucket = TokenBucket(burst=2, per_s=10, now_s=0.0)
-    >>> [bucket.take(0.0) for _ in range(3)]
-    [0.0, 0.0, 0.1]
-    >>> bucket.take(0.1)
-    0.0
-    """
-
-    def __init__(self, *, burst: float, per_s: float, now_s: float) -> None:
-        self._burst = burst
-        self._per_s = per_s
-        self._tokens = burst
-        self._at_s = now_s
-
-    def take(self, now_s: float) -> float:
-        """Take a token and return 0, or return the seconds until the next token."""
-        self._tokens = min(self._burst, self._tokens + (now_s - self._at_s) * self._per_s)
-        self._at_s = now_s
-        if self._tokens >= 1 - 1e-9:
-            self._tokens -= 1
-            return 0.0
-        return (1 - self._tokens) / self._per_s
 
 
 @final
@@ -65,11 +40,11 @@ class Admission:
         self,
         settings: PlatformSettings,
         functions: Mapping[str, EmulatedFunction],
-        clock_s: Callable[[], float] = time.monotonic,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._settings = settings
         self._functions = functions
-        self._clock_s = clock_s
+        self._clock_ns = clock_ns
         self._running: Counter[str] = Counter()
         self._scaling_buckets: dict[str, TokenBucket] = {}
         self._rate_buckets: dict[str, tuple[int, TokenBucket]] = {}
@@ -97,14 +72,11 @@ class Admission:
 
         Raises `Throttled` if the function scales faster than allowed.
         """
-        now_s = self._clock_s()
         bucket = self._scaling_buckets.get(function.name)
         if bucket is None:
             burst, per_s = self._settings.scaling_burst, self._settings.scaling_per_s
-            bucket = self._scaling_buckets[function.name] = TokenBucket(
-                burst=burst, per_s=per_s, now_s=now_s
-            )
-        self._throttle_if(bucket.take(now_s), is_reserved=function.reserved is not None)
+            bucket = self._scaling_buckets[function.name] = TokenBucket(float(burst), per_s)
+        self._take(bucket, is_reserved=function.reserved is not None)
 
     def check_reservation(self, function: EmulatedFunction, count: int) -> None:
         """Raise `ServiceError` if a reservation leaves too little unreserved concurrency."""
@@ -143,18 +115,17 @@ class Admission:
         # no function can have as a name.
         key = "" if reserved is None else name
         concurrency = self._settings.concurrency if reserved is None else reserved
-        now_s = self._clock_s()
         limit = self._rate_buckets.get(key)
         if limit is None or limit[0] != concurrency:
             per_s = max(1.0, per_concurrency * concurrency)
-            limit = (concurrency, TokenBucket(burst=per_s, per_s=per_s, now_s=now_s))
-            self._rate_buckets[key] = limit
-        self._throttle_if(limit[1].take(now_s), is_reserved=reserved is not None)
+            limit = self._rate_buckets[key] = (concurrency, TokenBucket(per_s, per_s))
+        self._take(limit[1], is_reserved=reserved is not None)
 
-    def _throttle_if(self, wait_s: float, *, is_reserved: bool) -> None:
-        if wait_s > 0 and is_reserved:
+    def _take(self, bucket: TokenBucket, *, is_reserved: bool) -> None:
+        wait_s = bucket.take(self._clock_ns()) / SECOND_NS
+        if wait_s and is_reserved:
             raise Throttled("ReservedFunctionInvocationRateLimitExceeded", wait_s=wait_s)
-        if wait_s > 0:
+        if wait_s:
             raise Throttled("FunctionInvocationRateLimitExceeded", wait_s=wait_s)
 
 

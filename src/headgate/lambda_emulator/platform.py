@@ -26,21 +26,14 @@ from headgate.lambda_emulator.billing import BillingLog
 from headgate.lambda_emulator.cleanup_process import CleanupProcess, remove_keys
 from headgate.lambda_emulator.control_plane import ControlPlane
 from headgate.lambda_emulator.cpu_limits import CpuLimiter, make_cpu_limiter
-from headgate.lambda_emulator.errors import ServiceError
 from headgate.lambda_emulator.functions import EmulatedFunction, scratch_prefix
-from headgate.lambda_emulator.http import (
-    Address,
-    EmulatorHttpServer,
-    EmulatorRequest,
-    HttpLimits,
-    Reply,
-)
+from headgate.lambda_emulator.http import Address, EmulatorRequest, EmulatorServer, Reply
 from headgate.lambda_emulator.instance import TCP_SOCKETS
 from headgate.lambda_emulator.invoker import AsyncEventQueue, Invoker
+from headgate.lambda_emulator.responses import ServiceError
 from headgate.lambda_emulator.settings import PlatformSettings
 
 _LOG: Final = logging.getLogger(__name__)
-_HEAD_BYTES_MAX: Final = 2**16
 _IDLE_CONNECTIONS_MAX: Final = 256  # in addition to one per concurrent invocation
 _SWEEPS: Final = 20  # per keep-alive time
 _REQUEST_SLACK_BYTES: Final = 2**20  # of `CreateFunction`, in addition to the code
@@ -97,12 +90,12 @@ class LambdaPlatform:
         self._api = Api(settings, auth, self.control_plane, invoke_service)
         # A zip package is sent as base64, which is longer by a third.
         largest_bytes = max(settings.zip_bytes * 4 // 3, settings.sync_payload_bytes)
-        limits = HttpLimits(
-            head_bytes=_HEAD_BYTES_MAX,
-            body_bytes=largest_bytes + _REQUEST_SLACK_BYTES,
-            connections=settings.concurrency + _IDLE_CONNECTIONS_MAX,
+        limits = replace(
+            settings.http,
+            body_bytes_max=largest_bytes + _REQUEST_SLACK_BYTES,
+            connections_max=settings.concurrency + _IDLE_CONNECTIONS_MAX,
         )
-        self._server = EmulatorHttpServer(self._serve, auth.check_head, limits)
+        self._server = EmulatorServer(self._serve, lambda head, _: auth.check_head(head), limits)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self, host: str, port: int) -> list[Address]:

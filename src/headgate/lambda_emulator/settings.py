@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from headgate.core.errors import ConfigError
+from headgate.http.interface import HttpLimits
 
 CpuMode: TypeAlias = Literal["auto", "cgroup", "affinity", "none"]
 
@@ -45,6 +46,10 @@ class PlatformSettings:
     cpus: tuple[int, ...] | None = None  # CPUs for instances; None: all that this process may use
     region: str = "us-east-1"
     account: str = "000000000000"
+    # Limits of HTTP connections. How many connections and how large a body follow from the above.
+    http: HttpLimits = field(
+        default_factory=lambda: HttpLimits(header_bytes_max=1 << 16, headers_max=256)
+    )
     inherited_variables: tuple[str, ...] = ("PATH", "LD_LIBRARY_PATH", "TMPDIR")
 
     def __post_init__(self) -> None:

@@ -18,6 +18,7 @@ from typing import final
 from headgate.core.actions import Dispatch, KeepWarm
 from headgate.core.events import BatchFinished, BatchRefused, Rank, Refusal
 from headgate.core.model import App, FaasPlatform, Pool
+from headgate.core.token_bucket import TokenBucket
 from headgate.metrics.columns import SpanKind
 from headgate.sim.event_queue import Callback, EventQueue, QueueItem
 from headgate.sim.ground_truth import GroundTruth, has_cascades, unsure_tasks
@@ -134,8 +135,7 @@ class SimFaasPlatform:
         self._idle: dict[int, list[IdleInstance]] = {}  # by variant id, a stack
         self._running_of: dict[int, int] = {}  # by variant id, instances being started included
         self._running = 0
-        self._tokens = float(spec.burst_concurrency)
-        self._refilled_ns = 0
+        self._starts = TokenBucket(float(spec.burst_concurrency), spec.burst_refill_per_s)
         self._ping_counts: dict[int, int] = {}  # by variant id: instances kept warm by pings
         self._ping_cycles: dict[int, int] = {}  # by variant id: `KeepWarm` actions so far
         self._provisioned: dict[int, ProvisionedConcurrency] = {}
@@ -160,7 +160,7 @@ class SimFaasPlatform:
         is_provisioned = provisioned is not None and provisioned.acquire(now_ns)
         instance = None if is_provisioned else self._pop_idle(now_ns, variant_id)
         is_full = self._running >= self._spec.concurrency_max or self.throttles > 0
-        can_begin = is_provisioned or instance is not None or self._can_start(now_ns)
+        can_begin = is_provisioned or instance is not None or self._starts.refill(now_ns)
         if is_full or not can_begin:
             if instance is not None:
                 self._idle[variant_id].append(instance)
@@ -250,17 +250,8 @@ class SimFaasPlatform:
     def _change_running(self, variant_id: int, change: int) -> None:
         self._running_of[variant_id] = self._running_of.get(variant_id, 0) + change
 
-    def _can_start(self, now_ns: int) -> bool:
-        spec = self._spec
-        elapsed_s = (now_ns - self._refilled_ns) / 1e9
-        self._tokens = min(
-            float(spec.burst_concurrency), self._tokens + elapsed_s * spec.burst_refill_per_s
-        )
-        self._refilled_ns = now_ns
-        return self._tokens >= 1.0
-
     def _start(self, variant_id: int) -> int:
-        self._tokens -= 1.0
+        self._starts.take_refilled()
         return self._app.variants[variant_id].profile.cold_start_ns
 
     def keep_warm(self, now_ns: int, action: KeepWarm) -> None:
@@ -292,7 +283,7 @@ class SimFaasPlatform:
 
     def _start_keep_warm(self, now_ns: int, variant_id: int) -> None:
         is_full = self._running >= self._spec.concurrency_max or self.throttles > 0
-        if is_full or not self._can_start(now_ns):
+        if is_full or not self._starts.refill(now_ns):
             return
         start_ns = self._start(variant_id)
         self._running += 1

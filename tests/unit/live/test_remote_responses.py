@@ -16,7 +16,7 @@ from botocore.exceptions import ClientError
 
 from headgate.config.providers import Provider
 from headgate.functions.tensor import Tensor
-from headgate.live.gateway.http.responses import STATUS_LINES
+from headgate.http.interface import STATUS_LINES
 from headgate.live.pools.lambda_pool import LambdaFunctions
 from headgate.live.pools.remote_pool import CallResult, Done, Failed
 from headgate.live.pools.sagemaker_pool import SageMakerEndpoints

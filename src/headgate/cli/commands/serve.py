@@ -17,8 +17,8 @@ from headgate.cli.app_loading import load_app, select_policy, warn_of_unreachabl
 from headgate.config import AppConfig, ServeSpec, from_spec
 from headgate.config.reference import SchemaKey, keys_of
 from headgate.core.errors import ConfigError
+from headgate.http.interface import BACKLOG
 from headgate.live.deployment import Deployment, assign_cores
-from headgate.live.gateway.config import BACKLOG
 from headgate.live.model_registry import remote_only
 from headgate.live.pools.registry import check_providers
 from headgate.live.supervisor import Supervisor

@@ -9,10 +9,10 @@ from __future__ import annotations
 import hmac
 from collections.abc import Mapping
 from hashlib import sha256
-from math import ceil
 from typing import final
 
 from headgate.core.clock import SECOND_NS
+from headgate.core.token_bucket import TokenBucket
 from headgate.live.gateway.config import GatewayConfig, TenantLimit
 from headgate.live.gateway.errors import RequestError
 
@@ -22,11 +22,8 @@ class Tenant:
     """One client's limits and what it uses of them: a token bucket, and requests in flight."""
 
     __slots__ = (
-        "_burst",
+        "_bucket",
         "_concurrency_max",
-        "_filled_ns",
-        "_rate",
-        "_tokens",
         "client_id",
         "in_flight",
     )
@@ -35,10 +32,9 @@ class Tenant:
         self.client_id = limit.client_id
         self.in_flight = 0
         self._concurrency_max = limit.concurrency_max
-        self._rate = limit.rate_per_s / SECOND_NS
-        self._burst = float(max(1, limit.burst))
-        self._tokens = self._burst
-        self._filled_ns = 0
+        self._bucket: TokenBucket | None = None
+        if limit.rate_per_s:
+            self._bucket = TokenBucket(float(max(1, limit.burst)), limit.rate_per_s)
 
     def admit(self, now_ns: int) -> None:
         """Count a request; `finish` ends it. Raises `RequestError` (429) at a limit."""
@@ -49,8 +45,9 @@ class Tenant:
                 reason="concurrency_limited",
                 retry_ns=SECOND_NS,  # when a request in flight will end is not known
             )
-        if self._rate:
-            self._take_token(now_ns)
+        if self._bucket is not None and (wait_ns := self._bucket.take(now_ns)):
+            message = "the client is over its rate limit"
+            raise RequestError(429, message, reason="rate_limited", retry_ns=wait_ns)
         self.in_flight += 1
 
     def finish(self) -> None:
@@ -60,22 +57,8 @@ class Tenant:
     def refund(self) -> None:
         """End a request that was refused before its body was read; its token is given back."""
         self.in_flight -= 1
-        self._tokens = min(self._tokens + 1.0, self._burst)
-
-    def _take_token(self, now_ns: int) -> None:
-        # The bucket is full at the first request, however long the tenant has existed.
-        if self._filled_ns:
-            self._tokens += (now_ns - self._filled_ns) * self._rate
-            self._tokens = min(self._tokens, self._burst)
-        self._filled_ns = now_ns
-        if self._tokens < 1.0:
-            raise RequestError(
-                429,
-                "the client is over its rate limit",
-                reason="rate_limited",
-                retry_ns=ceil((1.0 - self._tokens) / self._rate),
-            )
-        self._tokens -= 1.0
+        if self._bucket is not None:
+            self._bucket.give_back()
 
 
 @final

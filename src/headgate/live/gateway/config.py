@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
 
 from msgspec import structs
 
 from headgate.config import AppConfig, ServeSpec
-
-BACKLOG: Final = 4_096  # connections waiting to be accepted; the kernel may allow fewer
+from headgate.http.interface import HttpLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +34,7 @@ class GatewayConfig(ServeSpec, frozen=True, rename=None):
     A client that reaches a limit gets an error; the gateway goes on.
     """
 
-    # Sizes
+    http: HttpLimits = HttpLimits()  # besides `body_bytes_max` and `connections_max`
     # Longer texts are decoded in another process. Decoding costs up to 40 ns a byte (for numbers of
     # one digit, or of hundreds), during which the event loop serves nobody else.
     inline_bytes_max: int = 128 << 10
@@ -45,22 +43,9 @@ class GatewayConfig(ServeSpec, frozen=True, rename=None):
     # Typed contents over gRPC, whose elements are read one by one, 50 ns each.
     typed_bytes_max: int = 1 << 20
     typed_elements_max: int = 1 << 18
-    header_bytes_max: int = 16 << 10
-    headers_max: int = 100
     inputs_max: int = 64
     dims_max: int = 8  # at most 32
     elements_max: int = 1 << 26
-    # Connections
-    pipelined_max: int = 64  # requests queued on one connection behind the current one
-    write_high_water: int = 1 << 16  # unread bytes of a connection outside the memory budget
-    # Times
-    header_timeout_s: float = 10.0
-    body_timeout_s: float = 60.0
-    body_bytes_per_s_min: float = 8192.0  # slowest body, once `header_timeout_s` has passed
-    idle_timeout_s: float = 75.0
-    write_timeout_s: float = 60.0  # a client that stops reading is disconnected after this time
-    linger_s: float = 2.0  # wait between the last response and closing on a client that still sends
-    sweep_s: float = 0.25  # period of the sweep that checks all timeouts
     # The codec: texts that are decoded and encoded in another process
     codec_timeout_s: float = 10.0  # to process one text, and to wait in the queue
     codec_queue_max: int = 64  # texts of one tenant
@@ -70,6 +55,13 @@ class GatewayConfig(ServeSpec, frozen=True, rename=None):
     # Authentication. Without keys, every client is anonymous.
     keys: tuple[ApiKey, ...] = ()
     tenants: tuple[TenantLimit, ...] = ()
+
+    @property
+    def http_limits(self) -> HttpLimits:
+        """The limits of HTTP connections."""
+        return replace(
+            self.http, body_bytes_max=self.body_bytes_max, connections_max=self.connections_max
+        )
 
 
 def gateway_config(app_config: AppConfig) -> GatewayConfig:

@@ -54,7 +54,6 @@ class GatewayContext:
             largest=config.body_bytes_max,
         )
         self.loop: asyncio.AbstractEventLoop
-        self.clock_s = 0.0  # the loop's clock at the last `refresh`
         self.common_headers = b""  # header lines of every HTTP response
         self._codec: Codec | None = None
         self._rng = Random(secrets.randbits(64))
@@ -74,15 +73,14 @@ class GatewayContext:
             self._codec = Codec(self.loop, self.config)
         return self._codec
 
-    def refresh(self) -> None:
-        """Read the clock, update the `Date` header, and expire texts that wait for the codec."""
-        self.clock_s = self.loop.time()
+    def refresh(self, now_s: float) -> None:
+        """Update the `Date` header, and expire texts that wait for the codec."""
         self.common_headers = b"Server: %b\r\nDate: %b\r\n" % (
             self.config.server_name.encode(),
             formatdate(usegmt=True).encode(),
         )
         if self._codec is not None:
-            self._codec.sweep(self.clock_s)
+            self._codec.sweep(now_s)
 
     def close(self) -> None:
         """End the codec's processes."""

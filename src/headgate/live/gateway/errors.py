@@ -9,15 +9,15 @@ from __future__ import annotations
 from typing import Final
 
 from headgate.core.states import Settlement
+from headgate.http.interface import HttpError
 
 SHUTDOWN_MESSAGE: Final = "the server shut down before the request was completed"
 
 
-class RequestError(Exception):
+class RequestError(HttpError):
     """Raised wherever a request turns out to be one that is not served.
 
-    `status` is an HTTP status; front ends of other protocols map it. `reason` is a code for
-    programs. `closes` says that the connection cannot be used for another request.
+    `status` is an HTTP status; front ends of other protocols map it.
     """
 
     def __init__(
@@ -32,15 +32,11 @@ class RequestError(Exception):
         allow: str = "",
         closes: bool = False,
     ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.reason = reason
+        super().__init__(status, message, reason=reason, closes=closes)
         self.retry_ns = retry_ns  # when to retry; 0: a retry would not help, or nobody can tell
         self.deadline_ns = deadline_ns  # latency that the deadline allowed
         self.settlement = settlement  # of a request that the Scheduler rejected
         self.allow = allow  # methods that the path has, for a 405
-        self.closes = closes
 
 
 def memory_exhausted() -> RequestError:

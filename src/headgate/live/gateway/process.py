@@ -31,7 +31,7 @@ from headgate.live.deployment import read_deployment
 from headgate.live.gateway.access_log import AccessLog
 from headgate.live.gateway.config import gateway_config
 from headgate.live.gateway.context import GatewayContext
-from headgate.live.gateway.http.server import HttpServer
+from headgate.live.gateway.http.server import GatewayServer
 from headgate.live.model_registry import LoadsNeeded
 from headgate.live.runtime import Runtime
 from headgate.live.telemetry import Exposition, Metrics
@@ -117,7 +117,9 @@ class GatewayProcess:
             ORPHANED_S,
         )
         config = gateway_config(self._app_config)
-        server = HttpServer(self._runtime, config, self._exposition.text, self._metrics.responses)
+        server = GatewayServer(
+            self._runtime, config, self._exposition.text, self._metrics.responses
+        )
         if self._app_config.serve.access_log:
             server.context.access_log = AccessLog(self._models, self._metrics.tenants)
         self._runtime.start()
@@ -153,7 +155,7 @@ class GatewayProcess:
             self._end_orphaned()
         return 0
 
-    async def _serve(self, server: HttpServer) -> None:
+    async def _serve(self, server: GatewayServer) -> None:
         """Listen, report to the supervisor when everything is ready, then send heartbeats."""
         if not self._listens_when_ready:
             await self._listen(server)
@@ -176,7 +178,7 @@ class GatewayProcess:
             with suppress(BlockingIOError, BrokenPipeError):
                 os.write(self._pipe_fd, b".")
 
-    async def _listen(self, server: HttpServer) -> None:
+    async def _listen(self, server: GatewayServer) -> None:
         serve = self._app_config.serve
         listener = socket.socket(fileno=self._http_fd)
         self._listener = listener.dup()  # for connections in the backlog when listening stops
@@ -203,7 +205,7 @@ class GatewayProcess:
         self._grpc_address = f"{_url_host(serve.host)}:{port}"
         return server
 
-    async def _shut_down(self, server: HttpServer, number: signal.Signals) -> None:
+    async def _shut_down(self, server: GatewayServer, number: signal.Signals) -> None:
         """Report not-ready and keep serving (lame duck), then refuse new requests and drain.
 
         SIGINT skips the lame-duck time. SIGUSR1 means that a successor accepts new connections:
@@ -242,7 +244,7 @@ class GatewayProcess:
                 while await self._signals.get() is not signal.SIGINT:
                     pass
 
-    async def _stop_listening(self, server: HttpServer) -> None:
+    async def _stop_listening(self, server: GatewayServer) -> None:
         """Accept the connections of the backlog, whose requests get a 503, and then no more."""
         server.stop_accepting()
         accepted = []
@@ -255,7 +257,7 @@ class GatewayProcess:
         if server.connections:
             await asyncio.sleep(SETTLE_S)
 
-    async def _finish(self, server: HttpServer, end_s: float) -> None:
+    async def _finish(self, server: GatewayServer, end_s: float) -> None:
         """Fail open requests and close all connections, of both protocols at once."""
         grpc_stop: asyncio.Task[None] | None = None
         if self._grpc is not None:

@@ -8,17 +8,28 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import uvloop
 from fake_runtime import FakeRuntime
+from msgspec import structs
 
+from headgate.http.interface import HttpLimits
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.gateway.http.server import HttpServer
+from headgate.live.gateway.http.server import GatewayServer
 
 PATIENCE_S = 60.0  # machines may be busy with something else
-QUICK = GatewayConfig(sweep_s=0.02, linger_s=0.1)
+QUICK = GatewayConfig(http=HttpLimits(sweep_s=0.02, linger_s=0.1))
+
+
+def with_limits(config: GatewayConfig = QUICK, **changes: Any) -> GatewayConfig:
+    """Change settings of `serve:` and limits of HTTP connections."""
+    http = {name: changes.pop(name) for name in [*changes] if name not in _SETTINGS}
+    return structs.replace(config, http=replace(config.http, **http), **changes)
+
+
+_SETTINGS = frozenset(GatewayConfig.__struct_fields__)
 
 
 @dataclass
@@ -72,7 +83,7 @@ class Rig:
     """Server, runtime and clients."""
 
     runtime: FakeRuntime
-    server: HttpServer
+    server: GatewayServer
     port: int
     clients: list[Client] = field(default_factory=list)
 
@@ -152,7 +163,7 @@ async def rig(
 ) -> AsyncIterator[Rig]:
     """A running server, closed afterwards with all its connections."""
     runtime = runtime or FakeRuntime()
-    server = HttpServer(runtime, config, lambda accept: (b"up 1\n", "text/plain"))
+    server = GatewayServer(runtime, config, lambda accept: (b"up 1\n", "text/plain"))
     listener = await server.listen(host="127.0.0.1", port=0)
     assert listener is not None
     made = Rig(runtime, server, listener.sockets[0].getsockname()[1])

@@ -17,6 +17,7 @@ from grpc.aio import AioRpcError
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_rig import Rig, run
 
+from headgate.http.interface import HttpLimits
 from headgate.live.call import GatewayPhase
 from headgate.live.gateway.config import ApiKey, GatewayConfig, TenantLimit
 from headgate.live.gateway.grpc import admission as grpc_admission
@@ -228,7 +229,7 @@ def test_a_slow_sender_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
         assert await Sender(rig).refused() == slow
         await until(lambda: rig.context.budget.used == 0)
 
-    run(scenario, GatewayConfig(body_timeout_s=0.1))
+    run(scenario, GatewayConfig(http=HttpLimits(body_timeout_s=0.1)))
 
     async def crowded(rig: Rig) -> None:
         silent = Sender(rig)

@@ -6,17 +6,11 @@ import asyncio
 import socket
 
 import pytest
-from gateway_rig import QUICK, Client, Rig, body, infer, raw, request, run, tensor
-from msgspec.structs import replace
+from gateway_rig import Client, Rig, body, infer, raw, request, run, tensor, with_limits
 
 from headgate.live.call import GatewayPhase
-from headgate.live.gateway.config import GatewayConfig
 
 LIVE = request("GET", "/livez")
-
-
-def with_limits(**limits: float) -> GatewayConfig:
-    return replace(QUICK, **limits)
 
 
 async def refused(rig: Rig, data: bytes, status: int) -> Client:
@@ -71,20 +65,6 @@ def test_pipelined_requests_get_responses_in_order() -> None:
     run(scenario)
 
 
-def test_pipelining_beyond_the_limit_in_one_read_closes() -> None:
-    """Four may be queued behind the first. The response of the last one closes the connection."""
-
-    async def scenario(rig: Rig) -> None:
-        client = await rig.connect()
-        client.send(infer(body()) * 50)
-        replies = [await client.reply() for _ in range(5)]
-        assert [r.status for r in replies] == [200] * 5
-        assert replies[-1].headers["connection"] == "close"
-        assert await client.is_closed()
-
-    run(scenario, with_limits(pipelined_max=4))
-
-
 def test_pipelining_beyond_the_limit_in_many_reads_is_served() -> None:
     """Four are queued behind the first; reading pauses until the queue is empty."""
 
@@ -101,17 +81,6 @@ def test_pipelining_beyond_the_limit_in_many_reads_is_served() -> None:
             assert (await client.reply()).json["id"] == str(number)
 
     run(scenario, with_limits(pipelined_max=4))
-
-
-def test_bytes_may_arrive_one_by_one() -> None:
-    async def scenario(rig: Rig) -> None:
-        client = await rig.connect()
-        for byte in infer(body(), "X-Request-Id: slow"):
-            client.send(bytes((byte,)))
-            await asyncio.sleep(0)
-        assert (await client.reply()).headers["x-request-id"] == "slow"
-
-    run(scenario)
 
 
 def test_chunks() -> None:
@@ -189,74 +158,6 @@ def test_an_upgrade_is_ignored(method: str) -> None:
     run(scenario)
 
 
-@pytest.mark.parametrize(
-    ("data", "status"),
-    [
-        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
-        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
-        (b"GET /livez HTTP/1.1\r\n\r\n", 400),
-        (b"GET /livez HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n", 400),
-        (b"GET /livez HTTP/1.1\r\nHost: x\r\n folded: y\r\n\r\n", 400),
-        (b"GET /livez HTTP/1.1\r\nHost : x\r\n\r\n", 400),
-        (b"POST /livez HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", 400),
-        (b"POST /livez HTTP/1.1\r\nHost: x\r\nContent-Length: +1\r\n\r\nx", 400),
-        (
-            b"POST /livez HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\nx",
-            400,
-        ),
-        (b"POST /livez HTTP/1.1\r\nHost: x\r\nContent-Length: 1, 1\r\n\r\nx", 400),
-        (
-            b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n"
-            b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-            400,
-        ),
-        (
-            b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
-            b"Content-Length: 4\r\n\r\n0\r\n\r\n",
-            400,
-        ),
-        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 400),
-        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n", 400),
-        (b"POST / HTTP/1.0\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
-        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n", 400),
-        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n", 400),
-        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nab\r\n", 400),
-        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + b"f" * 17, 400),
-        (b"GET /livez HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 20_000 + b"\r\n\r\n", 431),
-        (b"GET /livez HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 400_000, 431),
-        (b"GET /" + b"y" * 400_000, 414),
-        (
-            b"GET /livez HTTP/1.1\r\nHost: x\r\n" + b"".join(b"X%d: y\r\n" % n for n in range(101)),
-            431,
-        ),
-        (b"POST /livez HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n", 413),
-    ],
-)
-def test_ambiguous_requests_close_the_connection(data: bytes, status: int) -> None:
-    """Also behind a valid request, which gets its response first."""
-
-    async def scenario(rig: Rig) -> None:
-        await refused(rig, data, status)
-        client = await rig.connect()
-        client.send(infer(body()) + data)
-        assert (await client.reply()).status == 200
-        assert (await client.reply()).status == status
-        assert await client.is_closed()
-
-    run(scenario)
-
-
-def test_chunked_bodies_are_limited_as_they_arrive() -> None:
-    async def scenario(rig: Rig) -> None:
-        for path in (b"/v2/models/echo/infer", b"/nowhere"):
-            head = b"POST %b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" % path
-            await refused(rig, head + b"100\r\n%b\r\n" % (b" " * 256) * 20, 413)
-            trailers = b"0\r\n" + b"X: y\r\n" * 9000
-            await refused(rig, head + b"1\r\n \r\n" + trailers, 431)
-
-    run(scenario, with_limits(body_bytes_max=4096))
-
-
 def test_a_body_of_the_largest_size_is_accepted() -> None:
     async def scenario(rig: Rig) -> None:
         data = infer(body()).partition(b"\r\n\r\n")[2]
@@ -287,36 +188,6 @@ def test_the_sum_of_bodies_is_limited() -> None:
         scenario,
         with_limits(memory_bytes_max=1_000_000, body_bytes_max=400_000, response_bytes_max=400_000),
     )
-
-
-@pytest.mark.parametrize(
-    ("data", "expected_text"),
-    [(b"GET /livez HT", "headers"), (infer(body())[:-1], "body"), (infer(body())[:70], "headers")],
-)
-def test_slow_senders_get_408(data: bytes, expected_text: str) -> None:
-    async def scenario(rig: Rig) -> None:
-        client = await rig.connect()
-        client.send(data)
-        reply = await client.reply()
-        assert (reply.status, expected_text in reply.json["error"]) == (408, True)
-        assert await client.is_closed()
-
-    run(scenario, with_limits(header_timeout_s=0.5, body_timeout_s=0.5))
-
-
-def test_idle_connections_are_closed_and_busy_ones_are_not() -> None:
-    async def scenario(rig: Rig) -> None:
-        rig.runtime.mode = "never"
-        busy, idle = await rig.connect(), await rig.connect()
-        busy.send(infer(body()))
-        idle.send(LIVE)
-        assert (await idle.reply()).status == 200
-        assert await idle.is_closed()
-        rig.runtime.mode = "echo"
-        rig.runtime.complete(rig.runtime.calls[0])
-        assert (await busy.reply()).status == 200
-
-    run(scenario, with_limits(idle_timeout_s=1.0))
 
 
 def test_slow_readers_are_disconnected() -> None:
@@ -374,21 +245,6 @@ def test_a_half_closed_client_gets_its_responses() -> None:
         await rig.until(lambda: not rig.server.connections)
         assert not rig.server.context.budget.used
         assert not rig.server.context.keys.anonymous.in_flight
-
-    run(scenario)
-
-
-def test_half_closing_an_idle_connection_closes_it() -> None:
-    async def scenario(rig: Rig) -> None:
-        for request_bytes in (b"", LIVE, infer(body())[:-1]):
-            client = await rig.connect()
-            client.send(request_bytes)
-            await rig.until(lambda: bool(rig.server.connections))
-            if request_bytes == LIVE:
-                await client.reply()
-            client.writer.write_eof()
-            assert await client.is_closed()
-            await rig.until(lambda: not rig.server.connections)
 
     run(scenario)
 

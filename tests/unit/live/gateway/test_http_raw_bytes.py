@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 
-from gateway_rig import QUICK, body, infer, request, rig, run_on_loop
+from gateway_rig import QUICK, body, infer, request, rig, run_on_loop, with_limits
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 PIECES = [
     infer(body()),
@@ -34,7 +33,7 @@ PIECES = [
     b"\n",
     b"\x00",
 ]
-CONFIG = replace(QUICK, header_timeout_s=0.05, body_timeout_s=0.05, idle_timeout_s=0.05)
+CONFIG = with_limits(QUICK, header_timeout_s=0.05, body_timeout_s=0.05, idle_timeout_s=0.05)
 
 
 @settings(max_examples=60, deadline=None)

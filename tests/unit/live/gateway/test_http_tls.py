@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 from fake_runtime import FakeRuntime
-from gateway_rig import QUICK, Client, Rig, body, infer, raw, request, run_on_loop
+from gateway_rig import QUICK, Client, Rig, body, infer, raw, request, run_on_loop, with_limits
 from msgspec.structs import replace
 
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.gateway.http.server import HttpServer
+from headgate.live.gateway.http.server import GatewayServer
 
 LIVE = request("GET", "/livez")
 
@@ -39,7 +39,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def encrypted(certificate: Path, config: GatewayConfig) -> AsyncIterator[Rig]:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate / "cert.pem", certificate / "key.pem")
-    server = HttpServer(FakeRuntime(), config, lambda accept: (b"", ""))
+    server = GatewayServer(FakeRuntime(), config, lambda accept: (b"", ""))
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     await server.listen(sock=listener, ssl=context)
@@ -52,7 +52,7 @@ async def encrypted(certificate: Path, config: GatewayConfig) -> AsyncIterator[R
         for client in made.clients:
             client.writer.close()
         server.close()
-        await made.until(lambda: not server.connections and not server.open.handshakes)
+        await made.until(lambda: not server.connections and not server.state.handshakes)
         await asyncio.sleep(0.01)
 
 
@@ -100,17 +100,17 @@ def test_requests_over_tls(certificate: Path) -> None:
 
 def test_silent_handshakes_are_counted_and_time_out(certificate: Path) -> None:
     async def scenario() -> None:
-        config = replace(QUICK, connections_max=5, header_timeout_s=0.5)
+        config = with_limits(QUICK, connections_max=5, header_timeout_s=0.5)
         async with encrypted(certificate, config) as rig:
             clients = [silent(rig.port) for _ in range(20)]
             try:
-                await rig.until(lambda: len(rig.server.open.handshakes) == 5)
+                await rig.until(lambda: len(rig.server.state.handshakes) == 5)
                 for client in clients[5:]:  # at once
                     assert await is_let_go(client)
-                assert rig.server.open.excess() == 0
+                assert rig.server.state.excess() == 0
                 for client in clients[:5]:  # in time
                     assert await is_let_go(client)
-                await rig.until(lambda: not rig.server.open.handshakes)
+                await rig.until(lambda: not rig.server.state.handshakes)
                 good = await connect(rig, certificate)
                 good.send(LIVE)
                 assert (await good.reply()).status == 200
@@ -150,7 +150,7 @@ def test_a_malformed_handshake_closes_the_connection(certificate: Path, sent: by
                             break
                     except ConnectionError:
                         break
-            await rig.until(lambda: not rig.server.open.handshakes and not rig.server.connections)
+            await rig.until(lambda: not rig.server.state.handshakes and not rig.server.connections)
 
     run_on_loop(scenario())
 
@@ -159,9 +159,9 @@ def test_a_disconnect_during_the_handshake_is_forgotten(certificate: Path) -> No
     async def scenario() -> None:
         async with encrypted(certificate, QUICK) as rig:
             with silent(rig.port) as client:
-                await rig.until(lambda: len(rig.server.open.handshakes) == 1)
+                await rig.until(lambda: len(rig.server.state.handshakes) == 1)
                 client.shutdown(socket.SHUT_RDWR)
-            await rig.until(lambda: not rig.server.open.handshakes)
+            await rig.until(lambda: not rig.server.state.handshakes)
 
     run_on_loop(scenario())
 
@@ -170,7 +170,7 @@ def test_closing_cancels_handshakes(certificate: Path) -> None:
     async def scenario() -> None:
         async with encrypted(certificate, QUICK) as rig:
             with silent(rig.port) as client:
-                await rig.until(lambda: len(rig.server.open.handshakes) == 1)
+                await rig.until(lambda: len(rig.server.state.handshakes) == 1)
                 rig.server.close()
                 assert await is_let_go(client)
 
@@ -197,7 +197,7 @@ def test_the_backlog_of_the_tls_listener() -> None:
         pytest.skip("the kernel keeps no more than that in line")
 
     async def scenario() -> None:
-        server = HttpServer(FakeRuntime(), QUICK, lambda accept: (b"", ""))
+        server = GatewayServer(FakeRuntime(), QUICK, lambda accept: (b"", ""))
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
         await server.listen(sock=listener)

@@ -9,12 +9,12 @@ from hashlib import sha256
 from random import Random
 
 import pytest
-from gateway_rig import QUICK, Client, Rig, body, infer, raw, request, run, tensor
+from gateway_rig import QUICK, Client, Rig, body, infer, raw, request, run, tensor, with_limits
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from headgate.live.gateway.config import ApiKey, GatewayConfig, TenantLimit
+from headgate.live.gateway.config import ApiKey, TenantLimit
 from headgate.live.gateway.memory_budget import Budget, Hold
 
 KEYS = (ApiKey(sha256(b"first").hexdigest(), 1), ApiKey(sha256(b"second").hexdigest(), 2))
@@ -125,7 +125,7 @@ def test_an_announced_body_must_be_sent() -> None:
         assert (reply.status, "body" in reply.json["error"]) == (408, True)
         await rig.until(lambda: not rig.server.context.budget.used)
 
-    run(scenario, replace(QUICK, header_timeout_s=0.5))
+    run(scenario, with_limits(QUICK, header_timeout_s=0.5))
 
 
 def test_decoded_text_is_counted_at_its_decoded_size() -> None:
@@ -184,7 +184,7 @@ def test_concurrency_is_counted_from_the_headers_and_always_released() -> None:
         assert anonymous.in_flight == 0
 
     limits = (TenantLimit(0, concurrency_max=1),)
-    run(scenario, replace(QUICK, tenants=limits, body_timeout_s=1.5, json_bytes_max=65_536))
+    run(scenario, with_limits(QUICK, tenants=limits, body_timeout_s=1.5, json_bytes_max=65_536))
 
 
 def test_a_request_without_memory_costs_no_token() -> None:
@@ -236,7 +236,7 @@ def test_an_early_error_has_the_format_of_the_clients_interface() -> None:
     run(spent, replace(QUICK, tenants=(limit,)))
 
 
-ANY_ORDER = GatewayConfig(
+ANY_ORDER = with_limits(
     sweep_s=0.02,
     linger_s=0.05,
     inline_bytes_max=400,

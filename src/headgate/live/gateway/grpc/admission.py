@@ -167,7 +167,7 @@ class RpcAdmission(grpc.GenericRpcHandler):
         assert rpc.hold is not None
         await self._reserve(rpc)
         try:
-            message = await self._read(rpc, self._config.body_timeout_s)
+            message = await self._read(rpc, self._config.http.body_timeout_s)
         finally:
             self._end_reading(rpc)
         if message is None:
@@ -381,7 +381,7 @@ class RpcAdmission(grpc.GenericRpcHandler):
     def _hold_response(self, rpc: Rpc, size: int) -> None:
         """Hold a response, and nothing else, until it has been sent. Raises `RequestError`."""
         check_response_size(size, self._config.response_bytes_max, is_text=False)
-        if size <= self._config.write_high_water:
+        if size <= self._config.http.write_high_water:
             self._release(rpc)  # it fits gRPC's own buffers
             return
         if rpc.hold is None or not rpc.hold.resize(size):

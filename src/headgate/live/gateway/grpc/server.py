@@ -15,9 +15,10 @@ from grpc_reflection.v1alpha.reflection import SERVICE_NAME as REFLECTION
 from grpc_reflection.v1alpha.reflection import ReflectionServicer
 
 from headgate.core.errors import ConfigError
+from headgate.http.interface import SHUTDOWN_MESSAGE
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.context import GatewayContext
-from headgate.live.gateway.errors import SHUTDOWN_MESSAGE, RequestError
+from headgate.live.gateway.errors import RequestError
 from headgate.live.gateway.grpc.admission import (
     LOOKAHEAD_BYTES,
     Rpc,
@@ -92,24 +93,24 @@ def _options(config: GatewayConfig, message_bytes: int) -> list[tuple[str, int]]
         ("grpc.compression_enabled_algorithms_bitset", 1),  # no compression, as over HTTP
         ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),
         ("grpc.http2.bdp_probe", 0),  # it would raise the lookahead to what the network carries
-        ("grpc.max_metadata_size", config.header_bytes_max),
-        ("grpc.absolute_max_metadata_size", config.header_bytes_max),
+        ("grpc.max_metadata_size", config.http.header_bytes_max),
+        ("grpc.absolute_max_metadata_size", config.http.header_bytes_max),
         # Connections.
         ("grpc.so_reuseport", 1),
         ("grpc.max_allowed_incoming_connections", config.connections_max),
         ("grpc.max_concurrent_streams", STREAMS_MAX),
         ("grpc.server.max_pending_requests", _PENDING_MAX),
         ("grpc.server.max_pending_requests_hard_limit", 2 * _PENDING_MAX),
-        ("grpc.server_handshake_timeout_ms", int(config.header_timeout_s * 1000)),
-        ("grpc.http2.settings_timeout", int(config.header_timeout_s * 1000)),
+        ("grpc.server_handshake_timeout_ms", int(config.http.header_timeout_s * 1000)),
+        ("grpc.http2.settings_timeout", int(config.http.header_timeout_s * 1000)),
         ("grpc.http2.min_ping_interval_without_data_ms", _PING_MS_MIN),
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
-        ("grpc.keepalive_timeout_ms", int(config.header_timeout_s * 1000)),
-        ("grpc.max_connection_idle_ms", int(config.idle_timeout_s * 1000)),
+        ("grpc.keepalive_timeout_ms", int(config.http.header_timeout_s * 1000)),
+        ("grpc.max_connection_idle_ms", int(config.http.idle_timeout_s * 1000)),
         ("grpc.max_connection_age_ms", _AGE_MS),
         (
             "grpc.max_connection_age_grace_ms",
-            int(1000 * (config.deadline_max_ns / 1e9 + config.write_timeout_s)),
+            int(1000 * (config.deadline_max_ns / 1e9 + config.http.write_timeout_s)),
         ),
     ]
 

@@ -213,8 +213,8 @@ class InferenceService:
 
     async def _read_small(self, rpc: Rpc) -> bytes:
         message = await self._admission.read(rpc)
-        if len(message) > self._config.header_bytes_max:
-            problem = f"the message is larger than {self._config.header_bytes_max} bytes"
+        if len(message) > self._config.http.header_bytes_max:
+            problem = f"the message is larger than {self._config.http.header_bytes_max} bytes"
             raise RequestError(413, problem, reason="too_large")
         return message
 

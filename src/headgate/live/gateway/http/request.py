@@ -15,6 +15,7 @@ from typing import Final, Protocol, cast, final
 
 from headgate.core.states import Outcome, Settlement
 from headgate.functions.tensor import Tensor
+from headgate.http.interface import STATUS_LINES, HttpError
 from headgate.live.call import Call, ServedModel
 from headgate.live.gateway.access_log import AccessEntry
 from headgate.live.gateway.auth import Tenant
@@ -30,7 +31,6 @@ from headgate.live.gateway.errors import (
 from headgate.live.gateway.http.headers import priority_of, timeout_ns, traceparent
 from headgate.live.gateway.http.responses import (
     ERRORS_ONLY,
-    STATUS_LINES,
     ResponseBody,
     ResponseFormat,
     deadline_exceeded,
@@ -99,6 +99,7 @@ class HttpRequest:
     """A request as handlers see it, with the methods that respond to it."""
 
     __slots__ = (
+        "_body_bytes_max",
         "_connection",
         "_hold",
         "_is_done",
@@ -109,7 +110,6 @@ class HttpRequest:
         "access_entry",
         "body",
         "body_bytes",
-        "body_bytes_max",
         "call",
         "closes",
         "context",
@@ -140,10 +140,10 @@ class HttpRequest:
         self._is_head = is_head
         self.body: bytes | bytearray | memoryview = b""
         self.body_bytes = 0  # received, whether or not they were kept
-        self.body_bytes_max = context.config.body_bytes_max
+        self._body_bytes_max = context.config.body_bytes_max
         self.keeps_body = False  # otherwise the body is read and discarded
         self.closes = False  # the connection is closed after this response
-        self.error: RequestError | None = None  # known before the whole body has arrived
+        self.error: HttpError | None = None  # known before the whole body has arrived
         self.response_format: ResponseFormat = ERRORS_ONLY
         self.call: Call | None = None
         self.access_entry: AccessEntry | None = None  # where there is an access log
@@ -169,7 +169,7 @@ class HttpRequest:
         self.response_format = rule.error_format
         text_max = context.config.json_bytes_max
         if (body_bytes > text_max or not body_bytes) and rule.is_text(self.headers):
-            self.body_bytes_max = min(self.body_bytes_max, text_max)
+            self._body_bytes_max = min(self._body_bytes_max, text_max)
             if body_bytes > text_max:
                 raise text_too_long(context.config)
         tenant = self.tenant
@@ -181,11 +181,15 @@ class HttpRequest:
         self._is_in_flight = True
         self.keeps_body = True
 
-    def reserve_more(self, size: int) -> bool:
-        """Reserve memory for more of the body. Returns whether there was room."""
-        return self._hold is not None and self._hold.grow(size)
+    def reserve_more(self, size: int, total: int) -> RequestError | None:
+        """Reserve memory for more of a chunked body. Returns the error if there is no room."""
+        if total > self._body_bytes_max:
+            return text_too_long(self.context.config)
+        if self._hold is None or not self._hold.grow(size):
+            return memory_exhausted()
+        return None
 
-    def reject_body(self, error: RequestError) -> None:
+    def reject_body(self, error: HttpError) -> None:
         """Respond with `error` once the body has arrived, and discard the rest of the body."""
         self.error = error
         self.keeps_body = False
@@ -282,8 +286,12 @@ class HttpRequest:
         except Exception:
             self._respond_internal_error()
 
-    def respond_error(self, error: RequestError) -> None:
+    def respond_error(self, error: HttpError) -> None:
         """Send an error response."""
+        if not isinstance(error, RequestError):  # the connection's own
+            error = RequestError(
+                error.status, error.message, reason=error.reason, closes=error.closes
+            )
         if error.closes:
             self.closes = True
         if error.retry_ns or error.status == 503:
@@ -316,7 +324,7 @@ class HttpRequest:
         context = self.context
         size = len(body) + sum(map(len, raw)) if raw else len(body)
         hold: Hold | None = None
-        if size > context.config.write_high_water:  # smaller ones fit the socket's own buffer
+        if size > context.config.http.write_high_water:  # smaller ones fit the socket's own buffer
             hold = self._hold or Hold(context.budget, self.tenant.client_id if self.tenant else 0)
             if not hold.resize(size):  # the request's other reservations are not needed any more
                 self.respond_error(too_many_unread())
@@ -362,7 +370,7 @@ class HttpRequest:
                 self.context.api.cancel(self.call)
             self._release()
 
-    def abort(self, error: RequestError) -> None:
+    def abort(self, error: HttpError) -> None:
         """Cancel the call and respond with `error`, unless the response is being written."""
         call = self.call
         if self.is_writing:
@@ -489,12 +497,11 @@ class HttpRequest:
 
     def _log_access(self, call: Call | None, status: int, reason: str, out_bytes: int) -> None:
         access_log, route, tenant = self.context.access_log, self.route, self.tenant
-        assert access_log is not None
+        assert access_log is not None and self.access_entry is not None
         # Requests to public paths are anonymous.
         is_known = route is not None and not route.rule.is_public
         access_log.write(
-            # Without an entry, not even the request line could be parsed.
-            self.access_entry or access_log.http_entry(b"-", b"-"),
+            self.access_entry,
             status,
             reason,
             request_id=self.request_id,

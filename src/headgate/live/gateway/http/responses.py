@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from http import HTTPStatus
 from math import ceil
 from typing import Final, Protocol, final
 
@@ -19,10 +18,6 @@ from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.errors import RequestError, internal_error
 
 JSON_HEADER: Final = b"Content-Type: application/json\r\n"
-STATUS_LINES: Final[Mapping[int, bytes]] = {
-    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
-}
-CONTINUE: Final = STATUS_LINES[100] + b"\r\n"
 FUNCTION_FAILED: Final = "the function failed"
 
 _LOG: Final = logging.getLogger(__name__)

@@ -1,13 +1,19 @@
-"""Errors of the service, in the shapes that clients of AWS know."""
+"""Responses of the emulator, and errors in the shapes that clients of AWS know.
+
+A response is sent in one write: a runtime that gets headers and body in two packets waits 40 ms for
+the second, because its kernel delays the acknowledgement of the first.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from headgate.lambda_emulator.http import Response
+from headgate.http.interface import STATUS_LINES, HttpError
 
 ThrottleReason: TypeAlias = Literal[
     "ConcurrentInvocationLimitExceeded",
@@ -21,14 +27,36 @@ ThrottleReason: TypeAlias = Literal[
 _CAPITAL: Final = frozenset(("ResourceNotFoundException", "ServiceException"))
 
 
-class ServiceError(Exception):
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A response: JSON unless a header sets another content type."""
+
+    status: int
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def encode(self, *, is_last: bool) -> bytes:
+        """Return the bytes to send; `is_last` adds `Connection: close`."""
+        # Without a content type, the client of awslambdaric crashes with a null pointer.
+        headers = {"Content-Type": "application/json", **self.headers}
+        headers["X-Content-Type-Options"] = "nosniff"  # no browser may render it as a page
+        if self.status != 204:
+            headers["Content-Length"] = str(len(self.body))
+        if is_last:
+            headers["Connection"] = "close"
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        return STATUS_LINES[self.status] + lines.encode("latin-1") + b"\r\n" + self.body
+
+
+class ServiceError(HttpError):
     """A request that is rejected. No function has run because of it."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
-        super().__init__(f"{code}: {message}")
-        self.status = status
+        super().__init__(status, message)
         self.code = code
-        self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
 
     def response(self) -> Response:
         """Return the HTTP response for this error."""

@@ -23,7 +23,7 @@ more than the bytes that it carries), and what llhttp buffers itself (`_bound_un
 memory is reserved in the budget before it is read. A request that is refused before its body has
 arrived (an unknown path, no key, a limit of its tenant, no memory) has its body read and discarded,
 and the connection goes on. After an error that leaves the position in the stream unknown
-(`RequestError.closes`) the connection ends.
+(`HttpError.closes`) the connection ends.
 
 **Pipelining.** Requests that arrive before the previous response wait in `_queue` and are started
 one after the other, so that responses cannot change places. Reading pauses while `pipelined_max`
@@ -41,22 +41,15 @@ shut (`_lingers`), input is discarded, and the sweep closes the socket after `li
 from __future__ import annotations
 
 import asyncio
+import mmap
 import socket
 from collections import deque
-from collections.abc import Sequence
-from typing import Final, cast, final
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias, cast, final
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
-from headgate.live.gateway.auth import Tenant
-from headgate.live.gateway.context import GatewayContext
-from headgate.live.gateway.errors import RequestError, memory_exhausted
-from headgate.live.gateway.http.request import HttpRequest, Route
-from headgate.live.gateway.http.responses import CONTINUE
-from headgate.live.gateway.http.router import Router
-from headgate.live.gateway.memory_budget import Hold
-from headgate.live.gateway.oip.json import text_too_long
-from headgate.live.ipc.shared_memory import allocate_buffer
+from headgate.http.interface import STATUS_LINES, HeldMemory, HttpError, HttpLimits, IncomingRequest
 
 REFUSED_MAX: Final = 64  # connections beyond the limit that get a 503, at a time
 _PIECE_BYTES: Final = 1 << 20  # of a response that are written at a time
@@ -64,6 +57,13 @@ _TCP_CLOSE: Final = 7  # Linux's state of a connection that was reset
 _LARGE_BYTES: Final = 1 << 20  # of a body
 _CHUNK_BYTES_MIN: Final = 64  # on average, after the first `_CHUNKS_FREE` chunks of a body
 _CHUNKS_FREE: Final = 1024
+_CONTINUE: Final = STATUS_LINES[100] + b"\r\n"
+
+# Makes a request of its method, target and headers. All are empty where there was no readable head:
+# such a request is only there to respond with an error.
+BeginRequest: TypeAlias = Callable[
+    ["HttpConnection", bytes, bytes, dict[bytes, bytes]], IncomingRequest
+]
 
 
 class ParserState:
@@ -76,27 +76,19 @@ class ParserState:
 
 
 @final
-class OpenConnections:
-    """The connections of one server, counted against its limit, TLS handshakes included."""
+class ServerState:
+    """What the connections of one server share; TLS handshakes count as connections."""
 
-    def __init__(self, connections_max: int) -> None:
+    def __init__(self, limits: HttpLimits, begin: BeginRequest) -> None:
+        self.limits = limits
+        self.begin = begin
+        self.clock_s = 0.0  # the loop's clock at the last sweep
         self.connections: set[HttpConnection] = set()
         self.handshakes: set[asyncio.Task[None]] = set()
-        self._connections_max = connections_max
 
     def excess(self) -> int:
         """How many connections there are beyond the limit; negative: how many may be added."""
-        return len(self.connections) + len(self.handshakes) - self._connections_max
-
-    def add(self, connection: HttpConnection) -> bool:
-        """Count a connection. Returns whether it is within the limit."""
-        is_within_limit = self.excess() < 0
-        self.connections.add(connection)
-        return is_within_limit
-
-    def discard(self, connection: HttpConnection) -> None:
-        """Stop counting a connection."""
-        self.connections.discard(connection)
+        return len(self.connections) + len(self.handshakes) - self.limits.connections_max
 
 
 @final
@@ -104,7 +96,6 @@ class HttpConnection(asyncio.Protocol):
     """The writing half of a connection, and its asyncio protocol."""
 
     __slots__ = (
-        "_context",
         "_current",
         "_is_closing",
         "_is_encrypted",
@@ -114,44 +105,48 @@ class HttpConnection(asyncio.Protocol):
         "_is_write_paused",
         "_limits",
         "_lingers",
-        "_open",
         "_parser",
         "_queue",
+        "_server",
         "_since_s",
         "_transport",
         "_unread_holds",
         "_unwritable_since_s",
         "_unwritten",
+        "is_identified",
         "owes_continue",
     )
 
-    def __init__(
-        self,
-        context: GatewayContext,
-        router: Router,
-        connections: OpenConnections,
-        *,
-        is_encrypted: bool = False,
-    ) -> None:
+    def __init__(self, server: ServerState, *, is_encrypted: bool = False) -> None:
+        self.is_identified = False  # for servers that identify a client once per connection
         self.owes_continue = False  # the client waits for `100 Continue` before it sends its body
-        self._context = context
-        self._limits = context.config
-        self._open = connections
+        self._server = server
+        self._limits = server.limits
         self._transport: asyncio.Transport
-        self._parser = RequestParser(self, context, router)
-        self._current: HttpRequest | None = None  # whose response is due
-        self._queue: deque[HttpRequest] = deque()
+        self._parser = RequestParser(self, server)
+        self._current: IncomingRequest | None = None  # whose response is due
+        self._queue: deque[IncomingRequest] = deque()
         self._is_handling = False  # guards `_handle_queued` against recursion
         self._lingers = False  # the client may still be sending: close only our side at first
         self._is_read_paused = False
-        self._since_s = context.clock_s  # when the last response was written
+        self._since_s = server.clock_s  # when the last response was written
         self._unwritable_since_s: float | None = None  # when the client stopped reading
         self._is_write_paused = False  # the transport's buffer is full
         self._unwritten: deque[bytes | memoryview] = deque()  # the rest of large responses
-        self._unread_holds: list[Hold] = []  # of responses since the client stopped reading
+        self._unread_holds: list[HeldMemory] = []  # of responses since the client stopped reading
         self._is_closing = False  # close once everything is written
         self._is_encrypted = is_encrypted
         self._is_half_closed = False  # the client sends no more, and may still read
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the connection is open in both directions."""
+        return not self._transport.is_closing() and not self._is_half_closed
+
+    def address(self, end: str) -> tuple[str, int]:
+        """Host and port of an end of the connection: `peername` or `sockname`."""
+        host, port, *_ = self._transport.get_extra_info(end)  # IPv6 has a flow and a scope
+        return host, port
 
     @property
     def is_idle(self) -> bool:
@@ -170,11 +165,15 @@ class HttpConnection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=self._limits.write_high_water)
         if self._is_encrypted:  # it was counted when it was accepted
-            self._open.connections.add(self)
-        elif self._open.excess() >= REFUSED_MAX:
+            self._server.connections.add(self)
+            return
+        excess = self._server.excess()
+        if excess >= REFUSED_MAX:
             self._transport.abort()
-        elif not self._open.add(self):
-            self._fail(RequestError(503, "too many connections", reason="connections", closes=True))
+            return
+        self._server.connections.add(self)
+        if excess >= 0:
+            self._fail(HttpError(503, "too many connections", reason="connections", closes=True))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the requests of a client that has disconnected."""
@@ -186,7 +185,7 @@ class HttpConnection(asyncio.Protocol):
         current, self._current = self._current, None
         if current is not None:
             current.cancel()
-        self._open.discard(self)
+        self._server.connections.discard(self)
 
     def eof_received(self) -> bool:
         """The client has closed its side. It may still read, so whole requests get responses.
@@ -209,7 +208,7 @@ class HttpConnection(asyncio.Protocol):
             return
         try:
             self._parser.feed(data)
-        except RequestError as error:
+        except HttpError as error:
             self._fail(error)
         else:
             if self.owes_continue and self._current is None:
@@ -219,7 +218,7 @@ class HttpConnection(asyncio.Protocol):
         """The client reads too slowly: stop reading from it, and let the sweep time it."""
         self._is_write_paused = True
         if self._unwritable_since_s is None:
-            self._unwritable_since_s = self._context.clock_s
+            self._unwritable_since_s = self._server.clock_s
         self._update_reading()
 
     def resume_writing(self) -> None:
@@ -236,7 +235,7 @@ class HttpConnection(asyncio.Protocol):
         self._handle_queued()
         self._update_reading()
 
-    def on_request(self, request: HttpRequest) -> None:
+    def on_request(self, request: IncomingRequest) -> None:
         """Queue a request; it is handled at once if none is before it."""
         queue = self._queue
         if len(queue) >= self._limits.pipelined_max:
@@ -254,8 +253,8 @@ class HttpConnection(asyncio.Protocol):
         self,
         head: bytes,
         body: Sequence[bytes | memoryview],
-        request: HttpRequest,
-        hold: Hold | None,
+        request: IncomingRequest,
+        hold: HeldMemory | None,
     ) -> None:
         """Write the response of the current request, and go on to the next request.
 
@@ -268,7 +267,7 @@ class HttpConnection(asyncio.Protocol):
                 self._current = None
             return
         self._current = None
-        self._since_s = self._context.clock_s
+        self._since_s = self._server.clock_s
         self._transport.write(head)
         if body:
             self._unwritten.extend(body)
@@ -293,7 +292,7 @@ class HttpConnection(asyncio.Protocol):
         else:
             self._transport.close()
 
-    def abort(self, error: RequestError) -> None:
+    def abort(self, error: HttpError) -> None:
         """Respond to the current request with `error`, and close.
 
         On an idle connection a request may be on its way. Its client sees the end of the stream
@@ -301,7 +300,7 @@ class HttpConnection(asyncio.Protocol):
         """
         if self.is_idle:
             self._lingers = True
-            self._since_s = self._context.clock_s
+            self._since_s = self._server.clock_s
             self._finish()
         elif self._current is None:
             self._fail(error)
@@ -328,7 +327,7 @@ class HttpConnection(asyncio.Protocol):
             if now_s - self._parser.since_s > timeout_s:
                 part = "headers" if is_head else "body"
                 message = f"the {part} took too long to arrive"
-                self._fail(RequestError(408, message, closes=True))
+                self._fail(HttpError(408, message, closes=True))
 
     def _is_reset(self) -> bool:
         """Whether the client has reset a connection from which nothing is read any more."""
@@ -352,7 +351,7 @@ class HttpConnection(asyncio.Protocol):
         finally:
             self._is_handling = False
 
-    def _fail(self, error: RequestError) -> None:
+    def _fail(self, error: HttpError) -> None:
         """Queue a last request that responds with `error`; nothing is read after it."""
         if self._parser.state != ParserState.CLOSED:
             self._lingers = True
@@ -383,7 +382,10 @@ class HttpConnection(asyncio.Protocol):
         if self._is_closing:
             return
         if self._lingers and self._transport.can_write_eof():
-            self._transport.write_eof()  # the sweep closes the socket later
+            try:
+                self._transport.write_eof()  # the sweep closes the socket later
+            except OSError:  # asyncio's own loop: the client has disconnected
+                self._transport.abort()
         else:
             self._transport.close()
 
@@ -409,14 +411,14 @@ class HttpConnection(asyncio.Protocol):
         if pauses:
             self._transport.pause_reading()
         else:
-            self._parser.since_s = self._context.clock_s  # the pause does not count
+            self._parser.since_s = self._server.clock_s  # the pause does not count
             self._transport.resume_reading()
 
     def _send_continue(self) -> None:
         self.owes_continue = False
         if self._parser.state == ParserState.BODY:
-            self._parser.since_s = self._context.clock_s  # the wait for it does not count
-            self._transport.write(CONTINUE)
+            self._parser.since_s = self._server.clock_s  # the wait for it does not count
+            self._transport.write(_CONTINUE)
 
 
 @final
@@ -429,13 +431,12 @@ class RequestParser:
         "_body_bytes",
         "_chunks",
         "_connection",
-        "_context",
         "_head_bytes",
         "_headers",
         "_limits",
         "_llhttp",
         "_request",
-        "_router",
+        "_server",
         "_target",
         "_unfinished_bytes",
         "_unparsed_left",
@@ -443,18 +444,17 @@ class RequestParser:
         "state",
     )
 
-    def __init__(self, connection: HttpConnection, context: GatewayContext, router: Router) -> None:
+    def __init__(self, connection: HttpConnection, server: ServerState) -> None:
         self.state: int = ParserState.IDLE
-        self.since_s = context.clock_s  # when the head or body that is being read began
+        self.since_s = server.clock_s  # when the head or body that is being read began
         self._connection = connection
-        self._context = context
-        self._router = router
-        self._limits = context.config
+        self._server = server
+        self._limits = server.limits
         self._llhttp = HttpRequestParser(self)
         self._target = b""
         self._headers: dict[bytes, bytes] = {}
         self._head_bytes = 0
-        self._request: HttpRequest | None = None  # whose body is being read
+        self._request: IncomingRequest | None = None  # whose body is being read
         self._announced_bytes = 0  # of the body
         self._body: bytes | bytearray | memoryview = b""
         self._body_bytes = 0  # received
@@ -466,7 +466,7 @@ class RequestParser:
     def feed(self, data: bytes) -> None:
         """Parse bytes; whole requests go to the connection.
 
-        Raises `RequestError`, after which the connection must end.
+        Raises `HttpError`, after which the connection must end.
         """
         while data:
             if self._unparsed_left:
@@ -490,13 +490,13 @@ class RequestParser:
         earned_s = self._body_bytes / limits.body_bytes_per_s_min
         return min(limits.body_timeout_s, limits.header_timeout_s + earned_s)
 
-    def last_request(self, error: RequestError) -> HttpRequest:
+    def last_request(self, error: HttpError) -> IncomingRequest:
         """Stop reading. Returns the request that was being read, or an empty one, with `error`."""
         self.state = ParserState.CLOSED
         request, self._request = self._request, None
         self.discard()
         if request is None:
-            request = HttpRequest(self._connection, self._context, None, None, {}, False)
+            request = self._server.begin(self._connection, b"", b"", {})
         request.reject_body(error)
         request.closes = True
         return request
@@ -512,9 +512,9 @@ class RequestParser:
     def on_message_begin(self) -> None:
         """The first byte of a request has arrived."""
         if self.state == ParserState.CLOSED:
-            raise RequestError(400, "a request follows the last of the connection", closes=True)
+            raise HttpError(400, "a request follows the last of the connection", closes=True)
         self.state = ParserState.HEAD
-        self.since_s = self._context.clock_s
+        self.since_s = self._server.clock_s
         self._head_bytes = 0
         self._chunks = 0
         self._unfinished_bytes = -1
@@ -523,7 +523,7 @@ class RequestParser:
         """A piece of the target has arrived."""
         self._target += url
         if len(self._target) > self._limits.header_bytes_max:
-            raise RequestError(414, "the request target is too long", closes=True)
+            raise HttpError(414, "the request target is too long", closes=True)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header has arrived. Repeated headers are joined to one list, as HTTP defines them."""
@@ -536,53 +536,41 @@ class RequestParser:
         name, value = name.lower(), value.strip()  # llhttp keeps the space after a value
         if name in headers:
             if name in (b"content-length", b"transfer-encoding", b"host", b"authorization"):
-                raise RequestError(400, f"{name.decode()} is given twice", closes=True)
+                raise HttpError(400, f"{name.decode()} is given twice", closes=True)
             value = b"%b, %b" % (headers[name], value)
         headers[name] = value
         if len(headers) > self._limits.headers_max:
             raise _headers_too_large()
 
     def on_headers_complete(self) -> None:
-        """All headers have arrived: find the route and the tenant, and reserve memory."""
-        llhttp, context = self._llhttp, self._context
+        """All headers have arrived: the server makes a request, and reserves memory for it."""
+        llhttp, server = self._llhttp, self._server
         headers, target = self._headers, self._target
         self._headers, self._target = {}, b""
         self.state = ParserState.BODY
-        self.since_s = context.clock_s
-        method = llhttp.get_method()
-        error: RequestError | None = None
-        route: Route | None = None
-        tenant: Tenant | None = None
+        self.since_s = server.clock_s
         if b"host" not in headers and llhttp.get_http_version() == "1.1":
-            raise RequestError(400, "the Host header is missing", closes=True)
-        try:
-            route = self._router.find(method, target)
-            is_public = route.rule.is_public
-            tenant = context.keys.anonymous if is_public else context.keys.tenant(headers)
-        except RequestError as problem:
-            error = problem.with_traceback(None)  # a traceback and its frame would be a cycle
-        request = HttpRequest(self._connection, context, route, tenant, headers, method == b"HEAD")
-        if context.access_log is not None:
-            request.access_entry = context.access_log.http_entry(method, target)
+            raise HttpError(400, "the Host header is missing", closes=True)
+        request = server.begin(self._connection, llhttp.get_method(), target, headers)
         self._request = request
         size = 0
         if b"content-length" in headers or b"transfer-encoding" in headers:
             size = self._announced(headers)
         self._announced_bytes = size
-        if error is None:
+        if request.error is None:
             try:
                 request.admit(size)
-            except RequestError as problem:
-                error = problem.with_traceback(None)
-        request.error = error
+            except HttpError as problem:
+                # A traceback and its frame would be a cycle.
+                request.error = problem.with_traceback(None)
         if b"expect" in headers:
-            self._expect(headers[b"expect"], error)
+            self._expect(headers[b"expect"], request.error)
 
     def on_chunk_header(self) -> None:
         """A chunk begins. Bounds their number: a tiny chunk costs more than its bytes."""
         before, self._chunks = self._chunks, self._chunks + 1
         if before > _CHUNKS_FREE and self._body_bytes < before * _CHUNK_BYTES_MIN:
-            raise RequestError(
+            raise HttpError(
                 400,
                 "the chunks of the body are too small: "
                 f"they must have {_CHUNK_BYTES_MIN} bytes on average",
@@ -600,12 +588,12 @@ class RequestParser:
             raise self._body_too_large()
         if request is None or not request.keeps_body:
             return
-        if self._body_bytes > request.body_bytes_max:
-            self._reject_body(request, text_too_long(self._limits))
-            return
-        if self._body_bytes > self._announced_bytes and not request.reserve_more(len(chunk)):
-            self._reject_body(request, memory_exhausted())
-            return
+        if self._body_bytes > self._announced_bytes:
+            error = request.reserve_more(len(chunk), self._body_bytes)
+            if error is not None:
+                request.reject_body(error)
+                self._body = b""
+                return
         self._keep(chunk)
 
     def on_message_complete(self) -> None:
@@ -613,10 +601,7 @@ class RequestParser:
         request = self._request
         assert request is not None
         if self._llhttp.should_upgrade():
-            if b"transfer-encoding" in request.headers:
-                message = "a request with an upgrade must not have a chunked body"
-                raise RequestError(400, message, closes=True)
-            self._unparsed_left = int(request.headers.get(b"content-length", b"0"))
+            self._unparsed_left = self._announced_bytes
         if not self._unparsed_left:
             self._complete(request, closes=not self._llhttp.should_keep_alive())
 
@@ -631,7 +616,9 @@ class RequestParser:
             if not len(chunk) < self._announced_bytes >= _LARGE_BYTES:
                 self._body = chunk
                 return
-            self._body = allocate_buffer(self._announced_bytes)
+            # Mapped memory costs nothing until it is written; a `bytearray` would be zeroed first.
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            self._body = memoryview(mmap.mmap(-1, self._announced_bytes, flags=flags))
         if isinstance(self._body, memoryview):
             self._body[self._body_bytes - len(chunk) : self._body_bytes] = chunk
             return
@@ -639,11 +626,7 @@ class RequestParser:
             self._body = bytearray(self._body)
         self._body += chunk
 
-    def _reject_body(self, request: HttpRequest, error: RequestError) -> None:
-        request.reject_body(error)
-        self._body = b""
-
-    def _complete(self, request: HttpRequest, *, closes: bool) -> None:
+    def _complete(self, request: IncomingRequest, *, closes: bool) -> None:
         request.body = self._body
         request.body_bytes = self._body_bytes
         request.closes = closes
@@ -683,25 +666,28 @@ class RequestParser:
         coding = headers.get(b"transfer-encoding")
         if coding is not None:
             if coding.lower() != b"chunked" or b"content-length" in headers:
-                raise RequestError(400, "the length of the body is ambiguous", closes=True)
+                raise HttpError(400, "the length of the body is ambiguous", closes=True)
             if self._llhttp.get_http_version() != "1.1":
-                raise RequestError(400, "HTTP/1.0 has no chunked bodies", closes=True)
+                raise HttpError(400, "HTTP/1.0 has no chunked bodies", closes=True)
+            if self._llhttp.should_upgrade():
+                message = "a request with an upgrade must not have a chunked body"
+                raise HttpError(400, message, closes=True)
             return 0
         size = int(headers[b"content-length"])
         if size > self._limits.body_bytes_max:
             raise self._body_too_large()
         return size
 
-    def _expect(self, expected: bytes, error: RequestError | None) -> None:
+    def _expect(self, expected: bytes, error: HttpError | None) -> None:
         if expected.lower() != b"100-continue":
-            raise RequestError(417, "only 100-continue can be expected", closes=True)
+            raise HttpError(417, "only 100-continue can be expected", closes=True)
         if error is not None:
             error.closes = True
             raise error  # before the client has sent a body that would be discarded
         self._connection.owes_continue = True
 
-    def _body_too_large(self) -> RequestError:
-        return RequestError(
+    def _body_too_large(self) -> HttpError:
+        return HttpError(
             413,
             f"the body is larger than {self._limits.body_bytes_max} bytes",
             reason="too_large",
@@ -709,17 +695,15 @@ class RequestParser:
         )
 
 
-def _error_of(problem: HttpParserError) -> RequestError:
+def _error_of(problem: HttpParserError) -> HttpError:
     """The error that one of our callbacks raised in llhttp, or llhttp's own."""
     own = problem.__context__
-    if isinstance(own, RequestError):
+    if isinstance(own, HttpError):
         return own
     if own is not None:
         raise own  # a defect
-    return RequestError(400, f"the request is not HTTP: {problem}", reason="malformed", closes=True)
+    return HttpError(400, f"the request is not HTTP: {problem}", reason="malformed", closes=True)
 
 
-def _headers_too_large() -> RequestError:
-    return RequestError(
-        431, "the headers are too many or too large", reason="too_large", closes=True
-    )
+def _headers_too_large() -> HttpError:
+    return HttpError(431, "the headers are too many or too large", reason="too_large", closes=True)
