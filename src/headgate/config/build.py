@@ -7,15 +7,14 @@ follow the order of the file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
-from math import inf
 from typing import Any, Final, TypeVar, get_type_hints
 
 import msgspec
-from msgspec import structs
+from msgspec import Struct, structs
 
 from headgate.config.decoding import Located, read
 from headgate.config.errors import unknown_name_error
@@ -23,6 +22,7 @@ from headgate.config.options import VariantSource
 from headgate.config.quantities import DurationNs, UsdPerGbS, UsdPerHour
 from headgate.config.schema import (
     AppSpec,
+    BudgetSpec,
     ClientSpec,
     FaasTerms,
     FunctionSpec,
@@ -314,12 +314,8 @@ def _build_stages(
     spec = at.spec
     if (spec.function is None) == (not spec.stages):
         allowed = "either function or stages"
-        raise ConfigError(
-            "must have exactly one of function and stages",
-            where=at.where,
-            key=at.key,
-            allowed=allowed,
-        )
+        problem = "must have exactly one of function and stages"
+        raise ConfigError(problem, where=at.where, key=at.key, allowed=allowed)
     if not spec.stages:
         return (Stage(functions[at.one_of("function", "function", functions)]),)
     if len(spec.stages) > _STAGES_MAX:
@@ -391,55 +387,33 @@ def _build_pools(specs: Mapping[str, PoolSpec], where: str) -> tuple[Pool, ...]:
 
 
 def _build_pool(id: int, name: str, at: Located[PoolSpec]) -> Pool:
-    if at.spec.tier == "serverless":
-        _refuse_given(at, _NODES_ONLY, "is not for serverless pools")
-        return _build_serverless(id, name, at)
-    _refuse_given(at, _SERVERLESS_ONLY, "is only for serverless pools")
-    return _build_nodes(id, name, at)
-
-
-def _build_nodes(id: int, name: str, at: Located[PoolSpec]) -> Pool:
     spec = at.spec
-    gpu_sevenths = spec.gpu_sevenths
-    if gpu_sevenths is None:
-        gpu_sevenths = 0 if spec.tier == "dedicated" else UNLIMITED
-    return Pool(
-        id,
-        name,
-        tier=TIER_NAMES.index(spec.tier),
-        nodes=spec.nodes,
-        slots=spec.slots,
-        queue_max=spec.queue_max,
-        cpu_milli=UNLIMITED if spec.cpu_milli is None else spec.cpu_milli,
-        gpu_sevenths=gpu_sevenths,
-        memory_bytes=spec.memory_bytes,
-        host_memory_bytes=spec.host_memory_bytes,
-        idle_timeout_ns=spec.idle_timeout_ns,
-        is_elastic=spec.is_elastic,
-        boot_ns=spec.boot_ns,
-        usd_per_hour=_price(at, UsdPerHour),
-        network_ns=spec.network_ns,
-        bytes_per_s=spec.bytes_per_s,
-    )
-
-
-def _build_serverless(id: int, name: str, at: Located[PoolSpec]) -> Pool:
-    spec = at.spec
+    common = _given(spec, ("memory_bytes", "network_ns", "bytes_per_s"))
+    if spec.tier != "serverless":
+        _refuse_given(at, _SERVERLESS_ONLY, "is only for serverless pools")
+        defaults = {"gpu_sevenths": 0} if spec.tier == "dedicated" else {}
+        nodes = defaults | common | _given(spec, _NODES_ONLY)
+        tier = TIER_NAMES.index(spec.tier)
+        return Pool(id, name, tier, usd_per_hour=_price(at, UsdPerHour), **nodes)
+    _refuse_given(at, _NODES_ONLY, "is not for serverless pools")
     if spec.memory_bytes == UNLIMITED:
         allowed = "2GB, 1769MiB"
         raise at.error("memory_bytes", "must be a size in a serverless pool", allowed=allowed)
     return Pool(
         id,
         name,
-        tier=Tier.SERVERLESS,
+        Tier.SERVERLESS,
         nodes=0,
         gpu_sevenths=0,
-        memory_bytes=spec.memory_bytes,
-        network_ns=spec.network_ns,
-        bytes_per_s=spec.bytes_per_s,
         faas=faas_platform(spec, spec.memory_bytes, _price(at, UsdPerGbS)),
         breaker=_build_breaker(at),
+        **common,
     )
+
+
+def _given(spec: Struct, names: Iterable[str]) -> dict[str, Any]:
+    """Return the fields of these names that have a value; the core's records have the same."""
+    return {name: value for name in names if (value := getattr(spec, name)) is not None}
 
 
 def _price(at: Located[PoolSpec], kind: Any) -> float:
@@ -453,11 +427,7 @@ def _price(at: Located[PoolSpec], kind: Any) -> float:
 
 def faas_platform(terms: FaasTerms, memory_bytes: int, usd_per_gb_s: float) -> FaasPlatform:
     """Return a platform of a pool or of a price list, at a memory size. No price is 0."""
-    given = {
-        name: value
-        for name in FaasTerms.__struct_fields__
-        if (value := getattr(terms, name)) is not None
-    }
+    given = _given(terms, FaasTerms.__struct_fields__)
     return FaasPlatform(memory_bytes, usd_per_gb_s=usd_per_gb_s, **given)
 
 
@@ -468,23 +438,16 @@ def _build_breaker(pool: Located[PoolSpec]) -> BreakerConfig:
         raise Located(breaker, pool.where, pool.path("circuit_breaker")).error(
             "cooldown_ns", "is longer than `cooldown_max`", allowed=allowed
         )
-    return BreakerConfig(
-        **structs.asdict(breaker),
-        usd_per_minute=inf if budget.usd_per_minute is None else budget.usd_per_minute,
-        usd_per_day=inf if budget.usd_per_day is None else budget.usd_per_day,
-    )
+    return BreakerConfig(**structs.asdict(breaker), **_given(budget, BudgetSpec.__struct_fields__))
 
 
 def _refuse_given(at: Located[PoolSpec], names: tuple[str, ...], problem: str) -> None:
     defaults = PoolSpec()
     for name in names:
         if getattr(at.spec, name) != getattr(defaults, name):
-            allowed = {at.path(each) for each in PoolSpec.__struct_fields__ if each not in names}
-            raise at.error(
-                name,
-                problem,
-                allowed=", ".join(sorted(path.rpartition(".")[2] for path in allowed)),
-            )
+            others = [each for each in PoolSpec.__struct_fields__ if each not in names]
+            allowed = sorted(at.path(each).rpartition(".")[2] for each in others)
+            raise at.error(name, problem, allowed=", ".join(allowed))
 
 
 def _build_clients(specs: Mapping[str, ClientSpec]) -> tuple[Client, ...]:

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from msgspec import Meta, field
+from msgspec import Meta, field, structs
 
 from headgate.config.build import faas_platform
 from headgate.config.decoding import Located, decode
@@ -146,17 +146,17 @@ def read_prices(paths: Sequence[str] = ()) -> PriceList:
     return PriceList(
         instances=tuple(instances.values()),
         platforms=tuple(platforms.values()),
-        provenance=tuple(_provenance(spec, row) for _, spec in used for row in spec.provenance),
+        provenance=tuple(
+            Provenance(spec.title, spec.as_of, **structs.asdict(row))
+            for _, spec in used
+            for row in spec.provenance
+        ),
         titles=tuple(f"{spec.title} ({spec.as_of})" for _, spec in used),
     )
 
 
 def _read(path: str) -> PricesSpec:
     return decode(read_yaml(path), PricesSpec, path)[0]
-
-
-def _provenance(spec: PricesSpec, row: ProvenanceSpec) -> Provenance:
-    return Provenance(spec.title, spec.as_of, row.keys, row.confidence, row.source, row.note)
 
 
 def _instance(name: str, spec: InstanceSpec) -> InstanceType:

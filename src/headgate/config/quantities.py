@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
-from typing import Annotated, Any, Final, Literal, Protocol
+from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, json
 
@@ -25,20 +25,13 @@ from headgate.core.model import UNLIMITED
 _SIZE_BYTES_MAX: Final = 10**18
 
 
-class Parse(Protocol):
-    """A parser of quantities, like those of `headgate.core.units`. It raises `ConfigError`."""
-
-    def __call__(self, value: object) -> float:
-        """Return the number."""
-
-
 @dataclass(frozen=True, slots=True)
 class Quantity:
     """How a number with a unit is written in a file. `words` are numbers that have a name."""
 
     title: str  # empty: described by the type of the written value
     examples: tuple[object, ...]
-    parse: Parse
+    parse: Callable[[object], float]  # raises `ConfigError`
     format: Callable[[Any], object]
     written: Any = str  # type of the written value
     words: Mapping[str, float] = field(default_factory=dict)
@@ -108,18 +101,9 @@ _DURATION: Final = Quantity(
     lambda ns: ns and units.format_duration(ns),
     str | Literal[0],
 )
-_DURATION_OR_NEVER: Final = Quantity(
-    "duration",
-    ("5ms", "1.5s", "10min"),
-    units.parse_duration,
-    units.format_duration,
-    str | Literal[0],
-    words={"never": NEVER_NS},
-)
+_DURATION_OR_NEVER: Final = replace(_DURATION, words={"never": NEVER_NS})
 _SIZE: Final = Quantity("size", ("100MB", "16GiB"), _parse_size, units.format_size)
-_SIZE_OR_UNLIMITED: Final = Quantity(
-    "size", ("100MB", "16GiB"), _parse_size, units.format_size, words={"unlimited": UNLIMITED}
-)
+_SIZE_OR_UNLIMITED: Final = replace(_SIZE, words={"unlimited": UNLIMITED})
 _BANDWIDTH: Final = Quantity(
     "bandwidth",
     ("10GB/s", "unlimited"),

@@ -9,7 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from gateway_rig import QUICK, Rig, body, infer, request, run, tensor
+from gateway_rig import QUICK, Rig, body, infer, request, run, tensor, with_limits
 from msgspec.structs import replace
 
 import headgate
@@ -17,7 +17,7 @@ from headgate.live.call import GatewayPhase
 from headgate.live.gateway.config import ApiKey, GatewayConfig, TenantLimit
 
 Row = tuple[str, str]
-LIMITED = replace(
+LIMITED = with_limits(
     QUICK,
     body_bytes_max=2000,
     header_timeout_s=0.5,
