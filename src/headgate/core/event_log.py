@@ -184,7 +184,9 @@ def _fields(cls: Callable[..., Event | Action]) -> dict[str, str]:
     kinds: dict[str, str] = {}
     for parameter in inspect.signature(cls).parameters.values():
         if parameter.name == "settlement":
-            kinds |= {field.name: str(field.type) for field in _SETTLEMENT}
+            for field in _SETTLEMENT:  # a compiled dataclass has classes for annotations
+                kind = field.type
+                kinds[field.name] = kind if isinstance(kind, str) else kind.__name__
         elif isinstance(parameter.annotation, str):
             kinds[parameter.name] = parameter.annotation
         else:

@@ -25,7 +25,9 @@ def fields_of(cls: type) -> dict[str, object]:
     fields: dict[str, object] = {}
     for name, parameter in inspect.signature(cls).parameters.items():
         if name == "settlement":
-            fields |= {field.name: field.type for field in dataclasses.fields(Settlement)}
+            for field in dataclasses.fields(Settlement):
+                kind = field.type  # a class in a compiled build
+                fields[field.name] = kind if isinstance(kind, str) else kind.__name__
         else:
             fields[name] = parameter.annotation
     return fields
