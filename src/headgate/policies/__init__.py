@@ -37,4 +37,4 @@ def find_policy(name: str, where: str | None = None) -> PolicyKind:
 def describe_policy(name: str) -> str:
     """Return the first line of a policy's docstring: what it does."""
     module = importlib.import_module(f"{__name__}.{name}")
-    return (module.__doc__ or "").strip().splitlines()[0]
+    return (module.__doc__ or name).strip().splitlines()[0]  # a compiled module has no docstring
