@@ -10,7 +10,6 @@ import json
 import re
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final, TypeAlias, final
 from urllib.parse import parse_qsl
 
@@ -50,70 +49,6 @@ _UNSUPPORTED_HEADERS: Final[Mapping[str, str]] = {
 _BAD_JSON: Final = (msgspec.DecodeError, ValueError, RecursionError)
 
 
-@dataclass(frozen=True, slots=True)
-class InvokeResponse:
-    """Body and headers of the response to `Invoke`. The status is 200 even on function errors."""
-
-    body: bytes
-    headers: Mapping[str, str]
-
-
-@final
-class InvokeService:
-    """Runs invocations and queues events for the API."""
-
-    def __init__(
-        self,
-        settings: PlatformSettings,
-        functions: Mapping[str, EmulatedFunction],
-        invoker: Invoker,
-        events: AsyncEventQueue,
-    ) -> None:
-        self._settings = settings
-        self._functions = functions
-        self._invoker = invoker
-        self._events = events
-
-    def function_names(self) -> list[str]:
-        """Return the names of all functions, sorted."""
-        return sorted(self._functions)
-
-    def enqueue(self, function: EmulatedFunction, call: Invocation) -> None:
-        """Queue an event: an asynchronous invocation. Raises `Throttled`."""
-        self._events.put(function, call)
-
-    async def run(
-        self, function: EmulatedFunction, call: Invocation, *, wants_log: bool
-    ) -> InvokeResponse:
-        """Run an invocation and return its response. Raises `Throttled`."""
-        result, record = await self._invoker.run(function, call)
-        headers = {}
-        if result.error_type:
-            headers["X-Amz-Function-Error"] = "Unhandled"
-        if wants_log:
-            log = _log(call, result, record)[-_LOG_BYTES_MAX:]
-            headers["X-Amz-Log-Result"] = base64.b64encode(log).decode()
-        return InvokeResponse(result.payload, headers)
-
-    def describe_account(self) -> dict[str, object]:
-        """Return `GetAccountSettings`."""
-        settings = self._settings
-        sizes = [
-            version.code.size_bytes
-            for f in self._functions.values()
-            for version in f.all_versions()
-        ]
-        return {
-            "AccountLimit": {
-                "ConcurrentExecutions": settings.concurrency,
-                "UnreservedConcurrentExecutions": self._invoker.admission.unreserved(),
-                "CodeSizeZipped": settings.zip_bytes,
-                "CodeSizeUnzipped": settings.unzipped_bytes,
-            },
-            "AccountUsage": {"FunctionCount": len(self._functions), "TotalCodeSize": sum(sizes)},
-        }
-
-
 @final
 class Api:
     """Handles HTTP requests. Errors have the shape that AWS uses."""
@@ -122,13 +57,17 @@ class Api:
         self,
         settings: PlatformSettings,
         auth: RequestAuth,
+        functions: Mapping[str, EmulatedFunction],
         control_plane: ControlPlane,
-        invoke_service: InvokeService,
+        invoker: Invoker,
+        events: AsyncEventQueue,
     ) -> None:
         self._settings = settings
         self._auth = auth
         self._control_plane = control_plane
-        self._invoke_service = invoke_service
+        self._functions = functions
+        self._invoker = invoker
+        self._events = events
 
     async def handle(self, request: EmulatorRequest) -> Response:
         """Return the response to a request; errors become responses as well."""
@@ -158,7 +97,7 @@ class Api:
             case ("GET", "2015-03-31", "functions"):
                 return _json_response(self._list(request))
             case ("GET", "2016-08-19", "account-settings"):
-                return _json_response(self._invoke_service.describe_account())
+                return _json_response(self._account())
             case (method, "2015-03-31", "functions", name, *rest):
                 resolved = self._control_plane.resolve(name, request.query.get("Qualifier"))
                 if rest and method != "GET":  # a version can only be read, invoked or deleted
@@ -318,12 +257,24 @@ class Api:
         return _json_response({"Tags": function.tags})
 
     def _list(self, request: EmulatorRequest) -> JsonObject:
-        latest = {
-            name: self._control_plane.resolve(name)[1]
-            for name in self._invoke_service.function_names()
+        descriptions = {
+            name: self._functions[name].latest.describe(self._settings)
+            for name in sorted(self._functions)
         }
-        descriptions = {name: each.describe(self._settings) for name, each in latest.items()}
         return _page(request, "Functions", descriptions)
+
+    def _account(self) -> JsonObject:
+        settings, functions = self._settings, self._functions.values()
+        sizes = [version.code.size_bytes for f in functions for version in f.all_versions()]
+        return {
+            "AccountLimit": {
+                "ConcurrentExecutions": settings.concurrency,
+                "UnreservedConcurrentExecutions": self._invoker.admission.unreserved(),
+                "CodeSizeZipped": settings.zip_bytes,
+                "CodeSizeUnzipped": settings.unzipped_bytes,
+            },
+            "AccountUsage": {"FunctionCount": len(functions), "TotalCodeSize": sum(sizes)},
+        }
 
     async def _invoke(self, name: str, request: EmulatorRequest, request_id: str) -> Response:
         function, version, qualifier = self._control_plane.resolve(
@@ -337,13 +288,17 @@ class Api:
         call = Invocation(version, arn, payload, context, request_id)
         if kind == "DryRun":
             return Response(204)
-        executed = {"X-Amz-Executed-Version": version.version}
+        headers = {"X-Amz-Executed-Version": version.version}
         if kind == "Event":
-            self._invoke_service.enqueue(function, call)
-            return Response(202, b"", executed)
-        wants_log = request.headers.get("x-amz-log-type") == "Tail"
-        response = await self._invoke_service.run(function, call, wants_log=wants_log)
-        return Response(200, response.body, {**executed, **response.headers})
+            self._events.put(function, call)
+            return Response(202, b"", headers)
+        result, record = await self._invoker.run(function, call)
+        if result.error_type:  # the status is 200 all the same
+            headers["X-Amz-Function-Error"] = "Unhandled"
+        if request.headers.get("x-amz-log-type") == "Tail":
+            log = _log(call, result, record)[-_LOG_BYTES_MAX:]
+            headers["X-Amz-Log-Result"] = base64.b64encode(log).decode()
+        return Response(200, result.payload, headers)
 
     def _payload(self, request: EmulatorRequest, kind: str) -> bytes:
         """Return the payload. Raises `ServiceError` if it is too large or not JSON."""
