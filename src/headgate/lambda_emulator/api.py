@@ -19,19 +19,18 @@ import msgspec
 from headgate.lambda_emulator import api_models
 from headgate.lambda_emulator.api_models import read
 from headgate.lambda_emulator.auth import RequestAuth
-from headgate.lambda_emulator.billing import BillingRecord
 from headgate.lambda_emulator.control_plane import ControlPlane
 from headgate.lambda_emulator.functions import EmulatedFunction, FunctionVersion
-from headgate.lambda_emulator.http import EmulatorRequest
-from headgate.lambda_emulator.instance import Invocation, InvocationResult
-from headgate.lambda_emulator.invoker import AsyncEventQueue, Invoker
-from headgate.lambda_emulator.responses import (
+from headgate.lambda_emulator.http import (
+    EmulatorRequest,
     Response,
     ServiceError,
     invalid,
     not_found,
     too_large,
 )
+from headgate.lambda_emulator.instance import Invocation, InvocationResult
+from headgate.lambda_emulator.invoker import AsyncEventQueue, BillingRecord, Invoker
 from headgate.lambda_emulator.settings import PlatformSettings
 from headgate.system.process import memory_bytes
 

@@ -15,8 +15,8 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from headgate.lambda_emulator.http import ServiceError, invalid
 from headgate.lambda_emulator.instance import RESERVED_VARIABLES
-from headgate.lambda_emulator.responses import ServiceError, invalid
 
 RUNTIME: Final = f"python{sys.version_info.major}.{sys.version_info.minor}"  # the only one
 ARCHITECTURE: Final = "arm64" if platform.machine() in ("aarch64", "arm64") else "x86_64"

@@ -20,8 +20,8 @@ from headgate.lambda_emulator.functions import (
     unpack,
     use_directory,
 )
+from headgate.lambda_emulator.http import ServiceError, conflict, invalid, not_found
 from headgate.lambda_emulator.invoker import Invoker
-from headgate.lambda_emulator.responses import ServiceError, conflict, invalid, not_found
 from headgate.lambda_emulator.settings import PlatformSettings
 
 # A function name, or a full or partial ARN, optionally with a version or an alias.

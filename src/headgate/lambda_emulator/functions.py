@@ -22,7 +22,7 @@ from errno import EACCES, EDQUOT, EIO, EMFILE, ENFILE, ENOENT, ENOSPC, EPERM, ER
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from headgate.lambda_emulator.responses import ServiceError, invalid
+from headgate.lambda_emulator.http import ServiceError, invalid
 from headgate.lambda_emulator.settings import PlatformSettings
 
 LATEST: Final = "$LATEST"
