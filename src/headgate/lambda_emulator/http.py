@@ -115,11 +115,6 @@ def invalid(problem: str) -> ServiceError:
     return ServiceError(400, "InvalidParameterValueException", problem)
 
 
-def too_large(problem: str) -> ServiceError:
-    """Return the error for a payload beyond the size limit."""
-    return ServiceError(413, "RequestTooLargeException", problem)
-
-
 @dataclass(frozen=True, slots=True)
 class EmulatorRequest:
     """A request. Header names are lower case; repeated headers are joined by commas."""

@@ -19,7 +19,7 @@ from typing import Any, Final, Self, TypeVar, final
 
 from headgate.config.providers import NO_KEYS, PlatformKeys
 from headgate.core.errors import ConfigError
-from headgate.lambda_emulator.api import Api, InvokeService
+from headgate.lambda_emulator.api import Api
 from headgate.lambda_emulator.api_models import CreateFunction, EnvironmentVariables, FunctionCode
 from headgate.lambda_emulator.auth import KeysLocation, RequestAuth, make_keys
 from headgate.lambda_emulator.cleanup_process import CleanupProcess, remove_keys
@@ -90,8 +90,9 @@ class LambdaPlatform:
         )
         self.events = AsyncEventQueue(settings, self.invoker)
         self.control_plane = ControlPlane(settings, self.functions, self.invoker, code_directory)
-        invoke_service = InvokeService(settings, self.functions, self.invoker, self.events)
-        self._api = Api(settings, auth, self.control_plane, invoke_service)
+        self._api = Api(
+            settings, auth, self.functions, self.control_plane, self.invoker, self.events
+        )
         # A zip package is sent as base64, which is longer by a third.
         largest_bytes = max(settings.zip_bytes * 4 // 3, settings.sync_payload_bytes)
         limits = replace(
