@@ -24,7 +24,7 @@ from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 
 from headgate.lambda_emulator import EmbeddedPlatform
-from headgate.lambda_emulator.api_models import RUNTIME
+from headgate.lambda_emulator.functions import RUNTIME
 
 ROLE = "arn:aws:iam::000000000000:role/any"
 HANDLER = '''

@@ -29,8 +29,7 @@ from headgate.config.providers import (
 from headgate.core.errors import ConfigError
 from headgate.lambda_emulator import EmbeddedPlatform, client_options
 from headgate.lambda_emulator.auth import RequestAuth
-from headgate.lambda_emulator.http import EmulatorRequest
-from headgate.lambda_emulator.responses import ServiceError
+from headgate.lambda_emulator.http import EmulatorRequest, ServiceError
 
 FUNCTIONS = b"/2015-03-31/functions"
 INVOKE = FUNCTIONS + b"/f/invocations"

@@ -9,9 +9,9 @@ import pytest
 from platform_rig import Caller, eventually, platform_in, signed, zipped
 
 from headgate.lambda_emulator import EmbeddedPlatform, PlatformSettings
-from headgate.lambda_emulator.billing import BillingLog, BillingRecord, gb_s, read_billing_log
 from headgate.lambda_emulator.functions import unpack
-from headgate.lambda_emulator.responses import ServiceError
+from headgate.lambda_emulator.http import ServiceError
+from headgate.lambda_emulator.invoker import BillingLog, BillingRecord, gb_s, read_billing_log
 
 
 def test_pipelined_and_chunked_requests(platform: EmbeddedPlatform) -> None:

@@ -15,8 +15,8 @@ from headgate.core.errors import ConfigError
 from headgate.lambda_emulator import EmbeddedPlatform, PlatformSettings, instance, invoker
 from headgate.lambda_emulator import platform as platforms
 from headgate.lambda_emulator.functions import Code, EmulatedFunction, FunctionVersion
+from headgate.lambda_emulator.http import Throttled
 from headgate.lambda_emulator.invoker import Admission
-from headgate.lambda_emulator.responses import Throttled
 
 
 def at_once(

@@ -10,7 +10,7 @@ from platform_rig import HANDLER, ROLE, Caller, eventually, zipped
 
 from headgate.core.errors import ConfigError
 from headgate.lambda_emulator import EmbeddedPlatform
-from headgate.lambda_emulator.api_models import RUNTIME
+from headgate.lambda_emulator.functions import RUNTIME
 
 ANOTHER = "def handle(event, context):\n    return 'another'\n"
 

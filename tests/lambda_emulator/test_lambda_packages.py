@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from platform_rig import Caller, eventually, platform_in, zipped
 
 from headgate.lambda_emulator import EmbeddedPlatform, PlatformSettings
-from headgate.lambda_emulator.api_models import RUNTIME
-from headgate.lambda_emulator.functions import unpack
-from headgate.lambda_emulator.responses import ServiceError
+from headgate.lambda_emulator.functions import RUNTIME, unpack
+from headgate.lambda_emulator.http import ServiceError
 
 MODULE = "def handle(event, context):\n    return 1\n" * 50
 GOOD = zipped({"module.py": MODULE})

@@ -9,7 +9,7 @@ import pytest
 from platform_rig import ROLE, Caller, zipped
 
 from headgate.lambda_emulator import EmbeddedPlatform
-from headgate.lambda_emulator.api_models import ARCHITECTURE, RUNTIME
+from headgate.lambda_emulator.functions import ARCHITECTURE, RUNTIME
 
 MODULE = "def handle(event, context):\n    return 1\n"
 OTHER_ARCHITECTURE = "x86_64" if ARCHITECTURE == "arm64" else "arm64"

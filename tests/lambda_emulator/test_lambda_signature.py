@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from headgate.config.providers import PlatformKeys
 from headgate.lambda_emulator.auth import SKEW_S_MAX, RequestAuth, check_signature, read_signature
-from headgate.lambda_emulator.http import EmulatorRequest
-from headgate.lambda_emulator.responses import ServiceError
+from headgate.lambda_emulator.http import EmulatorRequest, ServiceError
 
 KEYS = PlatformKeys("HEADGATEEXAMPLE", "a-secret-of-forty-characters/+0123456789")
 URL = "http://127.0.0.1:9001"

@@ -11,8 +11,8 @@ from click.testing import CliRunner, Result
 from onnx_file import write_linear
 
 from headgate.cli.main import cli
-from headgate.profiling import read_profile
-from headgate.profiling.machine import usable_cores
+from headgate.profiling.profile_file import read_profile
+from headgate.profiling.profiler import usable_cores
 
 CODE = '''
 import os

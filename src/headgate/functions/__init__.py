@@ -6,15 +6,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from headgate.functions.model import Model, function
-    from headgate.functions.onnx_model import OnnxModel
+    from headgate.functions.model import Model, OnnxModel, function
     from headgate.functions.tensor import TensorSpec
 
 __all__ = ["Model", "OnnxModel", "TensorSpec", "function"]
 
 _HOMES: Final = {
     "Model": "model",
-    "OnnxModel": "onnx_model",
+    "OnnxModel": "model",
     "TensorSpec": "tensor",
     "function": "model",
 }

@@ -14,8 +14,7 @@ from headgate.core.errors import ConfigError
 from headgate.core.model import App, Variant
 from headgate.functions.batch_runner import BatchRunner
 from headgate.functions.error_text import error_text
-from headgate.functions.model import Model, function
-from headgate.functions.onnx_model import OnnxModel
+from headgate.functions.model import Model, OnnxModel, function
 
 
 class FunctionSource(Protocol):

@@ -12,19 +12,29 @@ must be a batch of as many items, for `encode`. A model never sees where one req
 next begins, and its result must not depend on it.
 
 With `batches = False` the first dimension has no meaning, and `predict` gets one request at a time.
+A Python function and an ONNX file are models, too.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any, ClassVar, TypeAlias, overload
+import os
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar, Final, TypeAlias, overload
 
 import numpy as np
 
 from headgate.core.errors import ConfigError
 from headgate.functions.arrays import Array, dtype_of
-from headgate.functions.tensor import Signature, TensorSpecsLike, parse_specs
+from headgate.functions.tensor import (
+    ITEM_BYTES,
+    Signature,
+    TensorSpec,
+    TensorSpecsLike,
+    parse_specs,
+)
 
 
 class Model:
@@ -122,9 +132,8 @@ def signature_of(model: Model) -> Signature:
     return Signature(inputs, outputs, model.batches, model.platform)
 
 
-PythonFunction: TypeAlias = Callable[
-    ..., Any
-]  # takes arrays; returns an array, or a dict or tuple of arrays
+# Takes arrays; returns an array, or a dict or tuple of arrays.
+PythonFunction: TypeAlias = Callable[..., Any]
 
 
 @overload
@@ -249,3 +258,98 @@ def _name_outputs(result: object, names: tuple[str, ...]) -> object:
     if len(result) != len(names):
         raise ValueError(f"returned {len(result)} outputs, but declares {len(names)}")
     return dict(zip(names, result, strict=True))
+
+
+class OnnxModel(Model):
+    """Runs an ONNX file on the CPU. The signature is read from the file.
+
+    Requests are batched if the first dimension of every input and output is symbolic. `threads`
+    defaults to the number of cores that the process may use.
+    """
+
+    platform: ClassVar[str] = "onnxruntime_onnx"
+
+    def __init__(self, path: str | Path, *, threads: int | None = None) -> None:
+        if threads is not None and (not isinstance(threads, int) or threads < 1):
+            raise ConfigError("must be at least 1", where=str(path), key="threads", value=threads)
+        self._path = Path(path)
+        self._threads = threads
+
+    def load(self) -> None:
+        """Read the file. Raises `ConfigError` if it cannot be read."""
+        self._session = _session(self._path, self._threads or len(os.sched_getaffinity(0)))
+        self.inputs = _specs(self._session.get_inputs(), self._path)
+        self.outputs = _specs(self._session.get_outputs(), self._path)
+        self.batches = all(
+            spec.shape and spec.shape[0] == -1 for spec in (*self.inputs, *self.outputs)
+        )
+        self._output_names = [spec.name for spec in self.outputs]
+        self._string_inputs = [spec.name for spec in self.inputs if spec.datatype == "BYTES"]
+
+    def decode(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        """Return the inputs, with strings as `str`."""
+        for name in self._string_inputs:
+            inputs[name] = _decoded(inputs[name])
+        return inputs
+
+    def predict(self, batch: dict[str, Array]) -> dict[str, Array]:
+        """Run the graph of the file."""
+        outputs = self._session.run(self._output_names, batch)
+        return dict(zip(self._output_names, outputs, strict=True))
+
+    def unload(self) -> None:
+        """Release the session."""
+        del self._session
+
+
+# `Any` below: ONNX Runtime is an optional extra without types.
+
+
+def _session(path: Path, threads: int) -> Any:
+    if not path.is_file():
+        raise ConfigError("does not exist", where=str(path))
+    try:
+        # By name, because it has no types; here, because it is optional and slow to import.
+        onnxruntime = import_module("onnxruntime")
+    except ImportError:
+        problem = "needs ONNX Runtime: pip install 'headgate[onnx]'"
+        raise ConfigError(problem, where=str(path)) from None
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    # Threads that spin while they wait would take CPU time from other workers.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    try:
+        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # it raises many types of its own
+        problem = str(error).replace("\n", " ")
+        raise ConfigError(f"cannot be loaded: {problem}", where=str(path)) from None
+
+
+def _specs(nodes: Sequence[Any], path: Path) -> tuple[TensorSpec, ...]:
+    specs = []
+    for node in nodes:
+        datatype = _DATATYPES.get(node.type)
+        if datatype is None:
+            known, kind = ", ".join(_DATATYPES), node.type
+            problem = "has an unsupported type"
+            raise ConfigError(problem, where=str(path), key=node.name, value=kind, allowed=known)
+        shape = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in node.shape)
+        specs.append(TensorSpec(node.name, datatype, shape))
+    return tuple(specs)
+
+
+def _decoded(array: Array) -> Array:
+    texts: Array = np.empty(array.size, object)
+    for index, element in enumerate(array.reshape(-1).tolist()):
+        texts[index] = element.decode()
+    return texts.reshape(array.shape)
+
+
+_ONNX_NAMES: Final = {"FP16": "float16", "FP32": "float", "FP64": "double", "BYTES": "string"}
+_DATATYPES: Final[Mapping[str, str]] = {
+    f"tensor({_ONNX_NAMES.get(name, name.lower())})": name
+    for name in ITEM_BYTES
+    if name != "BF16"  # NumPy, through which inputs come, has no such type
+}

@@ -5,7 +5,7 @@ runtime of AWS.
 """
 
 from headgate.lambda_emulator.auth import client_options
-from headgate.lambda_emulator.billing import BillingLog, BillingRecord, gb_s, read_billing_log
+from headgate.lambda_emulator.invoker import BillingLog, BillingRecord, gb_s, read_billing_log
 from headgate.lambda_emulator.platform import EmbeddedPlatform, InstanceSnapshot, LambdaPlatform
 from headgate.lambda_emulator.settings import PlatformSettings
 

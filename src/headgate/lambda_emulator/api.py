@@ -1,4 +1,4 @@
-"""The HTTP API of AWS Lambda: routes requests to the control plane and the invoke service.
+"""The HTTP API of AWS Lambda: routes requests to the control plane and the invoker.
 
 Operations and parameters that the emulator does not support are rejected in the shape of AWS.
 """
@@ -10,31 +10,41 @@ import json
 import re
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final, TypeAlias, final
 from urllib.parse import parse_qsl
 
 import msgspec
 
-from headgate.lambda_emulator import api_models
-from headgate.lambda_emulator.api_models import read
+from headgate.lambda_emulator.api_models import (
+    CreateFunction,
+    PublishVersion,
+    PutConcurrency,
+    PutProvisioned,
+    TagResource,
+    UpdateCode,
+    UpdateConfiguration,
+    WriteAlias,
+    check_tags,
+    read,
+)
 from headgate.lambda_emulator.auth import RequestAuth
-from headgate.lambda_emulator.billing import BillingRecord
 from headgate.lambda_emulator.control_plane import ControlPlane
-from headgate.lambda_emulator.functions import EmulatedFunction, FunctionVersion
-from headgate.lambda_emulator.http import EmulatorRequest
-from headgate.lambda_emulator.instance import Invocation, InvocationResult
-from headgate.lambda_emulator.invoker import AsyncEventQueue, Invoker
-from headgate.lambda_emulator.responses import (
+from headgate.lambda_emulator.functions import Alias, EmulatedFunction, FunctionVersion
+from headgate.lambda_emulator.http import (
+    EmulatorRequest,
     Response,
     ServiceError,
     invalid,
     not_found,
-    too_large,
 )
+from headgate.lambda_emulator.instance import Invocation, InvocationResult
+from headgate.lambda_emulator.invoker import AsyncEventQueue, BillingRecord, Invoker
 from headgate.lambda_emulator.settings import PlatformSettings
 from headgate.system.process import memory_bytes
 
 JsonObject: TypeAlias = dict[str, object]
+Target: TypeAlias = tuple[EmulatedFunction, FunctionVersion, str | None]  # with the qualifier
 
 _LOG_BYTES_MAX: Final = 4_096
 _CLIENT_CONTEXT_BYTES_MAX: Final = 3_583
@@ -50,24 +60,19 @@ _BAD_JSON: Final = (msgspec.DecodeError, ValueError, RecursionError)
 
 
 @final
+@dataclass(frozen=True, slots=True)
 class Api:
-    """Handles HTTP requests. Errors have the shape that AWS uses."""
+    """Handles HTTP requests. Errors have the shape that AWS uses.
 
-    def __init__(
-        self,
-        settings: PlatformSettings,
-        auth: RequestAuth,
-        functions: Mapping[str, EmulatedFunction],
-        control_plane: ControlPlane,
-        invoker: Invoker,
-        events: AsyncEventQueue,
-    ) -> None:
-        self._settings = settings
-        self._auth = auth
-        self._control_plane = control_plane
-        self._functions = functions
-        self._invoker = invoker
-        self._events = events
+    An operation returns the body of its response, or None for a response without one.
+    """
+
+    settings: PlatformSettings
+    auth: RequestAuth
+    functions: Mapping[str, EmulatedFunction]
+    control_plane: ControlPlane
+    invoker: Invoker
+    events: AsyncEventQueue
 
     async def handle(self, request: EmulatorRequest) -> Response:
         """Return the response to a request; errors become responses as well."""
@@ -77,7 +82,7 @@ class Api:
                 raise ServiceError(
                     413, "RequestEntityTooLargeException", "The request is too large."
                 )
-            self._auth.check(request)
+            self.auth.check(request)
             _check_query(request)
             response = await self._route(request, request_id)
         except ServiceError as error:
@@ -86,244 +91,211 @@ class Api:
         return Response(response.status, response.body, headers)
 
     async def _route(self, request: EmulatorRequest, request_id: str) -> Response:
+        plane, qualifier = self.control_plane, request.query.get("Qualifier")
+        status = 201 if request.method == "POST" else 200
         match (request.method, *request.parts):
             case ("POST", "2015-03-31", "functions", name, "invocations"):
-                return await self._invoke(name, request, request_id)
+                return await self._invoke(plane.resolve(name, qualifier), request, request_id)
             case ("POST", "2015-03-31", "functions"):
-                created = await self._control_plane.create(
-                    read(request.body, api_models.CreateFunction)
-                )
-                return _json_response(created.describe(self._settings), 201)
+                params = read(request.body, CreateFunction)
+                body: JsonObject | None = self._describe(await plane.create(params))
             case ("GET", "2015-03-31", "functions"):
-                return _json_response(self._list(request))
+                latest = {name: each.latest for name, each in sorted(self.functions.items())}
+                body = self._page(request, "Functions", latest)
             case ("GET", "2016-08-19", "account-settings"):
-                return _json_response(self._account())
+                body = self._account()
             case (method, "2015-03-31", "functions", name, *rest):
-                resolved = self._control_plane.resolve(name, request.query.get("Qualifier"))
+                target = plane.resolve(name, qualifier)
                 if rest and method != "GET":  # a version can only be read, invoked or deleted
-                    self._control_plane.resolve_unqualified(name, request.query.get("Qualifier"))
-                return await self._manage(method, tuple(rest), request, resolved)
+                    plane.resolve_unqualified(name, qualifier)
+                body = await self._manage((method, *rest), request, target)
             case (method, "2017-10-31" | "2019-09-30", "functions", name, "concurrency"):
-                function = self._control_plane.resolve_unqualified(
-                    name, request.query.get("Qualifier")
-                )
-                return self._reserve(method, request, function)
+                function = plane.resolve_unqualified(name, qualifier)
+                body = self._reserve(method, request, function)
             case (method, "2017-03-31", "tags", resource):
-                return self._tag(method, request, self._control_plane.resolve_unqualified(resource))
+                body = self._tag(method, request, plane.resolve_unqualified(resource))
             case (method, "2019-09-30", "functions", name, "provisioned-concurrency"):
-                function, _, qualifier = self._control_plane.resolve(
-                    name, request.query.get("Qualifier")
-                )
-                return self._provision(method, request, function, qualifier)
-        raise not_found(f"no such operation: {request.method} {request.path}")
-
-    async def _manage(
-        self,
-        method: str,
-        rest: tuple[str, ...],
-        request: EmulatorRequest,
-        resolved: tuple[EmulatedFunction, FunctionVersion, str | None],
-    ) -> Response:
-        """Handle an operation on one function."""
-        control_plane, settings = self._control_plane, self._settings
-        function, version, qualifier = resolved
-        match (method, *rest):
-            case ("GET",):
-                body: JsonObject = {
-                    "Configuration": version.describe(settings, qualifier),
-                    "Code": {
-                        "RepositoryType": "Directory",
-                        "Location": str(version.code.directory),
-                    },
-                }
-                if function.tags:
-                    body["Tags"] = function.tags
-                if function.reserved is not None:
-                    body["Concurrency"] = {"ReservedConcurrentExecutions": function.reserved}
-                return _json_response(body)
-            case ("GET", "configuration"):
-                return _json_response(version.describe(settings, qualifier))
-            case ("PUT", "configuration"):
-                params = read(request.body, api_models.UpdateConfiguration)
-                return _json_response(
-                    control_plane.update_configuration(function, params).describe(settings)
-                )
-            case ("PUT", "code"):
-                update = read(request.body, api_models.UpdateCode)
-                return _json_response(
-                    (await control_plane.update_code(function, update)).describe(settings)
-                )
-            case ("DELETE",):
-                control_plane.delete(function, qualifier)
-                return Response(204)
-            case ("GET", "versions"):
-                versions = {
-                    each.version: each.describe(settings) for each in function.all_versions()
-                }
-                return _json_response(_page(request, "Versions", versions))
-            case ("POST", "versions"):
-                created = control_plane.publish(
-                    function, read(request.body, api_models.PublishVersion)
-                )
-                return _json_response(created.describe(settings), 201)
-        return self._alias(method, rest, request, function)
-
-    def _alias(
-        self,
-        method: str,
-        rest: tuple[str, ...],
-        request: EmulatorRequest,
-        function: EmulatedFunction,
-    ) -> Response:
-        control_plane, settings = self._control_plane, self._settings
-        match (method, *rest):
-            case ("GET", "aliases"):
-                aliases = {
-                    name: alias.describe(settings, function.name)
-                    for name, alias in function.aliases.items()
-                }
-                return _json_response(_page(request, "Aliases", aliases))
-            case ("POST", "aliases"):
-                params = read(request.body, api_models.WriteAlias)
-                alias = control_plane.write_alias(function, params, is_new=True)
-                return _json_response(alias.describe(settings, function.name), 201)
-            case ("PUT", "aliases", name):
-                params = read(request.body, api_models.WriteAlias)
-                params.name = name
-                alias = control_plane.write_alias(function, params, is_new=False)
-                return _json_response(alias.describe(settings, function.name))
-            case ("GET", "aliases", name) if name in function.aliases:
-                return _json_response(function.aliases[name].describe(settings, function.name))
-            case ("DELETE", "aliases", name):
-                control_plane.delete_alias(function, name)
-                return Response(204)
-        raise not_found(f"no such operation: {method} {request.path}")
-
-    def _reserve(
-        self, method: str, request: EmulatorRequest, function: EmulatedFunction
-    ) -> Response:
-        if method == "DELETE":
-            self._control_plane.reserve(function, None)
-            return Response(204)
-        if method == "PUT":
-            params = read(request.body, api_models.PutConcurrency)
-            self._control_plane.reserve(function, params.reserved_concurrent_executions)
-        elif method != "GET":
-            raise not_found(f"no such operation: {method} {request.path}")
-        if function.reserved is None:
-            return _json_response({})
-        return _json_response({"ReservedConcurrentExecutions": function.reserved})
-
-    def _provision(
-        self,
-        method: str,
-        request: EmulatorRequest,
-        function: EmulatedFunction,
-        qualifier: str | None,
-    ) -> Response:
-        control_plane = self._control_plane
-        if method == "PUT":
-            params = read(request.body, api_models.PutProvisioned)
-            control_plane.provision(function, qualifier, params.provisioned_concurrent_executions)
-            return _json_response(control_plane.describe_provisioned(function, qualifier), 202)
-        if method == "DELETE":
-            control_plane.unprovision(function, qualifier)
-            return Response(204)
-        if method != "GET":
-            raise not_found(f"no such operation: {method} {request.path}")
-        if request.query.get("List") == "ALL":
-            each = {
-                name: {
-                    "FunctionArn": self._settings.arn(function.name, name),
-                    **control_plane.describe_provisioned(function, name),
-                }
-                for name in function.provisioned
-            }
-            return _json_response(_page(request, "ProvisionedConcurrencyConfigs", each))
-        return _json_response(control_plane.describe_provisioned(function, qualifier))
-
-    def _tag(self, method: str, request: EmulatorRequest, function: EmulatedFunction) -> Response:
-        if method == "POST":
-            params = read(request.body, api_models.TagResource)
-            function.tags = api_models.check_tags({**function.tags, **params.tags})
-            return Response(204)
-        if method == "DELETE":
-            pairs = parse_qsl(request.query_string, keep_blank_values=True)
-            removed = {value for name, value in pairs if name == "tagKeys"}
-            function.tags = {k: v for k, v in function.tags.items() if k not in removed}
-            return Response(204)
-        if method != "GET":
-            raise not_found(f"no such operation: {method} {request.path}")
-        return _json_response({"Tags": function.tags})
-
-    def _list(self, request: EmulatorRequest) -> JsonObject:
-        descriptions = {
-            name: self._functions[name].latest.describe(self._settings)
-            for name in sorted(self._functions)
-        }
-        return _page(request, "Functions", descriptions)
+                body = self._provision(method, request, plane.resolve(name, qualifier))
+                status = 202 if method == "PUT" else 200
+            case _:
+                raise _no_operation(request)
+        return Response(204) if body is None else Response(status, msgspec.json.encode(body))
 
     def _account(self) -> JsonObject:
-        settings, functions = self._settings, self._functions.values()
-        sizes = [version.code.size_bytes for f in functions for version in f.all_versions()]
+        settings = self.settings
+        versions = [each for f in self.functions.values() for each in f.all_versions()]
         return {
             "AccountLimit": {
                 "ConcurrentExecutions": settings.concurrency,
-                "UnreservedConcurrentExecutions": self._invoker.admission.unreserved(),
+                "UnreservedConcurrentExecutions": self.invoker.admission.unreserved(),
                 "CodeSizeZipped": settings.zip_bytes,
                 "CodeSizeUnzipped": settings.unzipped_bytes,
             },
-            "AccountUsage": {"FunctionCount": len(functions), "TotalCodeSize": sum(sizes)},
+            "AccountUsage": {
+                "FunctionCount": len(self.functions),
+                "TotalCodeSize": sum(version.code.size_bytes for version in versions),
+            },
         }
 
-    async def _invoke(self, name: str, request: EmulatorRequest, request_id: str) -> Response:
-        function, version, qualifier = self._control_plane.resolve(
-            name, request.query.get("Qualifier")
-        )
+    async def _manage(
+        self, operation: tuple[str, ...], request: EmulatorRequest, target: Target
+    ) -> JsonObject | None:
+        """Handle an operation on one function: its method, and its path below the function."""
+        plane, body = self.control_plane, request.body
+        function, version, qualifier = target
+        match operation:
+            case ("GET",):
+                return self._get(target)
+            case ("GET", "configuration"):
+                return version.describe(self.settings, qualifier)
+            case ("PUT", "configuration"):
+                params = read(body, UpdateConfiguration)
+                return self._describe(plane.update_configuration(function, params))
+            case ("PUT", "code"):
+                return self._describe(await plane.update_code(function, read(body, UpdateCode)))
+            case ("DELETE",):
+                plane.delete(function, qualifier)
+            case ("GET", "versions"):
+                versions = {each.version: each for each in function.all_versions()}
+                return self._page(request, "Versions", versions)
+            case ("POST", "versions"):
+                return self._describe(plane.publish(function, read(body, PublishVersion)))
+            case ("GET", "aliases"):
+                return self._page(request, "Aliases", function.aliases)
+            case ("POST", "aliases"):
+                return self._describe(plane.write_alias(function, read(body, WriteAlias)))
+            case ("PUT", "aliases", name):
+                return self._describe(plane.write_alias(function, read(body, WriteAlias), name))
+            case ("GET", "aliases", name) if name in function.aliases:
+                return self._describe(function.aliases[name])
+            case ("DELETE", "aliases", name):
+                plane.delete_alias(function, name)
+            case _:
+                raise _no_operation(request)
+        return None
+
+    def _get(self, target: Target) -> JsonObject:
+        function, version, qualifier = target
+        body: JsonObject = {
+            "Configuration": version.describe(self.settings, qualifier),
+            "Code": {"RepositoryType": "Directory", "Location": str(version.code.directory)},
+        }
+        if function.tags:
+            body["Tags"] = function.tags
+        if function.reserved is not None:
+            body["Concurrency"] = {"ReservedConcurrentExecutions": function.reserved}
+        return body
+
+    def _reserve(
+        self, method: str, request: EmulatorRequest, function: EmulatedFunction
+    ) -> JsonObject | None:
+        match method:
+            case "DELETE":
+                self.control_plane.reserve(function, None)
+                return None
+            case "PUT":
+                params = read(request.body, PutConcurrency)
+                self.control_plane.reserve(function, params.reserved_concurrent_executions)
+            case "GET":
+                if function.reserved is None:
+                    return {}
+            case _:
+                raise _no_operation(request)
+        return {"ReservedConcurrentExecutions": function.reserved}
+
+    def _provision(
+        self, method: str, request: EmulatorRequest, target: Target
+    ) -> JsonObject | None:
+        plane, (function, _, qualifier) = self.control_plane, target
+        match method:
+            case "PUT":
+                params = read(request.body, PutProvisioned)
+                plane.provision(function, qualifier, params.provisioned_concurrent_executions)
+            case "DELETE":
+                plane.unprovision(function, qualifier)
+                return None
+            case "GET" if request.query.get("List") == "ALL":
+                each = {
+                    name: {
+                        "FunctionArn": self.settings.arn(function.name, name),
+                        **plane.describe_provisioned(function, name),
+                    }
+                    for name in function.provisioned
+                }
+                return _page(request, "ProvisionedConcurrencyConfigs", each)
+            case "GET":
+                pass
+            case _:
+                raise _no_operation(request)
+        return plane.describe_provisioned(function, qualifier)
+
+    def _tag(
+        self, method: str, request: EmulatorRequest, function: EmulatedFunction
+    ) -> JsonObject | None:
+        match method:
+            case "GET":
+                return {"Tags": function.tags}
+            case "POST":
+                params = read(request.body, TagResource)
+                function.tags = check_tags({**function.tags, **params.tags})
+            case "DELETE":
+                pairs = parse_qsl(request.query_string, keep_blank_values=True)
+                removed = {value for name, value in pairs if name == "tagKeys"}
+                function.tags = {k: v for k, v in function.tags.items() if k not in removed}
+            case _:
+                raise _no_operation(request)
+        return None
+
+    async def _invoke(self, target: Target, request: EmulatorRequest, request_id: str) -> Response:
+        function, version, qualifier = target
         _check_invocation(request)
-        kind = request.headers.get("x-amz-invocation-type", "RequestResponse")
+        headers = request.headers
+        kind = headers.get("x-amz-invocation-type", "RequestResponse")
         payload = self._payload(request, kind)
-        arn = self._settings.arn(function.name, qualifier)
-        context = _client_context(request.headers.get("x-amz-client-context", ""))
+        arn = self.settings.arn(function.name, qualifier)
+        context = _client_context(headers.get("x-amz-client-context", ""))
         call = Invocation(version, arn, payload, context, request_id)
         if kind == "DryRun":
             return Response(204)
-        headers = {"X-Amz-Executed-Version": version.version}
+        executed = {"X-Amz-Executed-Version": version.version}
         if kind == "Event":
-            self._events.put(function, call)
-            return Response(202, b"", headers)
-        result, record = await self._invoker.run(function, call)
-        if result.error_type:  # the status is 200 all the same
-            headers["X-Amz-Function-Error"] = "Unhandled"
-        if request.headers.get("x-amz-log-type") == "Tail":
+            self.events.put(function, call)
+            return Response(202, b"", executed)
+        result, record = await self.invoker.run(function, call)
+        if result.error_type:  # the status is 200 even then
+            executed["X-Amz-Function-Error"] = "Unhandled"
+        if headers.get("x-amz-log-type") == "Tail":
             log = _log(call, result, record)[-_LOG_BYTES_MAX:]
-            headers["X-Amz-Log-Result"] = base64.b64encode(log).decode()
-        return Response(200, result.payload, headers)
+            executed["X-Amz-Log-Result"] = base64.b64encode(log).decode()
+        return Response(200, result.payload, executed)
 
     def _payload(self, request: EmulatorRequest, kind: str) -> bytes:
         """Return the payload. Raises `ServiceError` if it is too large or not JSON."""
         if kind not in ("RequestResponse", "Event", "DryRun"):
             raise invalid(f"Value '{kind}' at 'invocationType' failed to satisfy constraint")
-        is_event = kind == "Event"
-        limit = (
-            self._settings.event_payload_bytes if is_event else self._settings.sync_payload_bytes
-        )
-        size = len(request.body)
+        settings, size = self.settings, len(request.body)
+        limit = settings.event_payload_bytes if kind == "Event" else settings.sync_payload_bytes
         if size > limit:
-            raise too_large(
+            raise ServiceError(
+                413,
+                "RequestTooLargeException",
                 f"{size} byte payload is too large for the {kind} invocation type "
-                f"(limit {limit} bytes)"
+                f"(limit {limit} bytes)",
             )
         payload = request.body or b"{}"
         try:
             msgspec.json.decode(payload)
         except _BAD_JSON as error:
-            raise ServiceError(
-                400,
-                "InvalidRequestContentException",
-                f"Could not parse request body into json: {error}",
-            ) from None
+            raise _bad_content(f"Could not parse request body into json: {error}") from None
         return payload
+
+    def _describe(self, described: FunctionVersion | Alias) -> JsonObject:
+        return described.describe(self.settings)
+
+    def _page(
+        self, request: EmulatorRequest, key: str, items: Mapping[str, FunctionVersion | Alias]
+    ) -> JsonObject:
+        return _page(request, key, {name: self._describe(each) for name, each in items.items()})
 
 
 def _log(call: Invocation, result: InvocationResult, record: BillingRecord) -> bytes:
@@ -343,8 +315,12 @@ def _log(call: Invocation, result: InvocationResult, record: BillingRecord) -> b
     return start.encode() + log + end.encode()
 
 
-def _json_response(body: JsonObject, status: int = 200) -> Response:
-    return Response(status, msgspec.json.encode(body))
+def _no_operation(request: EmulatorRequest) -> ServiceError:
+    return not_found(f"no such operation: {request.method} {request.path}")
+
+
+def _bad_content(problem: str) -> ServiceError:
+    return ServiceError(400, "InvalidRequestContentException", problem)
 
 
 def _page(request: EmulatorRequest, key: str, items: Mapping[str, JsonObject]) -> JsonObject:
@@ -387,8 +363,5 @@ def _client_context(encoded: str) -> str:
         # json, not msgspec: its output is pure ASCII, as a header must be.
         return json.dumps(msgspec.json.decode(text, type=dict[str, object]))
     except _BAD_JSON:
-        raise ServiceError(
-            400,
-            "InvalidRequestContentException",
-            "Client context must be a valid Base64-encoded JSON object.",
-        ) from None
+        problem = "Client context must be a valid Base64-encoded JSON object."
+        raise _bad_content(problem) from None

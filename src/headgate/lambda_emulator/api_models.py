@@ -6,20 +6,18 @@ default of AWS. An unknown parameter is rejected, too: a client that sets it exp
 
 from __future__ import annotations
 
-import platform
 import re
-import sys
 from collections.abc import Mapping
-from typing import Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from headgate.lambda_emulator.functions import ARCHITECTURE, RUNTIME
+from headgate.lambda_emulator.http import ServiceError, invalid
 from headgate.lambda_emulator.instance import RESERVED_VARIABLES
-from headgate.lambda_emulator.responses import ServiceError, invalid
+from headgate.lambda_emulator.settings import PlatformSettings
 
-RUNTIME: Final = f"python{sys.version_info.major}.{sys.version_info.minor}"  # the only one
-ARCHITECTURE: Final = "arm64" if platform.machine() in ("aarch64", "arm64") else "x86_64"
 _TAGS_MAX: Final = 50
 _TAG_KEY_MAX: Final = 128
 _TAG_VALUE_MAX: Final = 256
@@ -27,30 +25,22 @@ _TAG_VALUE_MAX: Final = 256
 # Unsupported parameters with the value that AWS takes for "not used", which is accepted. Empty
 # values are accepted, too.
 _UNSUPPORTED_CONFIGURATION: Final[Mapping[str, object]] = {
-    "CapacityProviderConfig": None,
-    "DeadLetterConfig": None,
-    "DurableConfig": None,
+    **dict.fromkeys(("CapacityProviderConfig", "DeadLetterConfig", "DurableConfig")),
+    **dict.fromkeys(("FileSystemConfigs", "ImageConfig", "KMSKeyArn", "Layers", "VpcConfig")),
     "EphemeralStorage": {"Size": 512},
-    "FileSystemConfigs": None,
-    "ImageConfig": None,
-    "KMSKeyArn": None,
-    "Layers": None,
     "LoggingConfig": {"LogFormat": "Text"},
     "SnapStart": {"ApplyOn": "None"},
     "TracingConfig": {"Mode": "PassThrough"},
-    "VpcConfig": None,
 }
-_UNSUPPORTED_CODE: Final[Mapping[str, object]] = {
-    "S3Bucket": None,
-    "S3Key": None,
-    "S3ObjectStorageMode": None,
-    "S3ObjectVersion": None,
-    "SourceKMSKeyArn": None,
-}
+_UNSUPPORTED_CODE: Final[Mapping[str, object]] = dict.fromkeys(
+    ("S3Bucket", "S3Key", "S3ObjectStorageMode", "S3ObjectVersion", "SourceKMSKeyArn")
+)
 
 
 class ApiRequest(msgspec.Struct, rename="pascal", forbid_unknown_fields=True):
     """A request body, or a structure inside of one."""
+
+    unsupported: ClassVar[Mapping[str, object]] = {}
 
 
 ParamsT = TypeVar("ParamsT", bound=ApiRequest)
@@ -65,39 +55,14 @@ class EnvironmentVariables(ApiRequest):
 class FunctionCode(ApiRequest):
     """The source of the code: a zip, or (an extension of the emulator) `file:///directory`."""
 
+    unsupported = _UNSUPPORTED_CODE
+
     zip_file: bytes | None = None
     image_uri: str | None = None
 
 
-class CreateFunction(ApiRequest):
-    """`CreateFunction`. `Role` is stored and returned, and has no effect."""
-
-    function_name: str
-    code: FunctionCode
-    handler: str = ""
-    runtime: str = RUNTIME
-    role: str = ""
-    description: str = ""
-    timeout: int = 3
-    memory_size: int = 128
-    publish: bool = False
-    environment: EnvironmentVariables | None = None
-    package_type: str = "Zip"
-    architectures: list[str] = msgspec.field(default_factory=lambda: [ARCHITECTURE])
-    tags: dict[str, str] = {}
-
-
-class UpdateCode(FunctionCode):
-    """`UpdateFunctionCode`."""
-
-    publish: bool = False
-    dry_run: bool = False
-    architectures: list[str] = msgspec.field(default_factory=lambda: [ARCHITECTURE])
-    revision_id: str | None = None
-
-
-class UpdateConfiguration(ApiRequest):
-    """`UpdateFunctionConfiguration`: parameters that are not set keep their value."""
+class Configuration(ApiRequest):
+    """The parameters of a function. `Role` is stored and returned, and has no effect."""
 
     handler: str | UnsetType = UNSET
     runtime: str | UnsetType = UNSET
@@ -105,12 +70,49 @@ class UpdateConfiguration(ApiRequest):
     description: str | UnsetType = UNSET
     timeout: int | UnsetType = UNSET
     memory_size: int | UnsetType = UNSET
-    environment: EnvironmentVariables | UnsetType = UNSET
+    environment: EnvironmentVariables | UnsetType | None = UNSET
+
+
+class CreateFunction(Configuration, kw_only=True):
+    """`CreateFunction`."""
+
+    unsupported = {
+        **_UNSUPPORTED_CONFIGURATION,
+        **dict.fromkeys(("CodeSigningConfigArn", "PublishTo", "TenancyConfig")),
+    }
+
+    function_name: str
+    code: FunctionCode
+    handler: str = ""
+    publish: bool = False
+    package_type: str = "Zip"
+    architectures: tuple[str, ...] = (ARCHITECTURE,)
+    tags: dict[str, str] = {}
+
+
+class UpdateCode(FunctionCode):
+    """`UpdateFunctionCode`."""
+
+    unsupported = {**_UNSUPPORTED_CODE, "PublishTo": None}
+
+    publish: bool = False
+    dry_run: bool = False
+    architectures: tuple[str, ...] = (ARCHITECTURE,)
+    revision_id: str | None = None
+
+
+class UpdateConfiguration(Configuration):
+    """`UpdateFunctionConfiguration`: parameters that are not set keep their value."""
+
+    unsupported = _UNSUPPORTED_CONFIGURATION
+
     revision_id: str | None = None
 
 
 class PublishVersion(ApiRequest):
     """`PublishVersion`."""
+
+    unsupported = {"PublishTo": None}
 
     description: str = ""
     code_sha256: str | None = msgspec.field(default=None, name="CodeSha256")
@@ -119,6 +121,8 @@ class PublishVersion(ApiRequest):
 
 class WriteAlias(ApiRequest):
     """`CreateAlias` and `UpdateAlias`: parameters that are not set keep their value."""
+
+    unsupported = {"RoutingConfig": None}
 
     name: str = ""
     function_version: str = ""
@@ -144,26 +148,12 @@ class TagResource(ApiRequest):
     tags: dict[str, str]
 
 
-_UNSUPPORTED: Final[Mapping[type[ApiRequest], Mapping[str, object]]] = {
-    CreateFunction: {
-        **_UNSUPPORTED_CONFIGURATION,
-        "CodeSigningConfigArn": None,
-        "PublishTo": None,
-        "TenancyConfig": None,
-    },
-    UpdateConfiguration: _UNSUPPORTED_CONFIGURATION,
-    UpdateCode: {**_UNSUPPORTED_CODE, "PublishTo": None},
-    PublishVersion: {"PublishTo": None},
-    WriteAlias: {"RoutingConfig": None},
-}
-
-
 def read(body: bytes, kind: type[ParamsT]) -> ParamsT:
     """Decode a request body. Raises `ServiceError` that names the offending parameter."""
     try:
         # Values stay raw bytes at first: the code is large and must not be decoded twice.
         raw = msgspec.json.decode(body or b"{}", type=dict[str, msgspec.Raw])
-        _drop_unsupported(raw, _UNSUPPORTED.get(kind, {}))
+        _drop_unsupported(raw, kind.unsupported)
         if kind is CreateFunction and "Code" in raw:
             code = msgspec.json.decode(raw["Code"], type=dict[str, msgspec.Raw])
             _drop_unsupported(code, _UNSUPPORTED_CODE)
@@ -190,28 +180,37 @@ def _is_empty(value: object) -> bool:
     return value in (None, "", False) or value == []
 
 
+def checked_configuration(params: Configuration, settings: PlatformSettings) -> dict[str, Any]:
+    """Return the fields of a `FunctionVersion` that a request sets. Raises `ServiceError`."""
+    fields: dict[str, Any] = {"role": params.role, "description": params.description}
+    if params.handler is not UNSET:
+        fields["handler"] = _check_handler(params.handler)
+    if params.runtime is not UNSET:
+        if params.runtime != RUNTIME:
+            raise invalid(f"Runtime: {params.runtime!r} does not run here, but {RUNTIME}")
+        fields["runtime"] = params.runtime
+    if params.timeout is not UNSET:
+        check_range("timeout", params.timeout, 1, settings.timeout_s_max)
+        fields["timeout_s"] = params.timeout
+    if params.memory_size is not UNSET:
+        check_range("memorySize", params.memory_size, 128, settings.memory_mb_max)
+        fields["memory_mb"] = params.memory_size
+    if params.environment is not UNSET and params.environment is not None:
+        fields["environment"] = _check_environment(params.environment.variables)
+    return {name: value for name, value in fields.items() if value is not UNSET}
+
+
 def check_revision(wanted: str | None, current: str) -> None:
     """Reject a change of something that has changed since the client read it."""
     if wanted not in (None, "", current):
-        raise ServiceError(
-            412,
-            "PreconditionFailedException",
-            "The RevisionId provided does not match the latest RevisionId.",
-        )
+        problem = "The RevisionId provided does not match the latest RevisionId."
+        raise ServiceError(412, "PreconditionFailedException", problem)
 
 
-def check_runtime(runtime: str) -> str:
-    """Return the runtime. Raises `ServiceError` if it is not the one supported."""
-    if runtime != RUNTIME:
-        raise invalid(f"Runtime: {runtime!r} does not run here, but {RUNTIME}")
-    return runtime
-
-
-def check_architectures(architectures: list[str]) -> list[str]:
-    """Return the architectures. Raises `ServiceError` if this machine has another one."""
-    if architectures != [ARCHITECTURE]:
+def check_architectures(architectures: tuple[str, ...]) -> None:
+    """Reject code for another machine. Raises `ServiceError`."""
+    if architectures != (ARCHITECTURE,):
         raise invalid(f"Architectures: this machine has {ARCHITECTURE}")
-    return architectures
 
 
 def check_tags(tags: Mapping[str, str]) -> dict[str, str]:
@@ -228,8 +227,7 @@ def check_tags(tags: Mapping[str, str]) -> dict[str, str]:
     return dict(tags)
 
 
-def check_environment(variables: dict[str, str]) -> dict[str, str]:
-    """Return the variables. Raises `ServiceError` for malformed and reserved ones."""
+def _check_environment(variables: dict[str, str]) -> dict[str, str]:
     for name, value in variables.items():
         if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name) or "\0" in value:
             raise invalid(
@@ -246,8 +244,7 @@ def check_environment(variables: dict[str, str]) -> dict[str, str]:
     return variables
 
 
-def check_handler(handler: str) -> str:
-    """Return the handler. Raises `ServiceError` if it is malformed."""
+def _check_handler(handler: str) -> str:
     if not handler:
         raise invalid("Handler is mandatory, also for a directory")
     if not re.fullmatch(r"\S{1,128}", handler) or not handler.isprintable():
@@ -258,8 +255,8 @@ def check_handler(handler: str) -> str:
     return handler
 
 
-def check_range(name: str, value: int, least: int, most: int) -> int:
-    """Return a number. Raises `ServiceError` if it is not between `least` and `most`."""
+def check_range(name: str, value: int, least: int, most: int) -> None:
+    """Raise `ServiceError` if a number is not between `least` and `most`."""
     if not least <= value <= most:
         side = "greater" if value < least else "less"
         bound = least if value < least else most
@@ -267,4 +264,3 @@ def check_range(name: str, value: int, least: int, most: int) -> int:
             f"1 validation error detected: Value '{value}' at '{name}' failed to satisfy "
             f"constraint: Member must have value {side} than or equal to {bound}"
         )
-    return value

@@ -44,8 +44,7 @@ from headgate.config.providers import (
 )
 from headgate.core.errors import ConfigError
 from headgate.lambda_emulator.cleanup_process import unfinished_keys
-from headgate.lambda_emulator.http import EmulatorRequest
-from headgate.lambda_emulator.responses import ServiceError
+from headgate.lambda_emulator.http import EmulatorRequest, ServiceError
 
 ALGORITHM: Final = "AWS4-HMAC-SHA256"
 REGION: Final = "us-east-1"

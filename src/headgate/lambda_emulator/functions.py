@@ -10,8 +10,10 @@ import hashlib
 import io
 import logging
 import os
+import platform
 import shutil
 import stat
+import sys
 import tempfile
 import uuid
 import zipfile
@@ -22,10 +24,12 @@ from errno import EACCES, EDQUOT, EIO, EMFILE, ENFILE, ENOENT, ENOSPC, EPERM, ER
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from headgate.lambda_emulator.responses import ServiceError, invalid
+from headgate.lambda_emulator.http import ServiceError, invalid
 from headgate.lambda_emulator.settings import PlatformSettings
 
 LATEST: Final = "$LATEST"
+RUNTIME: Final = f"python{sys.version_info.major}.{sys.version_info.minor}"  # the only one
+ARCHITECTURE: Final = "arm64" if platform.machine() in ("aarch64", "arm64") else "x86_64"
 _LOG: Final = logging.getLogger(__name__)
 _NO_ZIP: Final = "Could not unzip uploaded file. Please check your file, then try to upload again"
 _FILES_MAX: Final = 100_000
@@ -156,11 +160,11 @@ class FunctionVersion:
     timeout_s: int = 3
     environment: Mapping[str, str] = field(default_factory=dict)
     version: str = LATEST
-    runtime: str = ""
+    runtime: str = RUNTIME
     role: str = ""
     description: str = ""
     package_type: str = "Zip"
-    architectures: tuple[str, ...] = ()
+    architectures: tuple[str, ...] = (ARCHITECTURE,)
     modified: str = field(default_factory=_now)
     revision: str = field(default_factory=lambda: str(uuid.uuid4()))
 
@@ -233,15 +237,16 @@ class EmulatedFunction:
 class Alias:
     """A named pointer to a version."""
 
+    function: str
     name: str
     version: str
     description: str = ""
     revision: str = field(default_factory=lambda: str(uuid.uuid4()))
 
-    def describe(self, settings: PlatformSettings, function: str) -> dict[str, object]:
+    def describe(self, settings: PlatformSettings) -> dict[str, object]:
         """Return the `AliasConfiguration` of AWS."""
         return {
-            "AliasArn": settings.arn(function, self.name),
+            "AliasArn": settings.arn(self.function, self.name),
             "Name": self.name,
             "FunctionVersion": self.version,
             "Description": self.description,

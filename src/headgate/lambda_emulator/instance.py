@@ -40,8 +40,14 @@ from headgate.http.connection import HttpConnection
 from headgate.lambda_emulator.cleanup_process import CleanupProcess
 from headgate.lambda_emulator.cpu_limits import CpuLimiter, threads
 from headgate.lambda_emulator.functions import FunctionVersion
-from headgate.lambda_emulator.http import Address, EmulatorRequest, EmulatorServer, Reply
-from headgate.lambda_emulator.responses import Response, ServiceError
+from headgate.lambda_emulator.http import (
+    Address,
+    EmulatorRequest,
+    EmulatorServer,
+    Reply,
+    Response,
+    ServiceError,
+)
 from headgate.lambda_emulator.settings import PlatformSettings
 from headgate.system.process import set_parent_death_signal, thread_variables
 

@@ -22,15 +22,19 @@ from headgate.core.errors import ConfigError
 from headgate.lambda_emulator.api import Api
 from headgate.lambda_emulator.api_models import CreateFunction, EnvironmentVariables, FunctionCode
 from headgate.lambda_emulator.auth import KeysLocation, RequestAuth, make_keys
-from headgate.lambda_emulator.billing import BillingLog
 from headgate.lambda_emulator.cleanup_process import CleanupProcess, remove_keys
 from headgate.lambda_emulator.control_plane import ControlPlane
 from headgate.lambda_emulator.cpu_limits import CpuLimiter, make_cpu_limiter
 from headgate.lambda_emulator.functions import EmulatedFunction, scratch_prefix
-from headgate.lambda_emulator.http import Address, EmulatorRequest, EmulatorServer, Reply
+from headgate.lambda_emulator.http import (
+    Address,
+    EmulatorRequest,
+    EmulatorServer,
+    Reply,
+    ServiceError,
+)
 from headgate.lambda_emulator.instance import TCP_SOCKETS
-from headgate.lambda_emulator.invoker import AsyncEventQueue, Invoker
-from headgate.lambda_emulator.responses import ServiceError
+from headgate.lambda_emulator.invoker import AsyncEventQueue, BillingLog, Invoker
 from headgate.lambda_emulator.settings import PlatformSettings
 
 _LOG: Final = logging.getLogger(__name__)

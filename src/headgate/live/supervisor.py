@@ -35,7 +35,7 @@ from headgate.live.deployment import Deployment, NodeSpec, write_deployment
 from headgate.live.ipc.crash_markers import LOAD, CrashMarkers
 from headgate.live.model_registry import LoadsNeeded
 from headgate.live.telemetry.logs import HUNG_EXIT
-from headgate.system.child_process import ChildProcess, describe_exit
+from headgate.system.process import ChildProcess, describe_exit
 
 _LOG: Final = logging.getLogger(__name__)
 POLL_S: Final = 0.1

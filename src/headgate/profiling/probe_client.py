@@ -23,8 +23,7 @@ from msgspec import Struct
 from headgate.core.errors import ConfigError
 from headgate.functions.measure import Measurement, MeasureRequest
 from headgate.planning.latency_model import ColdStart
-from headgate.system.child_process import ProcessTree
-from headgate.system.process import thread_variables
+from headgate.system.process import ProcessTree, thread_variables
 
 
 @final

@@ -1,12 +1,17 @@
-"""A function in the probe process: its cold start, and calls of it."""
+"""A function in the probe process: its cold start, and calls of it.
+
+A cold start may include fetching the model from a store: a directory, or an S3 bucket.
+"""
 
 from __future__ import annotations
 
+import shutil
 import sys
+from contextlib import suppress
 from importlib import import_module
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from time import monotonic_ns
-from typing import final
+from typing import Any, Final, final
 
 import msgspec
 
@@ -14,8 +19,9 @@ from headgate.core.errors import ConfigError
 from headgate.functions.batch_runner import BatchRunner
 from headgate.functions.loader import build_model
 from headgate.functions.measure import Measurement, MeasureRequest, example_call, measure
-from headgate.profiling.model_store import fetch
 from headgate.profiling.probe_client import ProbeTask, Started
+
+OBJECTS_MAX: Final = 10_000  # fetched from a bucket
 
 
 @final
@@ -27,7 +33,9 @@ class ProbedFunction:
 
     def __init__(self, task: ProbeTask, ready_ns: int) -> None:
         if task.model is not None and task.code is None:
-            _import_early("onnxruntime")
+            # What `load` would import counts as import time. `load` reports a missing module.
+            with suppress(ImportError):
+                import_module("onnxruntime")
         imported_ns = monotonic_ns()
         if task.store is not None:
             task = _fetch_model(task, task.store)
@@ -62,17 +70,6 @@ class ProbedFunction:
         return measure(example_call(self._runner, self._example, request.batch), request)
 
 
-def _import_early(name: str) -> None:
-    """Import what `load` would import, so that it counts as import time.
-
-    A missing module is ignored here: `load` reports it.
-    """
-    try:
-        import_module(name)
-    except ImportError:
-        return
-
-
 def _fetch_model(task: ProbeTask, store: str) -> ProbeTask:
     """Fetch the model (or the whole store, for code) and return a task that loads the copy."""
     if task.model is None:
@@ -82,3 +79,83 @@ def _fetch_model(task: ProbeTask, store: str) -> ProbeTask:
     name = Path(task.model).name if Path(task.model).is_absolute() else task.model
     fetch(store, name, Path(task.copy))
     return msgspec.structs.replace(task, base=task.copy, model=name)
+
+
+def fetch(store: str, name: str | None, target: Path) -> None:
+    """Copy the file `name` from the store into the directory `target`; everything if None.
+
+    A store is a directory or "s3://bucket/prefix", or the path of the file itself. Raises
+    `ConfigError` if it does not exist.
+    """
+    if store.startswith("s3://"):
+        _fetch_objects(store, name, target)
+        return
+    source = Path(store)
+    if name is None:
+        if not source.is_dir():
+            raise ConfigError("is not a directory", where="--store", value=store)
+        shutil.copytree(source, target, dirs_exist_ok=True)
+        return
+    if source.is_dir():
+        source = source / name
+    if not source.is_file():
+        raise ConfigError("does not exist", where="--store", value=str(source))
+    (target / name).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target / name)
+
+
+# `Any` below: boto3 is an optional dependency, and creates its classes at run time.
+
+
+def _fetch_objects(store: str, name: str | None, target: Path) -> None:
+    bucket, _, prefix = store.removeprefix("s3://").partition("/")
+    if not bucket:
+        raise ConfigError(
+            "names no bucket", where="--store", value=store, allowed="s3://bucket/prefix"
+        )
+    client, failures = _client()
+    try:
+        for key, path in _object_keys(client, bucket, prefix.rstrip("/"), name).items():
+            (target / path).parent.mkdir(parents=True, exist_ok=True)
+            client.download_file(bucket, key, str(target / path))
+    except failures as error:
+        problem = f"cannot be fetched: {error}"
+        raise ConfigError(problem, where="--store", value=store) from None
+
+
+def _object_keys(client: Any, bucket: str, prefix: str, name: str | None) -> dict[str, str]:
+    """Return the object keys to fetch, each with its path below the target."""
+    if name is not None:
+        is_file_name = PurePosixPath(prefix).suffix == PurePosixPath(name).suffix != ""
+        return {prefix if is_file_name else f"{prefix}/{name}".lstrip("/"): name}
+    under = f"{prefix}/" if prefix else ""
+    listed = client.list_objects_v2(Bucket=bucket, Prefix=under, MaxKeys=1000)
+    keys: dict[str, str] = {}
+    while True:
+        for entry in listed.get("Contents", ()):
+            path = entry["Key"].removeprefix(under)
+            if path and not path.endswith("/") and ".." not in PurePosixPath(path).parts:
+                keys[entry["Key"]] = path
+        if not listed.get("IsTruncated") or len(keys) >= OBJECTS_MAX:
+            break
+        listed = client.list_objects_v2(
+            Bucket=bucket, Prefix=under, ContinuationToken=listed["NextContinuationToken"]
+        )
+    if not keys:
+        raise ConfigError("is empty", where="--store", value=f"s3://{bucket}/{prefix}")
+    return keys
+
+
+def _client() -> tuple[Any, tuple[type[Exception], ...]]:
+    """Return an S3 client, and the exceptions it raises."""
+    try:
+        boto3 = import_module("boto3")
+        exceptions = import_module("botocore.exceptions")
+    except ImportError:
+        problem = "s3:// needs boto3: pip install 'headgate[aws]'"
+        raise ConfigError(problem, where="--store") from None
+    failures = (exceptions.BotoCoreError, exceptions.ClientError, OSError)
+    try:
+        return boto3.client("s3"), failures
+    except failures as error:
+        raise ConfigError(f"S3 cannot be used: {error}", where="--store") from None

@@ -1,25 +1,32 @@
-"""The profiler: measures a function at every point of a grid, within a time budget."""
+"""The profiler: measures a function at every point of a grid, within a time budget.
+
+A profile also describes the machine on which it was measured.
+"""
 
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from statistics import median
 from time import monotonic
 from typing import Final, final
 
 import msgspec
 
+from headgate import __version__
 from headgate.core.errors import ConfigError
 from headgate.functions.measure import PRECISION, MeasureRequest
 from headgate.planning.latency_model import Characterisation, ColdStart, Point
-from headgate.profiling.machine import usable_cores
 from headgate.profiling.probe_client import Probe, ProbeTask
 
 SAMPLES_MIN: Final = 50  # fewer do not resolve the tail
 STARTS: Final = 3  # cold starts, of which the median is taken
 _STARTS_SHARE: Final = 0.2  # share of the budget for cold starts after the first
 _TIMEOUT_S: Final = 60.0  # of one reply, in addition to the budget
+_QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
 
 Progress = Callable[[str, int, int], None]  # current step, number of steps done, total
 
@@ -188,3 +195,57 @@ class _Profiler:
     @property
     def _concurrencies(self) -> list[int]:
         return sorted(self._settings.concurrency)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Description of a machine, stored in profiles."""
+
+    cpu: str
+    cores: int  # usable by this process
+    memory_bytes: int
+    system: str
+    python: str
+    headgate: str
+
+
+def this_machine() -> Machine:
+    """Return the description of this machine."""
+    return Machine(
+        cpu=_cpu(),
+        cores=len(usable_cores()),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        system=f"{platform.system()} {platform.release()}",
+        python=platform.python_version(),
+        headgate=__version__,
+    )
+
+
+def usable_cores(quota_path: Path = _QUOTA) -> list[int]:
+    """Return the cores that processes may be pinned to, the best first.
+
+    These are the cores of this process, limited to the CPU quota of its container: more would be
+    throttled. The highest core numbers come first, because other programs tend to run on the
+    lowest.
+    """
+    cores = sorted(os.sched_getaffinity(0), reverse=True)
+    quota = _quota(quota_path)
+    return cores if quota is None else cores[: max(1, int(quota))]
+
+
+def _quota(path: Path) -> float | None:
+    """Return the CPU quota of the control group in cores; None if there is none."""
+    try:
+        quota, period = path.read_text(encoding="ascii").split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        return None
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())

@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 
 from headgate.core.errors import ConfigError
-from headgate.profiling import bundled_functions, bundled_profile, read_tables
-from headgate.profiling.csv_import import LAMBDA_MB_PER_CORE
+from headgate.profiling.profile_file import (
+    LAMBDA_MB_PER_CORE,
+    bundled_functions,
+    bundled_profile,
+    read_tables,
+)
 
 CONCURRENT = """function,device,cores,concurrency,mean_ms,p50_ms,p95_ms,p99_ms,requests_per_s
 a,box,1,1,11,10,20,30,90

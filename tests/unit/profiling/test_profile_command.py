@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from headgate.cli.main import cli
 from headgate.core.errors import ConfigError
-from headgate.profiling import read_profile
+from headgate.profiling.profile_file import read_profile
 
 SIMULATED = """
 functions: {resnet: {exec_time: 5ms}}

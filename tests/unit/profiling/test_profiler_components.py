@@ -11,8 +11,8 @@ import pytest
 
 from headgate.core.errors import ConfigError
 from headgate.planning.latency_model import Characterisation, ColdStart, Point
-from headgate.profiling.machine import this_machine, usable_cores
-from headgate.profiling.model_store import fetch
+from headgate.profiling.probed_function import fetch
+from headgate.profiling.profiler import this_machine, usable_cores
 from headgate.profiling.report import Objective, curves, profile_figure, summarise
 
 

@@ -18,7 +18,7 @@ from headgate.lab.demo.hybrid import PROFILE_S, DemoResult, Planned, prepare, ru
 from headgate.lab.demo.report import run_rows, write_page
 from headgate.lab.demo.setup import DemoSchedule
 from headgate.metrics.table import rows_table
-from headgate.profiling.machine import usable_cores
+from headgate.profiling.profiler import usable_cores
 
 _BUSY: Final = 0.5  # load average of the last minute
 MODEL: Final = Path(headgate.__file__).parents[2] / "examples/recommender/recommender.onnx"

@@ -47,7 +47,7 @@ from headgate.planning.capacity.plan import (
 )
 from headgate.planning.capacity.sizing import InstanceCapacity, SizeRow, knee_cores
 from headgate.planning.latency_model import Characterisation
-from headgate.profiling import read_profile
+from headgate.profiling.profile_file import read_profile
 from headgate.workload import Arrivals, ClosedLoop
 
 

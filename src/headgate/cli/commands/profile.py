@@ -31,11 +31,15 @@ from headgate.metrics.format import json_value
 from headgate.metrics.report.style import new_figure, save_png
 from headgate.metrics.table import rows_table
 from headgate.planning.latency_model import Characterisation, Point
-from headgate.profiling.csv_import import read_tables
-from headgate.profiling.machine import this_machine, usable_cores
 from headgate.profiling.probe_client import ProbeTask
-from headgate.profiling.profile_file import to_profile_json
-from headgate.profiling.profiler import ProfileResult, ProfilerSettings, profile
+from headgate.profiling.profile_file import read_tables, to_profile_json
+from headgate.profiling.profiler import (
+    ProfileResult,
+    ProfilerSettings,
+    profile,
+    this_machine,
+    usable_cores,
+)
 from headgate.profiling.report import Objective, profile_figure, summarise
 
 CONCURRENCY: Final = "1,2,3,5,8,12,20"

@@ -29,14 +29,13 @@ from headgate.core.errors import ConfigError
 from headgate.core.event_log import read_log
 from headgate.core.model import Profile
 from headgate.core.units import format_duration
-from headgate.functions.onnx_model import OnnxModel
+from headgate.functions.model import OnnxModel
 from headgate.functions.tensor import TensorSpec, TensorSpecsLike, parse_specs
 from headgate.metrics.columns import Int64
 from headgate.metrics.from_log import read_columns
 from headgate.planning.latency_model import Characterisation, profile_of
-from headgate.profiling.machine import this_machine, usable_cores
 from headgate.profiling.probe_client import ProbeTask
-from headgate.profiling.profiler import ProfilerSettings, profile
+from headgate.profiling.profiler import ProfilerSettings, profile, this_machine, usable_cores
 from headgate.workload import Arrivals, stepped
 
 

@@ -11,7 +11,7 @@ from headgate.core.catalog import MIB, FaasOffering
 from headgate.core.clock import MILLISECOND_NS
 from headgate.core.model import App, Function, Pipeline, Pool, Profile, Slo, Stage, Tier, Variant
 from headgate.planning.latency_model import Characterisation
-from headgate.profiling import bundled_profile
+from headgate.profiling.profile_file import bundled_profile
 
 SURROGATE: Final = "surrogate"  # for figure 2 of the paper: agrees with all statements in its text
 

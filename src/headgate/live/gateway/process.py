@@ -36,11 +36,11 @@ from headgate.live.model_registry import LoadsNeeded
 from headgate.live.runtime import Runtime
 from headgate.live.telemetry import Exposition, Metrics
 from headgate.live.telemetry.tracing import make_tracer
-from headgate.system.child_process import (
+from headgate.system.process import (
     kill_groups_and_exit,
+    set_parent_death_signal,
     watch_supervisor,
 )
-from headgate.system.process import set_parent_death_signal
 
 if TYPE_CHECKING:
     from headgate.live.gateway.grpc.server import GrpcServer

@@ -32,11 +32,10 @@ from gateway_rig import (
 from headgate.http.server import HttpServer
 from headgate.lambda_emulator import instance as instances
 from headgate.lambda_emulator.auth import RequestAuth
-from headgate.lambda_emulator.http import EmulatorRequest, EmulatorServer
+from headgate.lambda_emulator.http import EmulatorRequest, EmulatorServer, Response
 from headgate.lambda_emulator.http import Reply as EmulatorReply
 from headgate.lambda_emulator.instance import FunctionInstance
 from headgate.lambda_emulator.platform import LambdaPlatform
-from headgate.lambda_emulator.responses import Response
 from headgate.lambda_emulator.settings import PlatformSettings
 
 SERVERS = ("gateway", "lambda_api", "runtime_api")
