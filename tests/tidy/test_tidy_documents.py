@@ -6,8 +6,10 @@ line, in order, with numbers and white space set aside and `...` for anything; a
 `<!-- exact -->` on the line before the fence compares it to the letter. A comment
 `<!-- needs: minutes -->` (or a cloud, a cluster, a gpu, a model) keeps a block from being run. A
 block after `<!-- file: NAME -->` is that file, which the commands that follow may use; one after
-`<!-- edit: NAME -->` is an edit of that file, with `+` and `-` before lines. A command that ends in
-`&` goes on in the background, once it has printed what it should, to the end of its document.
+`<!-- edit: NAME -->` is an edit of that file, with `+` and `-` before lines. With
+`<!-- recorded: FILE as NAME -->` a block goes on with a file that was measured on an idle machine,
+so that the rest does not depend on how busy this one is. A command that ends in `&` goes on in the
+background, once it has printed what it should, to the end of its document.
 """
 
 from __future__ import annotations
@@ -154,6 +156,9 @@ def test_commands_run(document: Path, checkout: Path) -> None:
             file = re.fullmatch(r"<!-- file: (\S+) -->", block.mark)
             if file is not None:
                 (checkout / file[1]).write_text("\n".join([*block.lines, ""]), encoding="utf-8")
+            recorded = re.fullmatch(r"<!-- recorded: (\S+) as (\S+) -->", block.mark)
+            if recorded is not None:
+                shutil.copy(ROOT / recorded[1], checkout / recorded[2])
             edit = re.fullmatch(r"<!-- edit: (\S+) -->", block.mark)
             if edit is not None:
                 make_edit(checkout / edit[1], block)
