@@ -17,7 +17,6 @@ import msgspec
 from msgspec import Struct, structs
 
 from headgate.config.decoding import Located, read
-from headgate.config.errors import unknown_name_error
 from headgate.config.options import VariantSource
 from headgate.config.quantities import DurationNs, UsdPerGbS, UsdPerHour
 from headgate.config.schema import (
@@ -33,7 +32,7 @@ from headgate.config.schema import (
 )
 from headgate.config.source import normalise
 from headgate.core import units
-from headgate.core.errors import ConfigError
+from headgate.core.errors import ConfigError, unknown_name_error
 from headgate.core.model import (
     TIER_NAMES,
     UNLIMITED,

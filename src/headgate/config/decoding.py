@@ -17,10 +17,9 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec import Struct, inspect
 
-from headgate.config.errors import unknown_name_error
 from headgate.config.quantities import Quantity
 from headgate.config.source import join, normalise
-from headgate.core.errors import ConfigError
+from headgate.core.errors import ConfigError, unknown_name_error
 
 ValueT = TypeVar("ValueT")
 StructT_co = TypeVar("StructT_co", bound=Struct, covariant=True)

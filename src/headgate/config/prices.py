@@ -16,7 +16,6 @@ from msgspec import Meta, field, structs
 
 from headgate.config.build import faas_platform
 from headgate.config.decoding import Located, decode
-from headgate.config.errors import unknown_name_error
 from headgate.config.quantities import (
     CpuMilli,
     DurationNs,
@@ -28,9 +27,9 @@ from headgate.config.quantities import (
 )
 from headgate.config.schema import FaasTerms, Name, Section
 from headgate.config.source import read_yaml
-from headgate.core.catalog import MIB, FaasOffering, InstanceType
 from headgate.core.clock import NEVER_NS
-from headgate.core.model import UNLIMITED
+from headgate.core.errors import unknown_name_error
+from headgate.core.model import MIB, UNLIMITED, FaasOffering, InstanceType
 from headgate.core.units import format_size
 
 BUNDLED: Final = Path(__file__).parents[1] / "prices"

@@ -14,16 +14,17 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from headgate.core.lazy_deletion import LazyDeletions, sweep
 from headgate.core.model import Variant
 from headgate.core.policy import (
     NOT_NEGATIVE,
     POSITIVE,
     Context,
+    LazyDeletions,
     Plan,
     Policy,
     PolicyConfig,
     Target,
+    sweep,
 )
 from headgate.core.records import Batch, Instance, Node, Task
 from headgate.core.states import (

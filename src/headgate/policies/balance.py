@@ -19,8 +19,16 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import final
 
-from headgate.core.lazy_deletion import LazyDeletions, sweep
-from headgate.core.policy import Capabilities, Context, Policy, PolicyConfig, PolicyKind, bounded
+from headgate.core.policy import (
+    Capabilities,
+    Context,
+    LazyDeletions,
+    Policy,
+    PolicyConfig,
+    PolicyKind,
+    bounded,
+    sweep,
+)
 from headgate.core.records import Node, Task
 from headgate.core.states import (
     TASK_READY,

@@ -23,8 +23,15 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import final
 
-from headgate.core.lazy_deletion import LazyDeletions, sweep
-from headgate.core.policy import NOT_NEGATIVE, Context, Policy, PolicyConfig, PolicyKind
+from headgate.core.policy import (
+    NOT_NEGATIVE,
+    Context,
+    LazyDeletions,
+    Policy,
+    PolicyConfig,
+    PolicyKind,
+    sweep,
+)
 from headgate.core.records import Node, Task
 from headgate.core.states import TaskState
 from headgate.planning.placement import apportion

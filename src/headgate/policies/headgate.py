@@ -38,13 +38,13 @@ from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final, final
 
 from headgate.core.clock import NEVER_NS, SECOND_NS
-from headgate.core.lazy_deletion import LazyDeletions
 from headgate.core.model import Variant
 from headgate.core.policy import (
     POSITIVE,
     SHARE,
     Capabilities,
     Context,
+    LazyDeletions,
     Plan,
     Policy,
     PolicyConfig,

@@ -16,8 +16,15 @@ from __future__ import annotations
 from collections import deque
 from typing import final
 
-from headgate.core.lazy_deletion import LazyDeletions, sweep
-from headgate.core.policy import Capabilities, Context, Policy, PolicyConfig, PolicyKind
+from headgate.core.policy import (
+    Capabilities,
+    Context,
+    LazyDeletions,
+    Policy,
+    PolicyConfig,
+    PolicyKind,
+    sweep,
+)
 from headgate.core.records import Node, Task
 from headgate.core.states import TaskState
 

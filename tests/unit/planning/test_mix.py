@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.config.prices import read_prices
-from headgate.core.catalog import InstanceType
 from headgate.core.clock import SECOND_NS
+from headgate.core.model import InstanceType
 from headgate.planning.capacity.load import LoadProfile, RateLevel, Rise, closed_load, open_load
 from headgate.planning.capacity.mix import (
     FaasChoice,

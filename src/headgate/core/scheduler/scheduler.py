@@ -59,8 +59,7 @@ from headgate.core.model import App
 from headgate.core.orders import Orders
 from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind
 from headgate.core.scheduler.batches import BatchHandlers, Quarantine
-from headgate.core.scheduler.fleet import FleetHandlers, reconcile
-from headgate.core.scheduler.load_failures import PROBE, LoadFailures
+from headgate.core.scheduler.fleet import PROBE, FleetHandlers, LoadFailures, reconcile
 from headgate.core.scheduler.policy_hooks import FORGOTTEN, OFFER_AGAIN, PolicyHooks, PolicyRecovery
 from headgate.core.scheduler.requests import RequestHandlers
 from headgate.core.scheduler.state import InstanceWriter, StateWriter
