@@ -197,11 +197,7 @@ def _variants(name: str, at: Located[FunctionSpec]) -> list[tuple[str, Located[V
 
 
 def _build_variant(
-    id: int,
-    name: str,
-    function_id: int,
-    at: Located[VariantSpec],
-    pools: Sequence[Pool],
+    id: int, name: str, function_id: int, at: Located[VariantSpec], pools: Sequence[Pool]
 ) -> Variant:
     spec = at.spec
     if spec.slowdown[0] != 1:
@@ -256,10 +252,7 @@ def interpolated(known: Mapping[int, int]) -> tuple[int, ...]:
 
 
 def _pool_ids(
-    at: Located[VariantSpec],
-    profile: Profile,
-    shape: Shape,
-    pools: Sequence[Pool],
+    at: Located[VariantSpec], profile: Profile, shape: Shape, pools: Sequence[Pool]
 ) -> tuple[int, ...]:
     """Return the pools that the variant may use and that have the resources for it.
 

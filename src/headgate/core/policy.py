@@ -27,9 +27,7 @@ from typing import Final, final
 from headgate.core.errors import ConfigError
 from headgate.core.orders import Orders
 from headgate.core.records import Batch, Instance, Node, Request, Task
-from headgate.core.states import (
-    TASK_READY,
-)
+from headgate.core.states import TASK_READY
 from headgate.core.view import View
 
 

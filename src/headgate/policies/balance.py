@@ -30,9 +30,7 @@ from headgate.core.policy import (
     sweep,
 )
 from headgate.core.records import Node, Task
-from headgate.core.states import (
-    TASK_READY,
-)
+from headgate.core.states import TASK_READY
 from headgate.planning.batch_size import take_batch
 
 

@@ -22,13 +22,7 @@ from headgate.core.records import Instance, LoadFailure, Node
 from headgate.core.scheduler.policy_hooks import PolicyHooks
 from headgate.core.scheduler.requests import RequestHandlers
 from headgate.core.scheduler.state import InstanceWriter, StateWriter
-from headgate.core.states import (
-    InstanceState,
-    NodeState,
-    RequestState,
-    Residency,
-    TaskState,
-)
+from headgate.core.states import InstanceState, NodeState, RequestState, Residency, TaskState
 from headgate.core.view import View
 
 PROBE: Final = "probe"  # the timer, by variant id
