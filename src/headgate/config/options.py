@@ -8,7 +8,7 @@ objectives that no placement can meet.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any
@@ -113,12 +113,9 @@ def policy_options(spec: str | dict[str, Any], where: str) -> PolicyOptions:
         return PolicyOptions(spec, {})
     name = spec.get("name")
     if not isinstance(name, str):
+        allowed = "the name of a policy, such as headgate"
         raise ConfigError(
-            "is not a name",
-            where=where,
-            key="policy.name",
-            value=name,
-            allowed="the name of a policy, such as headgate",
+            "is not a name", where=where, key="policy.name", value=name, allowed=allowed
         )
     return PolicyOptions(name, {key: value for key, value in spec.items() if key != "name"})
 
@@ -235,13 +232,9 @@ def _shortest_ns(config: AppConfig, function: Function) -> int:
         0
         if variant.name in config.unmeasured
         else int(variant.profile.exec_ns[0] * min(1.0, factor))
-        + 2 * _network_ns(app, variant.pool_ids)
+        + 2 * min(app.pools[pool_id].network_ns for pool_id in variant.pool_ids)
         for variant in function.variants
     )
-
-
-def _network_ns(app: App, pool_ids: Sequence[int]) -> int:
-    return min(app.pools[pool_id].network_ns for pool_id in pool_ids)
 
 
 def _error(

@@ -228,10 +228,6 @@ class PolicyKind:
     config: type[PolicyConfig] = PolicyConfig
     capabilities: Capabilities = Capabilities()
 
-    def build(self, context: Context, config: PolicyConfig) -> Policy:
-        """Build the policy."""
-        return self.make(context, config)
-
 
 @final
 class LazyDeletions:
@@ -261,9 +257,9 @@ class LazyDeletions:
         self._count = 0
         return True
 
-
-def sweep(queue: deque[Task]) -> None:
-    """Remove the tasks that are no longer READY, keeping the order of the others."""
-    waiting = [task for task in queue if task.state == TASK_READY]
-    queue.clear()
-    queue.extend(waiting)
+    def withdraw_from(self, queue: deque[Task]) -> None:
+        """Count one more withdrawn task of a queue, and sweep the queue if that is due."""
+        if self.add(len(queue)):
+            waiting = [task for task in queue if task.state == TASK_READY]
+            queue.clear()
+            queue.extend(waiting)

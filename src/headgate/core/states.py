@@ -181,7 +181,6 @@ ON_HOST: Final = Residency.HOST
 ON_DEVICE: Final = Residency.DEVICE
 NODE_UP: Final = NodeState.UP
 OUTCOME_MET: Final = Outcome.MET
-OUTCOME_LATE: Final = Outcome.LATE
 
 
 @final

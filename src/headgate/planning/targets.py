@@ -31,16 +31,11 @@ class WarmPoolEstimate:
         self._start_ns = start_ns
         self._provisioning_ns = platform.provisioning_ns
         self._idle_since_ns: list[int] = []  # a stack: the most recently used instance is last
-        self._busy = 0
+        self.busy = 0  # calls in flight
         self.desired = 0  # warm instances requested
         self._ready = 0  # of those, started
         # (ready at, ready count from then on), earliest first.
         self._starting: list[tuple[int, int]] = []
-
-    @property
-    def busy(self) -> int:
-        """Calls in flight."""
-        return self._busy
 
     def set_desired(self, now_ns: int, count: int, *, is_provisioned: bool = False) -> None:
         """Set how many instances the platform keeps warm from now on; new ones take time."""
@@ -67,22 +62,22 @@ class WarmPoolEstimate:
         """Number of instances, busy or idle."""
         self._expire_idle(now_ns)
         self._mark_started(now_ns)
-        return max(self._busy + len(self._idle_since_ns), self._ready)
+        return max(self.busy + len(self._idle_since_ns), self._ready)
 
     def idle(self, now_ns: int) -> int:
         """Number of idle warm instances."""
-        return self.size(now_ns) - self._busy
+        return self.size(now_ns) - self.busy
 
     def on_call(self, now_ns: int) -> None:
         """Record a call that is sent."""
         self._expire_idle(now_ns)
         if self._idle_since_ns:
             self._idle_since_ns.pop()
-        self._busy += 1
+        self.busy += 1
 
     def on_return(self, now_ns: int, *, ran: bool) -> None:
         """Record the end of a call; if it ran, its instance is warm now."""
-        self._busy -= 1
+        self.busy -= 1
         if ran:
             self._idle_since_ns.append(now_ns)
 

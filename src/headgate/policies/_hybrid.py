@@ -24,7 +24,6 @@ from headgate.core.policy import (
     Policy,
     PolicyConfig,
     Target,
-    sweep,
 )
 from headgate.core.records import Batch, Instance, Node, Task
 from headgate.core.states import (
@@ -130,9 +129,7 @@ class ThresholdRouter(Policy):
     def on_task_withdrawn(self, task: Task) -> None:
         """Count the withdrawn task, and sweep its queue when due."""
         number = self._queue_number(task)
-        queue = self._queues[number]
-        if self._withdrawals[number].add(len(queue)):
-            sweep(queue)
+        self._withdrawals[number].withdraw_from(self._queues[number])
 
     def _queue_number(self, task: Task) -> int:
         function_id = task.function.id

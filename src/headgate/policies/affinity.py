@@ -31,7 +31,6 @@ from headgate.core.policy import (
     PolicyConfig,
     PolicyKind,
     bounded,
-    sweep,
 )
 from headgate.core.records import Node, Task
 from headgate.core.states import TaskState
@@ -84,8 +83,7 @@ class Affinity(Policy):
 
     def on_task_withdrawn(self, task: Task) -> None:
         flow = self._flows[task.request.client, task.function.id]
-        if flow.withdrawals.add(len(flow.queue)):
-            sweep(flow.queue)
+        flow.withdrawals.withdraw_from(flow.queue)
 
     def on_capacity(self, node: Node) -> None:
         self._serve()

@@ -27,7 +27,6 @@ from headgate.core.policy import (
     PolicyConfig,
     PolicyKind,
     bounded,
-    sweep,
 )
 from headgate.core.records import Node, Task
 from headgate.core.states import TASK_READY
@@ -62,8 +61,7 @@ class Balance(Policy):
         self._serve()
 
     def on_task_withdrawn(self, task: Task) -> None:
-        if self._withdrawals.add(len(self._queue)):
-            sweep(self._queue)
+        self._withdrawals.withdraw_from(self._queue)
 
     def on_capacity(self, node: Node) -> None:
         if self._queue:

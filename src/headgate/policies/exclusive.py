@@ -30,7 +30,6 @@ from headgate.core.policy import (
     Policy,
     PolicyConfig,
     PolicyKind,
-    sweep,
 )
 from headgate.core.records import Node, Task
 from headgate.core.states import TaskState
@@ -108,8 +107,7 @@ class Exclusive(Policy):
 
     def on_task_withdrawn(self, task: Task) -> None:
         partition = self._partitions[task.function.id]
-        if partition.withdrawals.add(len(partition.queue)):
-            sweep(partition.queue)
+        partition.withdrawals.withdraw_from(partition.queue)
 
     def on_capacity(self, node: Node) -> None:
         owner = self._owner.get(node.id)

@@ -23,7 +23,6 @@ from headgate.core.policy import (
     Policy,
     PolicyConfig,
     PolicyKind,
-    sweep,
 )
 from headgate.core.records import Node, Task
 from headgate.core.states import TaskState
@@ -62,8 +61,7 @@ class RoundRobin(Policy):
         self._serve()
 
     def on_task_withdrawn(self, task: Task) -> None:
-        if self._withdrawals.add(len(self._queue)):
-            sweep(self._queue)
+        self._withdrawals.withdraw_from(self._queue)
 
     def on_capacity(self, node: Node) -> None:
         self._serve()
