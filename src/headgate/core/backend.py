@@ -143,10 +143,42 @@ class Backend:
 
         A dispatch, a start or a load without effect is held. O(held orders), else O(1).
         """
+        # What every batch passes through is inline, because calls are what costs interpreted code.
         if isinstance(message, Dispatch):
-            return self._dispatch(message)
-        if isinstance(message, Ended):
-            return self._end(now_ns, message.order, message.has_failed)
+            instance_id = message.instance_id
+            instance = None if instance_id is None else self.instances.get(instance_id)
+            if instance is None or instance.stop_reason:
+                return [BatchRefused(message.batch_id, Refusal.GONE)]
+            is_next = not self._held or not self._has_waiting_order()
+            if is_next and self._try_begin(instance, True):
+                return [message]
+            return self._hold(message, instance)
+        if not isinstance(message, Ended):
+            return self._handle_rare(now_ns, message)
+        order = message.order
+        if isinstance(order, Dispatch) and order.instance_id is not None:
+            instance = self.instances[order.instance_id]
+        else:
+            instance = self.instances[_instance_of(order)]
+            instance.is_ready = True
+        instance.idle_since_ns = now_ns
+        instance.running -= 1
+        self._running -= 1
+        if self._limits_compute:
+            shape = instance.variant.shape
+            self._cpu_milli -= shape.cpu_milli
+            self._gpu_sevenths -= shape.gpu_sevenths
+        if (
+            self._has_idle_timeout
+            or self._held
+            or instance.stop_reason
+            or instance.is_evicting
+            or message.has_failed
+        ):
+            return self._after_end(now_ns, instance, message.has_failed)
+        return _NOTHING
+
+    def _handle_rare(self, now_ns: int, message: Message) -> list[Effect]:
         if isinstance(message, StartInstance):
             return self._start(message)
         if isinstance(message, LoadWeights):
@@ -175,14 +207,8 @@ class Backend:
         """Batches accepted and not begun."""
         return [order for order in self._held if isinstance(order, Dispatch)]
 
-    def _dispatch(self, order: Dispatch) -> list[Effect]:
-        instance_id = order.instance_id
-        instance = None if instance_id is None else self.instances.get(instance_id)
-        if instance is None or instance.stop_reason:
-            return [BatchRefused(order.batch_id, Refusal.GONE)]
-        is_next = not self._held or not self._has_waiting_order()
-        if is_next and self._try_begin(instance, is_batch=True):
-            return [order]
+    def _hold(self, order: Dispatch, instance: ResidentInstance) -> list[Effect]:
+        """Hold a batch that cannot begin now, or refuse it."""
         # A batch may wait for its own instance to become ready, up to the instance's concurrency.
         may_wait = not instance.is_ready and instance.held < instance.variant.concurrency
         if not may_wait and self._queue_length() >= self._pool.queue_max:
@@ -209,7 +235,7 @@ class Backend:
         return self._prepare(order, instance)
 
     def _prepare(self, order: Action, instance: ResidentInstance) -> list[Effect]:
-        if not self._has_waiting_order() and self._try_begin(instance, is_batch=False):
+        if not self._has_waiting_order() and self._try_begin(instance, False):
             return [order]
         self._held.append(order)
         return _NOTHING
@@ -261,33 +287,14 @@ class Backend:
         instance.held -= 1
         self._finish_if_idle(instance, effects)
 
-    def _end(self, now_ns: int, order: Action, has_failed: bool) -> list[Effect]:
-        """Give back the slot of an order, and begin what waited for it."""
-        if isinstance(order, Dispatch):
-            assert order.instance_id is not None
-            instance = self.instances[order.instance_id]
-        else:
-            instance = self.instances[_instance_of(order)]
-            instance.is_ready = True
-        instance.idle_since_ns = now_ns
-        instance.running -= 1
-        self._running -= 1
-        if self._limits_compute:
-            shape = instance.variant.shape
-            self._cpu_milli -= shape.cpu_milli
-            self._gpu_sevenths -= shape.gpu_sevenths
-        if has_failed:
-            effects: list[Effect] = []
-            self._remove(instance, effects)
-            self._begin_held(effects)
-            return effects
-        if self._held or instance.stop_reason or instance.is_evicting or self._has_idle_timeout:
-            return self._after_end(now_ns, instance)
-        return _NOTHING
-
-    def _after_end(self, now_ns: int, instance: ResidentInstance) -> list[Effect]:
+    def _after_end(self, now_ns: int, instance: ResidentInstance, has_failed: bool) -> list[Effect]:
+        """What follows from the end of an order of this instance."""
         effects: list[Effect] = []
+        if has_failed:
+            self._remove(instance, effects)
         self._begin_held(effects)
+        if has_failed:
+            return effects
         self._finish_if_idle(instance, effects)
         is_idle = instance.is_ready and not (instance.running or instance.held)
         if self._has_idle_timeout and is_idle and not instance.stop_reason:
