@@ -34,8 +34,15 @@ from headgate.core.model import App, FaasOffering, Function, Pipeline
 from headgate.core.units import format_duration, format_size, parse_size
 from headgate.metrics.format import format_cell, ms, percent, significant
 from headgate.metrics.table import Column, ReportTable, format_column
-from headgate.planning.capacity.load import Ints, LoadProfile, RateLevel, closed_load, open_load
-from headgate.planning.capacity.mix import Mix, break_even_rate
+from headgate.planning.capacity.mix import (
+    Ints,
+    LoadProfile,
+    Mix,
+    RateLevel,
+    break_even_rate,
+    closed_load,
+    open_load,
+)
 from headgate.planning.capacity.plan import (
     INSTANCES_MAX,
     CapacityPlan,

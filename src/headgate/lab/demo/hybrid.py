@@ -32,7 +32,7 @@ from headgate.lab.demo.setup import (
 )
 from headgate.lab.experiments.experiment import Check
 from headgate.lab.harness import Environment, PolicyCase, RunResult
-from headgate.planning.capacity.load import open_load
+from headgate.planning.capacity.mix import open_load
 from headgate.planning.capacity.plan import CapacityPlan, Infeasible, Terms, make_plan
 from headgate.workload import Arrivals
 

@@ -7,8 +7,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from headgate.core.model import FaasOffering, InstanceType
-from headgate.planning.capacity.load import LoadProfile
-from headgate.planning.capacity.mix import FaasChoice, Mix, best_of_type, cheapest_mix, evaluate
+from headgate.planning.capacity.mix import (
+    FaasChoice,
+    LoadProfile,
+    Mix,
+    best_of_type,
+    cheapest_mix,
+    evaluate,
+)
 from headgate.planning.capacity.sizing import (
     InstanceCapacity,
     SizeRow,
