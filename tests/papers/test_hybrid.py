@@ -11,9 +11,9 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from headgate.core.catalog import MIB
 from headgate.core.clock import MINUTE_NS, SECOND_NS
 from headgate.core.errors import ConfigError
+from headgate.core.model import MIB
 from headgate.lab.experiments import find_experiment
 from headgate.lab.experiments._hybrid_app import SURROGATE, characterise
 from headgate.lab.experiments.hips.environment import (

@@ -17,9 +17,8 @@ import click
 
 from headgate.config import AppConfig, from_spec, load, make_config
 from headgate.config.build import variant_spec
-from headgate.config.errors import unknown_name_error
-from headgate.config.objectives import unreachable_objectives
-from headgate.core.errors import ConfigError
+from headgate.config.options import unreachable_objectives
+from headgate.core.errors import ConfigError, unknown_name_error
 from headgate.core.model import App
 from headgate.core.policy import PolicyConfig, PolicyKind
 from headgate.core.units import format_duration

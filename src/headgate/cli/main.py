@@ -20,8 +20,7 @@ import click
 
 from headgate import __version__
 from headgate.cli import commands
-from headgate.config.errors import unknown_name_error
-from headgate.core.errors import ConfigError
+from headgate.core.errors import ConfigError, unknown_name_error
 
 BAD_INPUT: Final = 2
 INTERRUPTED: Final = 130  # as a shell reports SIGINT

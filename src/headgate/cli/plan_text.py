@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from math import isfinite
 
 from headgate.config.prices import PriceList, Provenance
-from headgate.core.catalog import InstanceType
-from headgate.core.model import UNLIMITED, App, Function, Pool, Tier
+from headgate.core.model import UNLIMITED, App, Function, InstanceType, Pool, Tier
 from headgate.metrics.format import about, format_value, ms, per_second, percent, significant, usd
 from headgate.planning.capacity.mix import FaasChoice, Mix, best_of_type, break_even_rate, evaluate
 from headgate.planning.capacity.plan import (

@@ -17,7 +17,6 @@ import msgspec
 from msgspec import Struct, structs
 
 from headgate.config.decoding import Located, read
-from headgate.config.errors import unknown_name_error
 from headgate.config.options import VariantSource
 from headgate.config.quantities import DurationNs, UsdPerGbS, UsdPerHour
 from headgate.config.schema import (
@@ -33,7 +32,7 @@ from headgate.config.schema import (
 )
 from headgate.config.source import normalise
 from headgate.core import units
-from headgate.core.errors import ConfigError
+from headgate.core.errors import ConfigError, unknown_name_error
 from headgate.core.model import (
     TIER_NAMES,
     UNLIMITED,
@@ -198,11 +197,7 @@ def _variants(name: str, at: Located[FunctionSpec]) -> list[tuple[str, Located[V
 
 
 def _build_variant(
-    id: int,
-    name: str,
-    function_id: int,
-    at: Located[VariantSpec],
-    pools: Sequence[Pool],
+    id: int, name: str, function_id: int, at: Located[VariantSpec], pools: Sequence[Pool]
 ) -> Variant:
     spec = at.spec
     if spec.slowdown[0] != 1:
@@ -257,10 +252,7 @@ def interpolated(known: Mapping[int, int]) -> tuple[int, ...]:
 
 
 def _pool_ids(
-    at: Located[VariantSpec],
-    profile: Profile,
-    shape: Shape,
-    pools: Sequence[Pool],
+    at: Located[VariantSpec], profile: Profile, shape: Shape, pools: Sequence[Pool]
 ) -> tuple[int, ...]:
     """Return the pools that the variant may use and that have the resources for it.
 

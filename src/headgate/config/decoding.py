@@ -17,10 +17,9 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec import Struct, inspect
 
-from headgate.config.errors import unknown_name_error
 from headgate.config.quantities import Quantity
 from headgate.config.source import join, normalise
-from headgate.core.errors import ConfigError
+from headgate.core.errors import ConfigError, unknown_name_error
 
 ValueT = TypeVar("ValueT")
 StructT_co = TypeVar("StructT_co", bound=Struct, covariant=True)
@@ -171,13 +170,13 @@ class _Decoder:
                 _accepts(written, value) for written in _written([(member, quantity)])
             ):
                 return self._read_quantity(value, member, quantity, key)
-        raise ConfigError(
-            _problem(value, list(_written(members))),
-            where=self._where,
-            key=key,
-            value=None if isinstance(value, dict | list) else value,
-            allowed=describe(kind),
-        )
+        scalar = None if isinstance(value, dict | list) else value
+        raise self._error(_problem(value, list(_written(members))), key, describe(kind), scalar)
+
+    def _error(
+        self, problem: str, key: str, allowed: str | None, value: object = None
+    ) -> ConfigError:
+        return ConfigError(problem, where=self._where, key=key, value=value, allowed=allowed)
 
     def _read_quantity(
         self, value: object, kind: inspect.Type, quantity: Quantity, key: str
@@ -186,9 +185,7 @@ class _Decoder:
             number = quantity.read(value)
             _check_bounds(number, kind, quantity)
         except ConfigError as error:
-            raise ConfigError(
-                error.problem, where=self._where, key=key, value=value, allowed=error.allowed
-            ) from None
+            raise self._error(error.problem, key, error.allowed, value) from None
         return number
 
     def _read_struct(
@@ -203,10 +200,7 @@ class _Decoder:
         read: dict[str, object] = {}
         for name, field in fields.items():
             if name not in value and field.required:
-                allowed = describe(field.type)
-                raise ConfigError(
-                    "is missing", where=self._where, key=join(key, name), allowed=allowed
-                )
+                raise self._error("is missing", join(key, name), describe(field.type))
             if name not in value:
                 value[name] = write(default_of(field), field.type)
             read[name] = self.read(value[name], field.type, join(key, name))
@@ -217,25 +211,16 @@ class _Decoder:
     ) -> dict[str, object]:
         for name in value:
             if not any(_accepts(member, name) for member, _ in _members(kind.key_type)):
-                raise ConfigError(
-                    "is not a valid key",
-                    where=self._where,
-                    key=key,
-                    value=name,
-                    allowed=describe(kind.key_type),
-                )
+                raise self._error("is not a valid key", key, describe(kind.key_type), name)
         return {
             name: self.read(item, kind.value_type, join(key, name)) for name, item in value.items()
         }
 
     def _read_list(self, value: list[object], kind: inspect.VarTupleType, key: str) -> list[object]:
         if len(value) < (kind.min_length or 0):
-            raise ConfigError(
-                "is an empty list", where=self._where, key=key, allowed=describe(kind)
-            )
+            raise self._error("is an empty list", key, describe(kind))
         if kind.max_length is not None and len(value) > kind.max_length:
-            allowed = f"up to {kind.max_length} values"
-            raise ConfigError("is too long", where=self._where, key=key, allowed=allowed)
+            raise self._error("is too long", key, f"up to {kind.max_length} values")
         return [
             self.read(item, kind.item_type, f"{key}[{index}]") for index, item in enumerate(value)
         ]

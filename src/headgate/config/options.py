@@ -2,7 +2,8 @@
 
 The core's records (functions, pools, pipelines, clients, limits) are made in `build`. Here is what
 the core does not know: the policy and its settings, the workload and the ground truth of
-simulations, how the application is served, and what each client may do.
+simulations, how the application is served, and what each client may do; and the check for latency
+objectives that no placement can meet.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from typing import Any
 from msgspec import structs
 
 from headgate.config.decoding import Located
-from headgate.config.errors import unknown_name_error
 from headgate.config.providers import Provider
 from headgate.config.schema import (
     ClientSpec,
@@ -24,8 +24,9 @@ from headgate.config.schema import (
     SimulationSpec,
     WorkloadSpec,
 )
-from headgate.core.errors import ConfigError
-from headgate.core.model import App, Client, Pipeline
+from headgate.core.errors import ConfigError, unknown_name_error
+from headgate.core.model import App, Client, Function, Pipeline
+from headgate.core.units import format_duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +113,9 @@ def policy_options(spec: str | dict[str, Any], where: str) -> PolicyOptions:
         return PolicyOptions(spec, {})
     name = spec.get("name")
     if not isinstance(name, str):
+        allowed = "the name of a policy, such as headgate"
         raise ConfigError(
-            "is not a name",
-            where=where,
-            key="policy.name",
-            value=name,
-            allowed="the name of a policy, such as headgate",
+            "is not a name", where=where, key="policy.name", value=name, allowed=allowed
         )
     return PolicyOptions(name, {key: value for key, value in spec.items() if key != "name"})
 
@@ -202,3 +200,55 @@ def _check_cv(reader: Located[ServiceTimesSpec]) -> None:
     elif distribution == "uniform" and cv > 1 / sqrt(3):
         # A uniform distribution this wide around its mean would reach below zero.
         raise reader.error("cv", "is too large for uniform", allowed="up to 0.577")
+
+
+def unreachable_objectives(config: AppConfig, where: str) -> list[ConfigError]:
+    """Return an error for each objective that no placement can meet.
+
+    A request takes at least as long as its critical path: each stage a batch of one on the fastest
+    variant, plus the network delay both ways, on an idle and warm system. A stage that was never
+    measured, or that does not always run, counts as zero.
+    """
+    times_ns = [_shortest_ns(config, function) for function in config.app.functions]
+    errors = []
+    for pipeline in config.app.pipelines:
+        stages_ns = [0 if s.only_if_unsure else times_ns[s.function.id] for s in pipeline.stages]
+        path = [
+            (pipeline.stages[index].function.name, stages_ns[index])
+            for index in pipeline.critical_path(stages_ns)
+        ]
+        if pipeline.slo.latency_ns < sum(time_ns for _, time_ns in path):
+            errors.append(_error(config, pipeline, path, where))
+    return errors
+
+
+def _shortest_ns(config: AppConfig, function: Function) -> int:
+    """The shortest time of one item on any variant, network included, if the profiles are right."""
+    app, simulation = config.app, config.simulation
+    factor = simulation.scale[function.id]
+    if simulation.observed:
+        factor *= min(simulation.observed[function.id])
+    return min(
+        0
+        if variant.name in config.unmeasured
+        else int(variant.profile.exec_ns[0] * min(1.0, factor))
+        + 2 * min(app.pools[pool_id].network_ns for pool_id in variant.pool_ids)
+        for variant in function.variants
+    )
+
+
+def _error(
+    config: AppConfig, pipeline: Pipeline, path: list[tuple[str, int]], where: str
+) -> ConfigError:
+    total = format_duration(sum(time_ns for _, time_ns in path))
+    steps = " -> ".join(f"{name} {format_duration(time_ns)}" for name, time_ns in path if time_ns)
+    sections = config.spec["pipelines"]
+    section = sections.get(pipeline.name) if isinstance(sections, dict) else None
+    has_own = isinstance(section, dict) and section.get("slo") is not None
+    return ConfigError(
+        f"is below the critical path of pipeline {pipeline.name}, {total}: {steps}",
+        where=where,
+        key=f"pipelines.{pipeline.name}.slo.latency" if has_own else "slo.latency",
+        value=format_duration(pipeline.slo.latency_ns),
+        allowed=f"{total} or longer",
+    )

@@ -16,7 +16,6 @@ from msgspec import Meta, field, structs
 
 from headgate.config.build import faas_platform
 from headgate.config.decoding import Located, decode
-from headgate.config.errors import unknown_name_error
 from headgate.config.quantities import (
     CpuMilli,
     DurationNs,
@@ -28,9 +27,9 @@ from headgate.config.quantities import (
 )
 from headgate.config.schema import FaasTerms, Name, Section
 from headgate.config.source import read_yaml
-from headgate.core.catalog import MIB, FaasOffering, InstanceType
 from headgate.core.clock import NEVER_NS
-from headgate.core.model import UNLIMITED
+from headgate.core.errors import unknown_name_error
+from headgate.core.model import MIB, UNLIMITED, FaasOffering, InstanceType
 from headgate.core.units import format_size
 
 BUNDLED: Final = Path(__file__).parents[1] / "prices"
@@ -139,7 +138,9 @@ def read_prices(paths: Sequence[str] = ()) -> PriceList:
     platforms: dict[str, FaasOffering] = {}
     for path, spec in used:
         for name, instance in spec.instances.items():
-            instances[name] = _instance(name, instance)
+            fields = structs.asdict(instance)
+            cpus = fields.pop("cpu_milli") / 1000
+            instances[name] = InstanceType(name, cpus, **fields)
         for name, functions in spec.functions.items():
             sizes = Located(functions.sizes, path, f"functions.{name}.sizes")
             platforms[name] = _platform(name, functions, _sizes_bytes(sizes))
@@ -157,17 +158,6 @@ def read_prices(paths: Sequence[str] = ()) -> PriceList:
 
 def _read(path: str) -> PricesSpec:
     return decode(read_yaml(path), PricesSpec, path)[0]
-
-
-def _instance(name: str, spec: InstanceSpec) -> InstanceType:
-    return InstanceType(
-        name=name,
-        cpus=spec.cpu_milli / 1000,
-        memory_bytes=spec.memory_bytes,
-        usd_per_hour=spec.usd_per_hour,
-        boot_ns=spec.boot_ns,
-        network_ns=spec.network_ns,
-    )
 
 
 def _platform(name: str, spec: FaasSpec, sizes_bytes: tuple[int, ...]) -> FaasOffering:

@@ -59,8 +59,7 @@ BatchSize = Annotated[
     str, Meta(title="batch size", pattern=r"^[1-9][0-9]{0,3}$(?!\n)", examples=["1", "8"])
 ]
 HashedKey = Annotated[
-    str,
-    Meta(title="hashed key", pattern=r"^sha256:[0-9a-f]{64}$(?!\n)", examples=["sha256:..."]),
+    str, Meta(title="hashed key", pattern=r"^sha256:[0-9a-f]{64}$(?!\n)", examples=["sha256:..."])
 ]
 Factor = Annotated[float, Meta(gt=0, le=1_000_000)]
 ExecTimeNs = PositiveNs | tuple[PositiveNs, ...] | dict[BatchSize, PositiveNs]

@@ -92,12 +92,8 @@ class _Copier:
     def copy(self, value: object, key: str, depth: int) -> object:
         self._values_left -= 1
         if depth > DEPTH_MAX or self._values_left < 0:
-            raise ConfigError(
-                "is too large or contains itself",
-                where=self._where,
-                key=key,
-                allowed=f"{DEPTH_MAX} levels, {VALUES_MAX} values",
-            )
+            allowed = f"{DEPTH_MAX} levels, {VALUES_MAX} values"
+            raise self._error("is too large or contains itself", key, allowed)
         if isinstance(value, Mapping):
             return self._copy_map(value, key, depth)
         if isinstance(value, list | tuple):
@@ -106,23 +102,18 @@ class _Copier:
             return value
         if isinstance(value, int | float):
             return self._checked_number(value, key)
-        raise ConfigError(
-            f"has the unsupported type {type(value).__name__}",
-            where=self._where,
-            key=key,
-            allowed="text (in quotes), a number, true, false, a list, a map",
-        )
+        allowed = "text (in quotes), a number, true, false, a list, a map"
+        raise self._error(f"has the unsupported type {type(value).__name__}", key, allowed)
+
+    def _error(self, problem: str, key: str, allowed: str) -> ConfigError:
+        return ConfigError(problem, where=self._where, key=key, allowed=allowed)
 
     def _copy_map(self, value: Mapping[object, object], key: str, depth: int) -> dict[str, object]:
         copied: dict[str, object] = {}
         for name, item in value.items():
             if isinstance(name, bool) or not isinstance(name, str | int):
-                raise ConfigError(
-                    f"has the key {name!r}, which is not text",
-                    where=self._where,
-                    key=key,
-                    allowed="text (in quotes, if YAML reads it otherwise)",
-                )
+                allowed = "text (in quotes, if YAML reads it otherwise)"
+                raise self._error(f"has the key {name!r}, which is not text", key, allowed)
             text = name if isinstance(name, str) else str(self._checked_number(name, key))
             if text in copied:
                 raise ConfigError("is a duplicate key", where=self._where, key=key, value=text)
@@ -133,9 +124,5 @@ class _Copier:
         if abs(value) <= _INTEGER_MAX:  # false for NaN as well
             return value
         # The value is not shown: Python refuses to print an integer of many digits.
-        raise ConfigError(
-            "is not a finite number of 64 bits",
-            where=self._where,
-            key=key,
-            allowed=f"{-_INTEGER_MAX} to {_INTEGER_MAX}",
-        )
+        allowed = f"{-_INTEGER_MAX} to {_INTEGER_MAX}"
+        raise self._error("is not a finite number of 64 bits", key, allowed)

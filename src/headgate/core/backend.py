@@ -1,4 +1,6 @@
-"""The Backend: the rules of one node, the same in the simulator and in every live worker.
+"""What Schedulers share: the Backend of one node, and the Broker of a pool whose nodes it grants.
+
+The Backend has the rules of one node, the same in the simulator and in every live worker.
 
 A node may serve several Schedulers, so only its Backend knows whether a slot is free: it begins an
 order, holds it, or refuses it. Orders are carried out in the order they were given as far as slots,
@@ -141,10 +143,42 @@ class Backend:
 
         A dispatch, a start or a load without effect is held. O(held orders), else O(1).
         """
+        # What every batch passes through is inline, because calls are what costs interpreted code.
         if isinstance(message, Dispatch):
-            return self._dispatch(message)
-        if isinstance(message, Ended):
-            return self._end(now_ns, message.order, message.has_failed)
+            instance_id = message.instance_id
+            instance = None if instance_id is None else self.instances.get(instance_id)
+            if instance is None or instance.stop_reason:
+                return [BatchRefused(message.batch_id, Refusal.GONE)]
+            is_next = not self._held or not self._has_waiting_order()
+            if is_next and self._try_begin(instance, True):
+                return [message]
+            return self._hold(message, instance)
+        if not isinstance(message, Ended):
+            return self._handle_rare(now_ns, message)
+        order = message.order
+        if isinstance(order, Dispatch) and order.instance_id is not None:
+            instance = self.instances[order.instance_id]
+        else:
+            instance = self.instances[_instance_of(order)]
+            instance.is_ready = True
+        instance.idle_since_ns = now_ns
+        instance.running -= 1
+        self._running -= 1
+        if self._limits_compute:
+            shape = instance.variant.shape
+            self._cpu_milli -= shape.cpu_milli
+            self._gpu_sevenths -= shape.gpu_sevenths
+        if (
+            self._has_idle_timeout
+            or self._held
+            or instance.stop_reason
+            or instance.is_evicting
+            or message.has_failed
+        ):
+            return self._after_end(now_ns, instance, message.has_failed)
+        return _NOTHING
+
+    def _handle_rare(self, now_ns: int, message: Message) -> list[Effect]:
         if isinstance(message, StartInstance):
             return self._start(message)
         if isinstance(message, LoadWeights):
@@ -173,14 +207,8 @@ class Backend:
         """Batches accepted and not begun."""
         return [order for order in self._held if isinstance(order, Dispatch)]
 
-    def _dispatch(self, order: Dispatch) -> list[Effect]:
-        instance_id = order.instance_id
-        instance = None if instance_id is None else self.instances.get(instance_id)
-        if instance is None or instance.stop_reason:
-            return [BatchRefused(order.batch_id, Refusal.GONE)]
-        is_next = not self._held or not self._has_waiting_order()
-        if is_next and self._try_begin(instance):
-            return [order]
+    def _hold(self, order: Dispatch, instance: ResidentInstance) -> list[Effect]:
+        """Hold a batch that cannot begin now, or refuse it."""
         # A batch may wait for its own instance to become ready, up to the instance's concurrency.
         may_wait = not instance.is_ready and instance.held < instance.variant.concurrency
         if not may_wait and self._queue_length() >= self._pool.queue_max:
@@ -207,7 +235,7 @@ class Backend:
         return self._prepare(order, instance)
 
     def _prepare(self, order: Action, instance: ResidentInstance) -> list[Effect]:
-        if not self._has_waiting_order() and self._try_take_slot(instance):
+        if not self._has_waiting_order() and self._try_begin(instance, False):
             return [order]
         self._held.append(order)
         return _NOTHING
@@ -259,30 +287,14 @@ class Backend:
         instance.held -= 1
         self._finish_if_idle(instance, effects)
 
-    def _end(self, now_ns: int, order: Action, has_failed: bool) -> list[Effect]:
-        """Give back the slot of an order, and begin what waited for it."""
-        instance = self.instances[_instance_of(order)]
-        if not isinstance(order, Dispatch):
-            instance.is_ready = True
-        instance.idle_since_ns = now_ns
-        instance.running -= 1
-        self._running -= 1
-        if self._limits_compute:
-            shape = instance.variant.shape
-            self._cpu_milli -= shape.cpu_milli
-            self._gpu_sevenths -= shape.gpu_sevenths
-        if has_failed:
-            effects: list[Effect] = []
-            self._remove(instance, effects)
-            self._begin_held(effects)
-            return effects
-        if self._held or instance.stop_reason or instance.is_evicting or self._has_idle_timeout:
-            return self._after_end(now_ns, instance)
-        return _NOTHING
-
-    def _after_end(self, now_ns: int, instance: ResidentInstance) -> list[Effect]:
+    def _after_end(self, now_ns: int, instance: ResidentInstance, has_failed: bool) -> list[Effect]:
+        """What follows from the end of an order of this instance."""
         effects: list[Effect] = []
+        if has_failed:
+            self._remove(instance, effects)
         self._begin_held(effects)
+        if has_failed:
+            return effects
         self._finish_if_idle(instance, effects)
         is_idle = instance.is_ready and not (instance.running or instance.held)
         if self._has_idle_timeout and is_idle and not instance.stop_reason:
@@ -296,13 +308,9 @@ class Backend:
         still_held: list[Action] = []
         for order in self._held:
             instance = self.instances[_instance_of(order)]
-            if isinstance(order, Dispatch):
-                has_begun = self._try_begin(instance)
-                if has_begun:
-                    instance.held -= 1
-            else:
-                has_begun = self._try_take_slot(instance)
-            if has_begun:
+            is_batch = isinstance(order, Dispatch)
+            if self._try_begin(instance, is_batch):
+                instance.held -= is_batch
                 effects.append(order)
             else:
                 still_held.append(order)
@@ -331,16 +339,10 @@ class Backend:
                 effects.append(BatchRefused(order.batch_id, Refusal.GONE))
         self._held = still_held
 
-    def _try_begin(self, instance: ResidentInstance) -> bool:
-        """Take a slot for a batch if its instance is ready and a slot is free."""
-        return (
-            instance.is_ready
-            and instance.running < instance.variant.concurrency
-            and self._try_take_slot(instance)
-        )
-
-    def _try_take_slot(self, instance: ResidentInstance) -> bool:
-        """Take a slot and the variant's compute if both are free."""
+    def _try_begin(self, instance: ResidentInstance, is_batch: bool) -> bool:
+        """Take a slot and the variant's compute if both are free; for a batch, once it is ready."""
+        if is_batch and not (instance.is_ready and instance.running < instance.variant.concurrency):
+            return False
         if self._running >= self._slots:
             return False
         if self._limits_compute:
@@ -377,3 +379,79 @@ def _instance_of(order: Action) -> int:
         return order.instance_id
     assert isinstance(order, StartInstance | LoadWeights)
     return order.instance_id
+
+
+@final
+class Grant:
+    """Permission to start an instance on a node."""
+
+    __slots__ = ("instance_id", "node_id")
+
+    def __init__(self, instance_id: int, node_id: int) -> None:
+        self.instance_id = instance_id
+        self.node_id = node_id
+
+
+@final
+class Broker:
+    """The free nodes of a pool that several Schedulers share, and the requests that wait for one.
+
+    A node of such a pool holds one instance at a time. Requests for a node are granted in order of
+    arrival, but a function that holds fewer nodes goes before one that holds more, so no function
+    can starve the others. When no node is free, requests wait in a queue of bounded length; beyond
+    the bound they are denied, and the Scheduler sees an instance that could not be started.
+    """
+
+    def __init__(self, waiting_max: int = 1_000) -> None:
+        self._waiting_max = waiting_max
+        self._free: dict[int, None] = {}  # node ids, longest free first
+        self._waiting: dict[int, int] = {}  # instance id -> function id, in order of request
+        self._held: dict[int, tuple[int, int]] = {}  # node id -> (instance id, function id)
+        self._nodes_of: dict[int, int] = {}  # function id -> nodes it holds
+
+    def request(self, instance_id: int, function_id: int) -> bool:
+        """Request a node. False if denied: no node is free and the queue is full."""
+        if not self._free and len(self._waiting) >= self._waiting_max:
+            return False
+        self._waiting[instance_id] = function_id
+        return True
+
+    def withdraw(self, instance_id: int) -> None:
+        """Drop the request of an instance that has not been granted a node."""
+        self._waiting.pop(instance_id, None)
+
+    def node_joined(self, node_id: int) -> None:
+        """Add a node that may be granted."""
+        self._free[node_id] = None
+
+    def node_freed(self, node_id: int) -> None:
+        """Release a node whose instance is gone, so that it may be granted again."""
+        if self._release(node_id):
+            self._free[node_id] = None
+
+    def node_lost(self, node_id: int) -> None:
+        """Remove a node from the pool."""
+        self._release(node_id)
+        self._free.pop(node_id, None)
+
+    def grants(self) -> list[Grant]:
+        """Grant free nodes to waiting requests: the function with fewest nodes first, then FIFO."""
+        granted: list[Grant] = []
+        while self._free and self._waiting:
+            instance_id = min(  # dicts keep their order, so ties go to the oldest request
+                self._waiting, key=lambda i: self._nodes_of.get(self._waiting[i], 0)
+            )
+            function_id = self._waiting.pop(instance_id)
+            node_id = next(iter(self._free))
+            del self._free[node_id]
+            self._held[node_id] = (instance_id, function_id)
+            self._nodes_of[function_id] = self._nodes_of.get(function_id, 0) + 1
+            granted.append(Grant(instance_id, node_id))
+        return granted
+
+    def _release(self, node_id: int) -> bool:
+        held = self._held.pop(node_id, None)
+        if held is None:
+            return False
+        self._nodes_of[held[1]] -= 1
+        return True

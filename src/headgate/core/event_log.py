@@ -103,47 +103,43 @@ def is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and -_INT_END <= value < _INT_END
 
 
+_INT_END: Final = 1 << 63
+
+
+def _is_int_list(value: object) -> bool:
+    return isinstance(value, list) and all(is_int(each) for each in value)
+
+
+def _is_timer_key(value: object) -> bool:
+    match value:
+        case [str(), number]:
+            return isinstance(value, list) and is_int(number)
+    return False
+
+
+# The kinds of fields: the test of a value, and the kind in the words of JSON.
+_KINDS: Final[Mapping[str, tuple[Callable[[object], bool], str]]] = {
+    "int": (is_int, "an integer of 64 bits"),
+    "int | None": (lambda v: v is None or is_int(v), "an integer of 64 bits, or null"),
+    "float": (lambda v: isinstance(v, float) or is_int(v), "a number"),
+    "str": (lambda v: isinstance(v, str), "a string"),
+    "bool": (lambda v: isinstance(v, bool), "true or false"),
+    "list[int]": (_is_int_list, "a list of integers"),
+    "tuple[int, ...]": (_is_int_list, "a list of integers"),
+    "TimerKey": (_is_timer_key, "[string, integer]"),
+    # Not known in a compiled build, whose constructors check their own arguments.
+    "": (lambda v: not isinstance(v, int) or is_int(v), "an integer of 64 bits"),
+}
+
+
 def _check(name: str, field: str, value: object, where: str | None) -> None:
-    kind = _FIELDS[name][field]
-    if kind == "int":
-        is_right = is_int(value)
-    elif kind == "int | None":
-        is_right = value is None or is_int(value)
-    elif kind == "float":
-        is_right = isinstance(value, float) or is_int(value)
-    elif kind == "str":
-        is_right = isinstance(value, str)
-    elif kind == "bool":
-        is_right = isinstance(value, bool)
-    elif kind in ("list[int]", "tuple[int, ...]"):
-        is_right = isinstance(value, list) and all(is_int(each) for each in value)
-    elif kind == "TimerKey":
-        is_right = (
-            isinstance(value, list)
-            and len(value) == 2
-            and isinstance(value[0], str)
-            and is_int(value[1])
-        )
-    else:
-        is_right = not isinstance(value, int) or is_int(value)
-    if not is_right:
+    is_right, allowed = _KINDS[_FIELDS[name][field]]
+    if not is_right(value):
         problem = "null is a wrong type" if value is None else "is of a wrong type"
-        key, allowed = f"{name}.{field}", _ALLOWED.get(kind, kind)
+        key = f"{name}.{field}"
         raise ConfigError(problem, where=where, key=key, value=value, allowed=allowed)
 
 
-_INT_END: Final = 1 << 63
-# The kinds of fields, in the words of JSON.
-_ALLOWED: Final[Mapping[str, str]] = {
-    "int": "an integer of 64 bits",
-    "int | None": "an integer of 64 bits, or null",
-    "float": "a number",
-    "str": "a string",
-    "bool": "true or false",
-    "list[int]": "a list of integers",
-    "tuple[int, ...]": "a list of integers",
-    "TimerKey": "[string, integer]",
-}
 # JSON has lists only; these fields are tuples.
 _TUPLES: Final = frozenset(("failed_tasks", "key", "too_large", "unsure"))
 _LISTS: Final = _TUPLES | {"task_ids"}
@@ -599,27 +595,17 @@ def _header(line: str, where: str) -> LogHeader:
     if not isinstance(content, dict) or version is None:
         raise ConfigError("is not an event log", where=where)
     if version != LOG_VERSION:
-        raise ConfigError(
-            "unknown version",
-            where=where,
-            key="headgate_log",
-            value=version,
-            allowed=str(LOG_VERSION),
-        )
+        key, allowed = "headgate_log", str(LOG_VERSION)
+        raise ConfigError("unknown version", where=where, key=key, value=version, allowed=allowed)
     for key, kind in _HEADER_TYPES.items():
-        if not isinstance(content.get(key), kind):
-            raise ConfigError(
-                "is missing or of a wrong type",
-                where=where,
-                key=key,
-                value=content.get(key),
-                allowed=kind.__name__,
-            )
+        value, allowed = content.get(key), kind.__name__
+        if not isinstance(value, kind):
+            problem = "is missing or of a wrong type"
+            raise ConfigError(problem, where=where, key=key, value=value, allowed=allowed)
     for key in ("segment", "first_seq"):
         if not is_int(content[key]) or content[key] < 0:
-            raise ConfigError(
-                "must be an integer, 0 or more", where=where, key=key, value=content[key]
-            )
+            problem = "must be an integer, 0 or more"
+            raise ConfigError(problem, where=where, key=key, value=content[key])
     return LogHeader(**{key: content[key] for key in _HEADER_TYPES})
 
 

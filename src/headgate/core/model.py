@@ -1,4 +1,4 @@
-"""What the user declares: functions, pipelines, objectives and pools.
+"""What the user declares: functions, pipelines, objectives, pools and prices.
 
 These records never change during a run. They carry small integer ids (their index in the `App`),
 because the hot path and the logs use ids; names are for people.
@@ -7,7 +7,7 @@ because the hot path and the logs use ids; names are for people.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Final
 
@@ -26,6 +26,7 @@ LAMBDA_PAYLOAD_BYTES_MAX: Final = 6 << 20  # payload limit of an AWS Lambda call
 # No limit on a size, a share or a count: the largest integer that a compiled build keeps in a
 # register.
 UNLIMITED: Final = 2**62 - 1
+MIB: Final = 1 << 20
 TIER_NAMES: Final = ("dedicated", "gpu", "serverless")
 
 
@@ -319,3 +320,38 @@ class App:
             next((v for v in function.variants if pool_id in v.pool_ids), None)
             for function in self.functions
         )
+
+
+@dataclass(frozen=True)
+class InstanceType:
+    """A machine type that can be rented by the hour."""
+
+    name: str
+    cpus: float
+    memory_bytes: int
+    usd_per_hour: float
+    boot_ns: int = 0  # from the order until an instance can be started on it
+    network_ns: int = 0  # one way
+
+
+@dataclass(frozen=True)
+class FaasOffering:
+    """A FaaS platform in a price list: memory sizes, each with CPU in proportion to its memory."""
+
+    name: str
+    terms: FaasPlatform  # prices and limits, at the largest size
+    cpu_bytes: int  # the memory size that comes with one CPU
+    sizes_bytes: tuple[int, ...]  # the memory sizes on offer, ascending
+    network_ns: int = 0  # one way
+    timeout_ns: int = NEVER_NS  # limit on one call
+    package_bytes: int = UNLIMITED  # limit on the code and its dependencies, unpacked
+    image_bytes: int = UNLIMITED  # limit on a container image
+    payload_bytes: int = UNLIMITED  # limit on one request or response
+
+    def cpus(self, memory_bytes: int) -> float:
+        """CPUs of an instance of this memory size."""
+        return memory_bytes / self.cpu_bytes
+
+    def sized(self, memory_bytes: int) -> FaasPlatform:
+        """The platform's terms at a memory size."""
+        return replace(self.terms, memory_bytes=memory_bytes)

@@ -29,16 +29,7 @@ from headgate.core.view import View, is_evictable
 
 # Names of the Scheduler's own timers. A policy must choose other names for its timers.
 RESERVED_TIMERS = frozenset(
-    (
-        "deadline",
-        "forgotten",
-        "lost",
-        "offer_again",
-        "plan",
-        "probe",
-        "unblock",
-        "unblock_pool",
-    )
+    ("deadline", "forgotten", "lost", "offer_again", "plan", "probe", "unblock", "unblock_pool")
 )
 
 
@@ -52,12 +43,7 @@ class Orders:
         self._instances = instances
         self._has_timeouts = state.timeouts.is_enabled
 
-    def dispatch(
-        self,
-        tasks: list[Task],
-        node: Node,
-        variant: Variant | None = None,
-    ) -> Batch:
+    def dispatch(self, tasks: list[Task], node: Node, variant: Variant | None = None) -> Batch:
         """Dispatch tasks of one function as a batch to a node.
 
         If the node has no instance of the variant, one is started there; if its weights are in host
@@ -79,10 +65,7 @@ class Orders:
         return self._send(tasks, variant, node, node.pool)
 
     def dispatch_to_pool(
-        self,
-        tasks: list[Task],
-        pool: Pool,
-        variant: Variant | None = None,
+        self, tasks: list[Task], pool: Pool, variant: Variant | None = None
     ) -> Batch:
         """Dispatch tasks of one function to a FaaS pool, which picks or starts the instance."""
         if not tasks:
@@ -105,13 +88,7 @@ class Orders:
             raise _illegal(tasks, f"a call of pool {pool.name} cannot carry {size} bytes")
         return self._send(tasks, variant, None, pool)
 
-    def _send(
-        self,
-        tasks: list[Task],
-        variant: Variant,
-        node: Node | None,
-        pool: Pool,
-    ) -> Batch:
+    def _send(self, tasks: list[Task], variant: Variant, node: Node | None, pool: Pool) -> Batch:
         """Dispatch a batch if its tasks may run together as this variant; raise otherwise."""
         function_id = variant.function_id
         task_ids: list[int] = []

@@ -19,6 +19,7 @@ Rules that every policy must follow, with the tests that enforce them:
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, fields
 from random import Random
 from typing import Final, final
@@ -26,6 +27,7 @@ from typing import Final, final
 from headgate.core.errors import ConfigError
 from headgate.core.orders import Orders
 from headgate.core.records import Batch, Instance, Node, Request, Task
+from headgate.core.states import TASK_READY
 from headgate.core.view import View
 
 
@@ -142,7 +144,7 @@ class Policy:
     Fast hooks are called per event and act through `self.orders`; the slow `plan` is called every
     `plan_every_ns` and only returns the desired instances. A queued task that was cancelled or
     expired is no longer READY: check the state when dequeuing, or drop the task in
-    `on_task_withdrawn` (see `core.lazy_deletion`). A task that `must_run_alone` is never put into
+    `on_task_withdrawn` (see `LazyDeletions`). A task that `must_run_alone` is never put into
     a batch with others.
 
     A hook that raises is a fault of the policy: the task or request that the hook was about fails,
@@ -226,6 +228,38 @@ class PolicyKind:
     config: type[PolicyConfig] = PolicyConfig
     capabilities: Capabilities = Capabilities()
 
-    def build(self, context: Context, config: PolicyConfig) -> Policy:
-        """Build the policy."""
-        return self.make(context, config)
+
+@final
+class LazyDeletions:
+    """Counts the withdrawn tasks of one queue since the queue was last swept.
+
+    A task that is cancelled or expires while it is queued stays in its policy's queue until it
+    reaches the head, because removing it at once would cost every cancellation a search. If the
+    head does not move, such a queue would grow without bound. So the queue is swept when withdrawn
+    tasks may be half of it: O(1) amortised per withdrawal, and a queue is never longer than twice
+    the number of tasks that really wait.
+
+    >>> withdrawals = LazyDeletions()
+    >>> [withdrawals.add(length) for length in (4, 4, 4, 1)]
+    [False, False, True, True]
+    """
+
+    __slots__ = ("_count",)
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def add(self, length: int) -> bool:
+        """Count one more withdrawn task of a queue of this length; whether to sweep it now."""
+        self._count += 1
+        if 2 * self._count <= length:
+            return False
+        self._count = 0
+        return True
+
+    def withdraw_from(self, queue: deque[Task]) -> None:
+        """Count one more withdrawn task of a queue, and sweep the queue if that is due."""
+        if self.add(len(queue)):
+            waiting = [task for task in queue if task.state == TASK_READY]
+            queue.clear()
+            queue.extend(waiting)

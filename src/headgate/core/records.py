@@ -207,17 +207,7 @@ class Node:
 class Batch:
     """Tasks of one function dispatched together to an instance, or to a FaaS pool."""
 
-    __slots__ = (
-        "id",
-        "instance",
-        "items",
-        "node",
-        "pool",
-        "sent_ns",
-        "state",
-        "tasks",
-        "variant",
-    )
+    __slots__ = ("id", "instance", "items", "node", "pool", "sent_ns", "state", "tasks", "variant")
 
     def __init__(
         self,

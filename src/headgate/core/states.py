@@ -73,10 +73,7 @@ class BatchState:
 
 Table = Mapping[int, tuple[int, ...]]
 
-REQUEST_TABLE: Final[Table] = {
-    RequestState.OPEN: (RequestState.SETTLED,),
-    RequestState.SETTLED: (),
-}
+REQUEST_TABLE: Final[Table] = {RequestState.OPEN: (RequestState.SETTLED,), RequestState.SETTLED: ()}
 TASK_TABLE: Final[Table] = {
     TaskState.BLOCKED: (TaskState.READY, TaskState.SKIPPED, TaskState.DROPPED),
     TaskState.READY: (TaskState.RUNNING, TaskState.DROPPED),
@@ -103,10 +100,7 @@ RESIDENCY_TABLE: Final[Table] = {
     Residency.HOST: (Residency.DEVICE, Residency.NOWHERE),
     Residency.DEVICE: (Residency.HOST, Residency.NOWHERE),
 }
-NODE_TABLE: Final[Table] = {
-    NodeState.DOWN: (NodeState.UP,),
-    NodeState.UP: (NodeState.DOWN,),
-}
+NODE_TABLE: Final[Table] = {NodeState.DOWN: (NodeState.UP,), NodeState.UP: (NodeState.DOWN,)}
 BATCH_TABLE: Final[Table] = {
     BatchState.IN_FLIGHT: (
         BatchState.FINISHED,
@@ -187,7 +181,6 @@ ON_HOST: Final = Residency.HOST
 ON_DEVICE: Final = Residency.DEVICE
 NODE_UP: Final = NodeState.UP
 OUTCOME_MET: Final = Outcome.MET
-OUTCOME_LATE: Final = Outcome.LATE
 
 
 @final

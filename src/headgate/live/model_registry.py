@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from headgate.config import AppConfig, from_spec
 from headgate.config.build import variant_spec
-from headgate.config.objectives import unreachable_objectives
+from headgate.config.options import unreachable_objectives
 from headgate.core.errors import ConfigError
 from headgate.core.model import App, Pipeline, Variant
 from headgate.functions.error_text import error_text

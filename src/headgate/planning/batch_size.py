@@ -7,9 +7,7 @@ from typing import Final
 
 from headgate.core.model import Profile
 from headgate.core.records import Node, Task
-from headgate.core.states import (
-    TASK_READY,
-)
+from headgate.core.states import TASK_READY
 
 _BATCH_OVERHEAD_NS: Final = 1_000_000  # cost of a batch beyond its profile: dispatch and response
 _KNEE_TOLERANCE: Final = 1.05  # time per item at the knee, relative to the best

@@ -6,7 +6,7 @@ from math import exp, inf
 from typing import final
 
 from headgate.core.clock import NEVER_NS
-from headgate.core.model import App, Function, Pipeline, Pool, Variant
+from headgate.core.model import App, Function, Pipeline, Variant
 from headgate.core.records import Batch, Instance, Node, Task
 from headgate.core.states import BatchState
 from headgate.core.view import View
@@ -228,10 +228,6 @@ class LatencyPredictor:
             times_ns.append(self.expected_ns(variant, size))
         return times_ns[0] if len(times_ns) == 1 else max(pipeline.longest_to(times_ns))
 
-    def earliest_free_in_ns(self, pipeline: Pipeline) -> float:
-        """Time until a node that can run the first stage of a pipeline is free."""
-        return self.function_free_in_ns(pipeline.stages[0].function.id)
-
     def function_free_in_ns(self, function_id: int) -> float:
         """Time until a node that can run a function is free."""
         view = self._view
@@ -284,17 +280,15 @@ def _concurrency_limits(app: App) -> dict[tuple[int, int], int]:
     return {
         (pool.id, variant.id): knee_concurrency(
             variant.profile,
-            pool.slots if len(variant.profile.slowdown) == 1 else _slots(pool, variant),
+            pool.slots
+            if len(variant.profile.slowdown) == 1
+            else min(pool.slots, variant.concurrency),
             allowed_ns[variant.function_id],
         )
         for variant in app.variants
         for pool in app.pools
         if pool.id in variant.pool_ids
     }
-
-
-def _slots(pool: Pool, variant: Variant) -> int:
-    return min(pool.slots, variant.concurrency)
 
 
 def _competitors(app: App) -> list[list[int]]:

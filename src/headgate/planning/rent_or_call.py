@@ -129,10 +129,7 @@ class RentalLadder:
         memory_ns: int,
     ) -> None:
         self._levels = [RentalLevel(is_on=number < standing) for number in range(count)]
-        self._fill_order = [
-            *(RentalLevel(is_on=True) for _ in range(own_levels)),
-            *self._levels,
-        ]
+        self._fill_order = [*(RentalLevel(is_on=True) for _ in range(own_levels)), *self._levels]
         self._allowed_ns = allowed_ns
         self._service_interval_ns = service_interval_ns
         self._call_usd = call_usd

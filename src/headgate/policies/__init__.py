@@ -21,13 +21,8 @@ def policy_names() -> list[str]:
 def find_policy(name: str, where: str | None = None) -> PolicyKind:
     """Return the policy of that name, or raise `ConfigError` listing all policies."""
     if name not in policy_names():
-        raise ConfigError(
-            "unknown policy",
-            where=where,
-            key="policy",
-            value=name,
-            allowed=", ".join(policy_names()),
-        )
+        allowed = ", ".join(policy_names())
+        raise ConfigError("unknown policy", where=where, key="policy", value=name, allowed=allowed)
     kind = importlib.import_module(f"{__name__}.{name}").POLICY
     if not isinstance(kind, PolicyKind):
         raise TypeError(f"headgate.policies.{name}.POLICY is not a PolicyKind")

@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from headgate.core.lazy_deletion import LazyDeletions, sweep
 from headgate.core.model import Variant
 from headgate.core.policy import (
     NOT_NEGATIVE,
     POSITIVE,
     Context,
+    LazyDeletions,
     Plan,
     Policy,
     PolicyConfig,
@@ -129,9 +129,7 @@ class ThresholdRouter(Policy):
     def on_task_withdrawn(self, task: Task) -> None:
         """Count the withdrawn task, and sweep its queue when due."""
         number = self._queue_number(task)
-        queue = self._queues[number]
-        if self._withdrawals[number].add(len(queue)):
-            sweep(queue)
+        self._withdrawals[number].withdraw_from(self._queues[number])
 
     def _queue_number(self, task: Task) -> int:
         function_id = task.function.id

@@ -22,11 +22,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import final
 
-from headgate.core.lazy_deletion import LazyDeletions, sweep
 from headgate.core.policy import (
     NOT_NEGATIVE,
     Capabilities,
     Context,
+    LazyDeletions,
     Policy,
     PolicyConfig,
     PolicyKind,
@@ -83,8 +83,7 @@ class Affinity(Policy):
 
     def on_task_withdrawn(self, task: Task) -> None:
         flow = self._flows[task.request.client, task.function.id]
-        if flow.withdrawals.add(len(flow.queue)):
-            sweep(flow.queue)
+        flow.withdrawals.withdraw_from(flow.queue)
 
     def on_capacity(self, node: Node) -> None:
         self._serve()

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Final, final
 
 from headgate.core.clock import MINUTE_NS, SECOND_NS
+from headgate.core.model import UNLIMITED
 from headgate.core.policy import (
     NOT_NEGATIVE,
     POSITIVE,
@@ -36,7 +37,6 @@ from headgate.planning.rent_or_call import nodes_for
 from headgate.planning.targets import NodeOption
 from headgate.policies._hybrid import AutoscalingConfig, AutoscalingRouter
 
-_UNBOUNDED: Final = 1_000_000  # more slots than a node can have
 # Hysteresis: scale in only below this share of the target, or the instances would be added again.
 _SCALE_IN_BELOW: Final = 0.9
 
@@ -75,7 +75,7 @@ class Autoscale(AutoscalingRouter):
             bucket_ns=min(SECOND_NS, config.window_ns),
             window_ns=config.window_ns,
             nodes_min=config.nodes_min,
-            thresholds=Thresholds(app, fixed=config.concurrency_max or _UNBOUNDED),
+            thresholds=Thresholds(app, fixed=config.concurrency_max or UNLIMITED),
         )
         self.plan_every_ns = config.plan_every_ns
         self._config = config

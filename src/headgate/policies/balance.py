@@ -19,12 +19,17 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import final
 
-from headgate.core.lazy_deletion import LazyDeletions, sweep
-from headgate.core.policy import Capabilities, Context, Policy, PolicyConfig, PolicyKind, bounded
-from headgate.core.records import Node, Task
-from headgate.core.states import (
-    TASK_READY,
+from headgate.core.policy import (
+    Capabilities,
+    Context,
+    LazyDeletions,
+    Policy,
+    PolicyConfig,
+    PolicyKind,
+    bounded,
 )
+from headgate.core.records import Node, Task
+from headgate.core.states import TASK_READY
 from headgate.planning.batch_size import take_batch
 
 
@@ -56,8 +61,7 @@ class Balance(Policy):
         self._serve()
 
     def on_task_withdrawn(self, task: Task) -> None:
-        if self._withdrawals.add(len(self._queue)):
-            sweep(self._queue)
+        self._withdrawals.withdraw_from(self._queue)
 
     def on_capacity(self, node: Node) -> None:
         if self._queue:

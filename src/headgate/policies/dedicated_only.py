@@ -16,9 +16,10 @@ queue gives lower latencies than all requests sharing the nodes. Cost per decisi
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, final
+from typing import final
 
 from headgate.core.clock import SECOND_NS
+from headgate.core.model import UNLIMITED
 from headgate.core.policy import (
     NOT_NEGATIVE,
     POSITIVE,
@@ -30,8 +31,6 @@ from headgate.core.policy import (
 from headgate.planning.concurrency import Thresholds
 from headgate.planning.targets import Targets
 from headgate.policies._hybrid import ThresholdRouter
-
-_UNBOUNDED: Final = 1_000_000  # more slots than a node can have
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class DedicatedOnly(ThresholdRouter):
 
     def __init__(self, context: Context, config: Config) -> None:
         app = context.view.app
-        limits = Thresholds(app, fixed=config.concurrency_max or _UNBOUNDED)
+        limits = Thresholds(app, fixed=config.concurrency_max or UNLIMITED)
         super().__init__(context, config, limits, Targets(app, limits), nodes=config.nodes)
         self.plan_every_ns = config.plan_every_ns
 

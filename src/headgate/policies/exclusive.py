@@ -23,8 +23,14 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import final
 
-from headgate.core.lazy_deletion import LazyDeletions, sweep
-from headgate.core.policy import NOT_NEGATIVE, Context, Policy, PolicyConfig, PolicyKind
+from headgate.core.policy import (
+    NOT_NEGATIVE,
+    Context,
+    LazyDeletions,
+    Policy,
+    PolicyConfig,
+    PolicyKind,
+)
 from headgate.core.records import Node, Task
 from headgate.core.states import TaskState
 from headgate.planning.placement import apportion
@@ -101,8 +107,7 @@ class Exclusive(Policy):
 
     def on_task_withdrawn(self, task: Task) -> None:
         partition = self._partitions[task.function.id]
-        if partition.withdrawals.add(len(partition.queue)):
-            sweep(partition.queue)
+        partition.withdrawals.withdraw_from(partition.queue)
 
     def on_capacity(self, node: Node) -> None:
         owner = self._owner.get(node.id)

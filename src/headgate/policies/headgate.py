@@ -38,13 +38,13 @@ from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final, final
 
 from headgate.core.clock import NEVER_NS, SECOND_NS
-from headgate.core.lazy_deletion import LazyDeletions
 from headgate.core.model import Variant
 from headgate.core.policy import (
     POSITIVE,
     SHARE,
     Capabilities,
     Context,
+    LazyDeletions,
     Plan,
     Policy,
     PolicyConfig,
@@ -137,7 +137,7 @@ class Headgate(Policy):
             self.orders.reject(request, Settlement(_REJECTED, Rejection.UNAVAILABLE))
             return
         queue_ns = predictor.queue_ns(pipeline, items)
-        wait_ns = queue_ns + predictor.earliest_free_in_ns(pipeline)
+        wait_ns = queue_ns + predictor.function_free_in_ns(pipeline.stages[0].function.id)
         service_ns = predictor.service_ns(pipeline, items)
         if wait_ns == 0.0:
             return  # always admit to an idle node, or a pessimistic correction is never re-measured

@@ -24,9 +24,16 @@ from dataclasses import dataclass, field
 from math import floor, log
 from typing import final
 
-from headgate.core.lazy_deletion import LazyDeletions
 from headgate.core.model import Function
-from headgate.core.policy import Capabilities, Context, Policy, PolicyConfig, PolicyKind, bounded
+from headgate.core.policy import (
+    Capabilities,
+    Context,
+    LazyDeletions,
+    Policy,
+    PolicyConfig,
+    PolicyKind,
+    bounded,
+)
 from headgate.core.records import STAGES_MAX, Node, Task
 from headgate.core.states import TaskState
 

@@ -16,8 +16,14 @@ from __future__ import annotations
 from collections import deque
 from typing import final
 
-from headgate.core.lazy_deletion import LazyDeletions, sweep
-from headgate.core.policy import Capabilities, Context, Policy, PolicyConfig, PolicyKind
+from headgate.core.policy import (
+    Capabilities,
+    Context,
+    LazyDeletions,
+    Policy,
+    PolicyConfig,
+    PolicyKind,
+)
 from headgate.core.records import Node, Task
 from headgate.core.states import TaskState
 
@@ -55,8 +61,7 @@ class RoundRobin(Policy):
         self._serve()
 
     def on_task_withdrawn(self, task: Task) -> None:
-        if self._withdrawals.add(len(self._queue)):
-            sweep(self._queue)
+        self._withdrawals.withdraw_from(self._queue)
 
     def on_capacity(self, node: Node) -> None:
         self._serve()

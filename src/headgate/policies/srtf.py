@@ -21,8 +21,14 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import final
 
-from headgate.core.lazy_deletion import LazyDeletions
-from headgate.core.policy import Capabilities, Context, Policy, PolicyConfig, PolicyKind
+from headgate.core.policy import (
+    Capabilities,
+    Context,
+    LazyDeletions,
+    Policy,
+    PolicyConfig,
+    PolicyKind,
+)
 from headgate.core.records import STAGES_MAX, Node, Task
 from headgate.core.states import TaskState
 

@@ -27,8 +27,7 @@ from typing import Final
 
 import numpy as np
 
-from headgate.config.errors import unknown_name_error
-from headgate.core.errors import ConfigError
+from headgate.core.errors import ConfigError, unknown_name_error
 from headgate.planning.latency_model import Characterisation, Point
 from headgate.profiling.profiler import Machine, ProfileResult, ProfilerSettings
 

@@ -30,8 +30,8 @@ class LoopClients(SimClient):
 
     def __init__(self, loop: ClosedLoop, app: App) -> None:
         self._loop = loop
-        self._pipeline = _id_of(loop.pipeline, app.pipelines, "pipeline")
-        self._client = _id_of(loop.client, app.clients, "client")
+        self._pipeline = id_of(loop.pipeline, app.pipelines, "pipeline")
+        self._client = id_of(loop.client, app.clients, "client")
         self._active = 0  # clients that wait for a response, think or pause
         self._thinking: deque[int] = deque()  # when the think times end, ascending
         self._pausing: deque[int] = deque()  # when the pauses after unanswered requests end
@@ -169,7 +169,7 @@ class _Group:
         self.is_answered = False
 
 
-def _id_of(name: str, declared: Sequence[Pipeline | DeclaredClient], kind: str) -> int:
+def id_of(name: str, declared: Sequence[Pipeline | DeclaredClient], kind: str) -> int:
     """Return the id of the pipeline or client of this name; if only one exists, any name fits."""
     if len(declared) == 1:
         return declared[0].id

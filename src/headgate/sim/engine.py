@@ -58,7 +58,6 @@ from headgate.sim.event_queue import (
     ActionInTransit,
     ArrivalCursor,
     Callback,
-    DelayedAction,
     EventQueue,
     QueueItem,
     Submission,
@@ -209,8 +208,6 @@ class Engine:
                 self._senders[self.recorder.count] = item.sender
                 item.sender.on_arrived(self, now_ns, self.recorder.count)
             self._admit(now_ns, item.pipeline, item.client, item.items)
-        elif isinstance(item, DelayedAction):
-            self._send_action(now_ns, item.scheduler, item.action)
         elif isinstance(item, Callback):
             item.call(now_ns)
         else:
@@ -308,7 +305,8 @@ class Engine:
         done_ns = now_ns + cost_ns
         self._free_at_ns[index] = done_ns
         for action in actions:
-            self.queue.push(done_ns, Rank.COMPLETION, DelayedAction(index, action))
+            send = Callback(partial(self._send_action, index=index, action=action))
+            self.queue.push(done_ns, Rank.COMPLETION, send)
 
     def _send_action(self, now_ns: int, index: int, action: Action) -> None:
         """Carry out an action, after the network delay of its pool."""

@@ -93,17 +93,6 @@ class ActionInTransit(QueueItem):
 
 
 @final
-class DelayedAction(QueueItem):
-    """An action held back until the decision that led to it has taken its time."""
-
-    __slots__ = ("action", "scheduler")
-
-    def __init__(self, scheduler: int, action: Action) -> None:
-        self.scheduler = scheduler
-        self.action = action
-
-
-@final
 class ArrivalCursor:
     """Reads open-loop arrivals in chunks, as lists, with the application's ids.
 

@@ -153,7 +153,7 @@ class SimFaasPlatform:
     def invoke(self, now_ns: int, dispatch: Dispatch) -> None:
         """Run a batch on a warm or a new instance, or refuse it: too large, or throttled."""
         if dispatch.moved_bytes > self._spec.payload_bytes_max:
-            self._report(now_ns, EventInTransit(BatchRefused(dispatch.batch_id, Refusal.TOO_LARGE)))
+            self._refuse(now_ns, dispatch, Refusal.TOO_LARGE)
             return
         variant_id = dispatch.variant_id
         provisioned = self._provisioned.get(variant_id)
@@ -167,7 +167,7 @@ class SimFaasPlatform:
             if is_provisioned and provisioned is not None:
                 provisioned.release()
             self.throttled += 1
-            self._report(now_ns, EventInTransit(BatchRefused(dispatch.batch_id, Refusal.THROTTLED)))
+            self._refuse(now_ns, dispatch, Refusal.THROTTLED)
             return
         start_ns = 0
         if instance is not None:
@@ -298,5 +298,6 @@ class SimFaasPlatform:
         self._change_running(variant_id, -1)
         self._put_idle(now_ns, variant_id, now_ns)
 
-    def _report(self, now_ns: int, report: EventInTransit) -> None:
+    def _refuse(self, now_ns: int, dispatch: Dispatch, refusal: int) -> None:
+        report = EventInTransit(BatchRefused(dispatch.batch_id, refusal))
         self._queue.push(now_ns + self.pool.network_ns, Rank.COMPLETION, report)

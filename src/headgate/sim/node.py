@@ -241,7 +241,8 @@ class SimNode:
         self.busy_ns += now_ns - job.began_ns
         ended = self._ended
         ended.order = action
-        ended.has_failed = isinstance(action, StartInstance) and self._fails_to_start(job.variant)
+        is_batch = isinstance(action, Dispatch)
+        ended.has_failed = not is_batch and self._fails_to_start(action, job.variant)
         effects = self.backend.handle(now_ns, ended)
         event: Event | None
         if not isinstance(action, Dispatch):
@@ -260,8 +261,9 @@ class SimNode:
             self._reschedule(now_ns)
         return event
 
-    def _fails_to_start(self, variant: Variant) -> bool:
-        return self.break_start_faults > 0 or variant.function_id in self._truth.unloadable
+    def _fails_to_start(self, action: Action, variant: Variant) -> bool:
+        cannot_load = variant.function_id in self._truth.unloadable
+        return isinstance(action, StartInstance) and (self.break_start_faults > 0 or cannot_load)
 
     def _record(self, now_ns: int, job: NodeJob) -> None:
         action, function_id, began_ns = job.action, job.variant.function_id, job.began_ns

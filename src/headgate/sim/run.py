@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from headgate.core.clock import HOUR_NS, NEVER_NS
-from headgate.core.errors import ConfigError
 from headgate.core.model import TIER_NAMES, App
 from headgate.core.policy import PolicyConfig, PolicyKind
 from headgate.core.rng import stream
 from headgate.core.scheduler.scheduler import Scheduler
 from headgate.metrics.columns import ResourceUse, RunColumns, with_client_overhead
+from headgate.sim.clients import id_of
 from headgate.sim.engine import Engine
 from headgate.sim.event_queue import ArrivalCursor, EventQueue
 from headgate.sim.faas import SimFaasPlatform
@@ -124,38 +124,19 @@ def _cursor(
 ) -> ArrivalCursor:
     if arrivals is None:
         return ArrivalCursor(None, [], [])
-    pipelines = {pipeline.name: pipeline.id for pipeline in app.pipelines}
-    clients = {client.name: client.id for client in app.clients}
     return ArrivalCursor(
         arrivals,
-        [_id_of(name, pipelines, "pipeline") for name in arrivals.pipelines],
-        [_id_of(name, clients, "client") for name in arrivals.clients],
+        [id_of(name, app.pipelines, "pipeline") for name in arrivals.pipelines],
+        [id_of(name, app.clients, "client") for name in arrivals.clients],
         on_chunk,
-    )
-
-
-def _id_of(name: str, known: dict[str, int], kind: str) -> int:
-    if name in known:
-        return known[name]
-    if len(known) == 1:  # a trace need not name the only pipeline or client there is
-        return next(iter(known.values()))
-    raise ConfigError(
-        f"the workload names a {kind} that the application does not have",
-        key=kind,
-        value=name,
-        allowed=", ".join(known),
     )
 
 
 def _announce(engine: Engine, app: App, arrivals: Arrivals) -> None:
     times_ns, pipelines, clients = _cursor(app, arrivals).columns()
     for request_id in range(len(arrivals)):
-        engine.announce(
-            request_id,
-            int(pipelines[request_id]),
-            int(clients[request_id]),
-            int(times_ns[request_id]),
-        )
+        pipeline, client = int(pipelines[request_id]), int(clients[request_id])
+        engine.announce(request_id, pipeline, client, int(times_ns[request_id]))
 
 
 def _columns(engine: Engine, cursor: ArrivalCursor, window_ns: int, request_ns: int) -> RunColumns:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import final
 
 from headgate.core.actions import StartInstance, StopInstance
-from headgate.core.broker import Broker
+from headgate.core.backend import Broker
 from headgate.core.events import InstanceStopped, Rank
 from headgate.core.model import App
 from headgate.sim.event_queue import EventQueue

@@ -7,7 +7,7 @@ from itertools import permutations
 import pytest
 
 from headgate.config import from_spec
-from headgate.config.objectives import unreachable_objectives
+from headgate.config.options import unreachable_objectives
 
 FUNCTIONS = {
     "a": {"exec_time": "5ms", "cold_start": "10s"},

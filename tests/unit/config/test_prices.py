@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from headgate.config.prices import BUNDLED, FaasSpec, InstanceSpec, read_prices
-from headgate.core.catalog import MIB
 from headgate.core.errors import ConfigError
+from headgate.core.model import MIB
 
 OWN = """
 title: our rack

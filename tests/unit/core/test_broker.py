@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.core.broker import Broker
+from headgate.core.backend import Broker
 
 
 def make_broker(*node_ids: int, waiting_max: int = 1_000) -> Broker:

@@ -10,15 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.config.prices import read_prices
-from headgate.core.catalog import InstanceType
 from headgate.core.clock import SECOND_NS
-from headgate.planning.capacity.load import LoadProfile, RateLevel, Rise, closed_load, open_load
+from headgate.core.model import InstanceType
 from headgate.planning.capacity.mix import (
     FaasChoice,
+    LoadProfile,
+    RateLevel,
+    Rise,
     best_of_type,
     break_even_rate,
     cheapest_mix,
+    closed_load,
     evaluate,
+    open_load,
 )
 from headgate.planning.capacity.plan import CapacityPlan, Infeasible, Terms, make_plan
 from headgate.planning.capacity.sizing import (

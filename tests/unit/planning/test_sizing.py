@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.config.prices import read_prices
-from headgate.core.catalog import MIB, FaasOffering, InstanceType
+from headgate.core.model import MIB, FaasOffering, InstanceType
 from headgate.planning.capacity.sizing import (
     cheapest_size,
     faas_sizes,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.model import FaasPlatform
-from headgate.planning.warm_pool import WarmPoolEstimate
+from headgate.planning.targets import WarmPoolEstimate
 
 START_NS = 100
 KEEP_ALIVE_NS = 1_000

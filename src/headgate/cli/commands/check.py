@@ -13,7 +13,7 @@ from headgate.cli.options import app_argument, json_option, traces_option
 from headgate.cli.output import show, show_json
 from headgate.cli.workload import WorkloadOptions, choose_workload
 from headgate.config import AppConfig, make_config
-from headgate.config.objectives import unreachable_objectives
+from headgate.config.options import unreachable_objectives
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import TIER_NAMES, UNLIMITED, App, Pipeline, Pool, Variant
 from headgate.core.units import format_duration, format_size

@@ -33,8 +33,7 @@ from headgate.cli.output import show, show_assumed, show_json
 from headgate.cli.simulation import SimulatedRun, run
 from headgate.cli.workload import WorkloadOptions, choose_workload
 from headgate.config import AppConfig
-from headgate.config.errors import unknown_name_error
-from headgate.core.errors import ConfigError
+from headgate.core.errors import ConfigError, unknown_name_error
 from headgate.metrics.confidence import mean_interval
 from headgate.metrics.format import Quantity, json_value, percent
 from headgate.metrics.report.comparison_plots import PANELS, comparison_plots

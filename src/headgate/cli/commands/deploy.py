@@ -13,8 +13,7 @@ import click
 from headgate.cli.app_loading import load_app
 from headgate.cli.options import OutputPath
 from headgate.config import AppConfig
-from headgate.config.errors import unknown_name_error
-from headgate.core.errors import ConfigError
+from headgate.core.errors import ConfigError, unknown_name_error
 from headgate.deploy import LambdaFunction, Package, connect, deploy, pack, try_import
 from headgate.deploy.lambda_function import is_local_lambda
 from headgate.deploy.package import bundle, rough_size, write_dockerfile

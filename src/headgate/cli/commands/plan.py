@@ -26,18 +26,23 @@ from headgate.cli.plan_text import current_setup, infeasible_text, sentences
 from headgate.cli.plan_writer import planned_spec, with_workload
 from headgate.cli.workload import Workload, WorkloadOptions, choose_workload, trace_files
 from headgate.config import from_spec
-from headgate.config.errors import unknown_name_error
 from headgate.config.loader import without_defaults
 from headgate.config.prices import read_prices
-from headgate.core.catalog import FaasOffering
 from headgate.core.clock import MILLISECOND_NS, NEVER_NS, SECOND_NS
-from headgate.core.errors import ConfigError
-from headgate.core.model import App, Function, Pipeline
+from headgate.core.errors import ConfigError, unknown_name_error
+from headgate.core.model import App, FaasOffering, Function, Pipeline
 from headgate.core.units import format_duration, format_size, parse_size
 from headgate.metrics.format import format_cell, ms, percent, significant
 from headgate.metrics.table import Column, ReportTable, format_column
-from headgate.planning.capacity.load import Ints, LoadProfile, RateLevel, closed_load, open_load
-from headgate.planning.capacity.mix import Mix, break_even_rate
+from headgate.planning.capacity.mix import (
+    Ints,
+    LoadProfile,
+    Mix,
+    RateLevel,
+    break_even_rate,
+    closed_load,
+    open_load,
+)
 from headgate.planning.capacity.plan import (
     INSTANCES_MAX,
     CapacityPlan,

@@ -23,9 +23,8 @@ from headgate.cli.options import (
 )
 from headgate.cli.output import Progress, show, show_json
 from headgate.config import AppConfig
-from headgate.config.errors import unknown_name_error
 from headgate.core.clock import MILLISECOND_NS, NEVER_NS, SECOND_NS
-from headgate.core.errors import ConfigError
+from headgate.core.errors import ConfigError, unknown_name_error
 from headgate.core.units import parse_fraction
 from headgate.metrics.format import json_value
 from headgate.metrics.report.style import new_figure, save_png

@@ -156,7 +156,7 @@ class BatchHandlers:
         view = self._view
         batch = view.batches.get(event.batch_id)
         if batch is None:
-            self._ignore(now_ns, event.batch_id)
+            self._find(now_ns, event.batch_id)
             self._state.timeouts.on_late_finish(event.batch_id, now_ns)
             return
         view.now_ns = now_ns
@@ -177,11 +177,9 @@ class BatchHandlers:
         """Retry the tasks of a batch that never ran, and back off from the node or pool."""
         if event.reason not in REFUSAL_NAMES:
             raise DriverError(f"batch {event.batch_id}: unknown refusal reason {event.reason}")
-        batch = self._view.batches.get(event.batch_id)
+        batch = self._find(now_ns, event.batch_id)
         if batch is None:
-            self._ignore(now_ns, event.batch_id)
             return
-        self._view.now_ns = now_ns
         self._state.end_batch(batch, BatchState.REFUSED)
         self._back_off(batch, event.reason)
         reason = f"{Failure.REFUSED}, last reason: {REFUSAL_NAMES[event.reason]}"
@@ -197,21 +195,17 @@ class BatchHandlers:
 
     def failed(self, now_ns: int, event: BatchFailed) -> None:
         """Retry the tasks of a batch that ran and failed, if that is safe."""
-        batch = self._view.batches.get(event.batch_id)
+        batch = self._find(now_ns, event.batch_id)
         if batch is None:
-            self._ignore(now_ns, event.batch_id)
             return
-        self._view.now_ns = now_ns
         self._state.end_batch(batch, BatchState.FAILED)
         self._repeat(batch, event.reason)
 
     def lost(self, now_ns: int, event: BatchLost) -> None:
         """Retry the tasks of a lost batch if that is safe; quarantine them if its node died."""
-        batch = self._view.batches.get(event.batch_id)
+        batch = self._find(now_ns, event.batch_id)
         if batch is None:
-            self._ignore(now_ns, event.batch_id)
             return
-        self._view.now_ns = now_ns
         quarantine = self._quarantine
         is_suspect = event.node_died and quarantine.was_running(batch)
         self._state.end_batch(batch, BatchState.LOST)
@@ -245,12 +239,15 @@ class BatchHandlers:
             self._retry_or_fail(task, self._may_repeat(task), f"{task.function.name}: {reason}")
         self._notify_policy(batch)
 
-    def _ignore(self, now_ns: int, batch_id: int) -> None:
-        """Count a late or duplicate event; raise if the batch was never sent."""
-        if not self._state.has_issued_batch(batch_id):
+    def _find(self, now_ns: int, batch_id: int) -> Batch | None:
+        """The batch that an event ends. For a late or duplicate event None, and it is counted."""
+        batch = self._view.batches.get(batch_id)
+        if batch is None and not self._state.has_issued_batch(batch_id):
             raise DriverError(f"batch {batch_id} was never sent")
         self._view.now_ns = now_ns
-        self._view.events_ignored += 1
+        if batch is None:
+            self._view.events_ignored += 1
+        return batch
 
     def _notify_policy(self, batch: Batch) -> None:
         """Call the policy's hooks for a batch that has ended and for the capacity it freed."""

@@ -59,8 +59,7 @@ from headgate.core.model import App
 from headgate.core.orders import Orders
 from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind
 from headgate.core.scheduler.batches import BatchHandlers, Quarantine
-from headgate.core.scheduler.fleet import FleetHandlers, reconcile
-from headgate.core.scheduler.load_failures import PROBE, LoadFailures
+from headgate.core.scheduler.fleet import PROBE, FleetHandlers, LoadFailures, reconcile
 from headgate.core.scheduler.policy_hooks import FORGOTTEN, OFFER_AGAIN, PolicyHooks, PolicyRecovery
 from headgate.core.scheduler.requests import RequestHandlers
 from headgate.core.scheduler.state import InstanceWriter, StateWriter
@@ -89,7 +88,7 @@ class Scheduler:
         self._instances = InstanceWriter(self.view, self._state, ids_start=index, ids_step=peers)
         self._orders = Orders(self.view, self._state, self._instances)
         context = Context(self.view, self._orders, rng if rng is not None else Random(0))
-        self.policy: Policy = kind.build(context, config if config is not None else kind.config())
+        self.policy: Policy = kind.make(context, config if config is not None else kind.config())
         self._requests = RequestHandlers(self.view, self._state, self.policy)
         self._hooks = PolicyHooks(self.view, self.policy, self._requests)
         self._quarantine = Quarantine(self.view, self._state, self._requests, self._hooks)

@@ -122,14 +122,7 @@ class StateWriter:
                 moved_bytes += view.moved_bytes(task, pool.id, node_id)
         self.actions.append(
             Dispatch(
-                batch_id,
-                variant.id,
-                task_ids,
-                items,
-                pool.id,
-                node_id,
-                instance_id,
-                moved_bytes,
+                batch_id, variant.id, task_ids, items, pool.id, node_id, instance_id, moved_bytes
             )
         )
         return batch

@@ -15,8 +15,8 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from headgate.config.prices import PriceList, read_prices
-from headgate.core.catalog import FaasOffering, InstanceType
 from headgate.core.errors import ConfigError
+from headgate.core.model import FaasOffering, InstanceType
 from headgate.lab.demo.runs import best_threshold, deployed, run_live, run_simulated, simulation
 from headgate.lab.demo.setup import (
     OVERHEAD_MS,
@@ -32,7 +32,7 @@ from headgate.lab.demo.setup import (
 )
 from headgate.lab.experiments.experiment import Check
 from headgate.lab.harness import Environment, PolicyCase, RunResult
-from headgate.planning.capacity.load import open_load
+from headgate.planning.capacity.mix import open_load
 from headgate.planning.capacity.plan import CapacityPlan, Infeasible, Terms, make_plan
 from headgate.workload import Arrivals
 

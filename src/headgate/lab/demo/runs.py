@@ -20,9 +20,9 @@ import numpy as np
 import yaml
 
 from headgate.config import from_spec
-from headgate.core.catalog import MIB, FaasOffering
 from headgate.core.clock import MILLISECOND_NS, SECOND_NS
 from headgate.core.errors import ConfigError
+from headgate.core.model import MIB, FaasOffering
 from headgate.core.states import Outcome
 from headgate.deploy import connect
 from headgate.functions.lambda_payload import encode_ping, encode_request

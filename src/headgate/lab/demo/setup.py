@@ -23,11 +23,10 @@ import numpy as np
 
 from headgate.config import from_spec
 from headgate.config.prices import PriceList
-from headgate.core.catalog import MIB, FaasOffering, InstanceType
 from headgate.core.clock import MILLISECOND_NS, SECOND_NS
 from headgate.core.errors import ConfigError
 from headgate.core.event_log import read_log
-from headgate.core.model import Profile
+from headgate.core.model import MIB, FaasOffering, InstanceType, Profile
 from headgate.core.units import format_duration
 from headgate.functions.model import OnnxModel
 from headgate.functions.tensor import TensorSpec, TensorSpecsLike, parse_specs

@@ -7,9 +7,20 @@ from functools import cache
 from typing import Final
 
 from headgate.config.prices import PriceList, read_prices
-from headgate.core.catalog import MIB, FaasOffering
 from headgate.core.clock import MILLISECOND_NS
-from headgate.core.model import App, Function, Pipeline, Pool, Profile, Slo, Stage, Tier, Variant
+from headgate.core.model import (
+    MIB,
+    App,
+    FaasOffering,
+    Function,
+    Pipeline,
+    Pool,
+    Profile,
+    Slo,
+    Stage,
+    Tier,
+    Variant,
+)
 from headgate.planning.latency_model import Characterisation
 from headgate.profiling.profile_file import bundled_profile
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
-from headgate.core.catalog import MIB
 from headgate.core.clock import MILLISECOND_NS
+from headgate.core.model import MIB
 from headgate.lab.experiments._hybrid_app import SURROGATE, characterise
 from headgate.lab.experiments.experiment import Check, Progress, Result, Row
 from headgate.lab.experiments.hips.environment import (

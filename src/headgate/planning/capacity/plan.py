@@ -6,9 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from headgate.core.catalog import FaasOffering, InstanceType
-from headgate.planning.capacity.load import LoadProfile
-from headgate.planning.capacity.mix import FaasChoice, Mix, best_of_type, cheapest_mix, evaluate
+from headgate.core.model import FaasOffering, InstanceType
+from headgate.planning.capacity.mix import (
+    FaasChoice,
+    LoadProfile,
+    Mix,
+    best_of_type,
+    cheapest_mix,
+    evaluate,
+)
 from headgate.planning.capacity.sizing import (
     InstanceCapacity,
     SizeRow,

@@ -5,10 +5,17 @@ error in the Scheduler cannot hide itself.
 """
 
 from headgate.core.model import App
-from headgate.sim.checkers.batches import AttemptLimits, BatchLimits, Completions, Executions
+from headgate.sim.checkers.batches import (
+    AttemptLimits,
+    BatchLimits,
+    Completions,
+    Exclusivity,
+    Executions,
+    LiveTargets,
+    Memory,
+)
 from headgate.sim.checkers.checker import EVENTS_MAX, Checker, Checkers, Clock
 from headgate.sim.checkers.limits import Budgets, StartBackoff, SuspectTasks
-from headgate.sim.checkers.nodes import Exclusivity, LiveTargets, Memory
 from headgate.sim.checkers.requests import (
     Conservation,
     Deadlines,

@@ -7,12 +7,7 @@ from typing import final
 
 from headgate.core.actions import Action, Dispatch, Settle
 from headgate.core.clock import NEVER_NS
-from headgate.core.events import (
-    BatchFinished,
-    Event,
-    RequestArrived,
-    RequestCancelled,
-)
+from headgate.core.events import BatchFinished, Event, RequestArrived, RequestCancelled
 from headgate.core.model import App, Pipeline
 from headgate.core.records import STAGES_MAX
 from headgate.core.states import OUTCOME_NAMES, Outcome

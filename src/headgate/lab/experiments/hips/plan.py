@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from headgate.core.catalog import MIB
 from headgate.core.clock import SECOND_NS
+from headgate.core.model import MIB
 from headgate.lab.experiments._hybrid_app import lambda_offering
 from headgate.lab.experiments.hips.environment import (
     LEAST,

@@ -20,9 +20,8 @@ from typing import Final
 
 import numpy as np
 
-from headgate.core.catalog import MIB
 from headgate.core.clock import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS
-from headgate.core.model import App, Pool, Profile, Slo, Tier
+from headgate.core.model import MIB, App, Pool, Profile, Slo, Tier
 from headgate.lab.experiments._hybrid_app import (
     SURROGATE,
     characterise,
