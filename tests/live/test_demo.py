@@ -11,9 +11,17 @@ from headgate.config import from_spec
 from headgate.core.errors import ConfigError
 from headgate.core.model import Profile
 from headgate.lab.demo import setup as scaling
-from headgate.lab.demo.hybrid import DemoResult, DemoRun, Planned, plan_for, prepare, run_demo
+from headgate.lab.demo.hybrid import (
+    DemoResult,
+    DemoRun,
+    Planned,
+    best_threshold,
+    plan_for,
+    prepare,
+    run_demo,
+    run_simulated,
+)
 from headgate.lab.demo.report import run_rows, write_page
-from headgate.lab.demo.runs import best_threshold, run_simulated
 from headgate.lab.demo.setup import (
     FEW,
     FUNCTION,

@@ -17,7 +17,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from headgate.lab.experiments.experiment import Check, Result
+from headgate.lab.experiments import Check, Result
 from headgate.metrics.format import format_cell, json_value
 from headgate.metrics.summary import Summary
 from headgate.metrics.table import WIDE, render, rows_table, summary_table

@@ -22,7 +22,7 @@ from headgate.core.clock import HOUR_NS, MILLISECOND_NS, SECOND_NS
 from headgate.core.model import TIER_NAMES, App, Tier
 from headgate.core.policy import PolicyConfig, PolicyKind
 from headgate.core.states import Outcome
-from headgate.lab.experiments.experiment import Row
+from headgate.lab.experiments import Row
 from headgate.metrics.columns import NOWHERE, Int8, RequestColumns, RunColumns
 from headgate.metrics.confidence import mean_interval
 from headgate.metrics.summary import GroupSummary, summarise

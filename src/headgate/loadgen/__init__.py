@@ -1,7 +1,6 @@
 """Load generator for live servers, open-loop and closed-loop, and the results it measures."""
 
-from headgate.loadgen.closed_loop import run_closed_loop
-from headgate.loadgen.open_loop import run_open_loop
+from headgate.loadgen.loops import run_closed_loop, run_open_loop
 from headgate.loadgen.requests import (
     Address,
     Body,

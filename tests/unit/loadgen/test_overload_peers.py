@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 
 from headgate.core.clock import MILLISECOND_NS, SECOND_NS
-from headgate.lab.bench._overload_peers import (
+from headgate.lab.bench._server_under_test import SLO_MS, LoadStep
+from headgate.lab.bench.live.models import BareOnnxRuntime
+from headgate.lab.bench.live.server_process import Peer, read_peers
+from headgate.lab.bench.overload import (
     MODEL,
     PeerPlan,
     PeersOverloadResult,
     report_peers,
     without_repeats,
 )
-from headgate.lab.bench._server_under_test import SLO_MS, LoadStep
-from headgate.lab.bench.live.models import BareOnnxRuntime
-from headgate.lab.bench.live.server_process import Peer, read_peers
 from headgate.loadgen import FailureReason, summarise_load
 from headgate.loadgen.results import Rows, make_result
 

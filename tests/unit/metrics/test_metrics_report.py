@@ -13,8 +13,7 @@ from metrics_runs import Row, Span, busy_run, make_run, node
 from headgate.core.errors import ConfigError
 from headgate.metrics.report import write_report
 from headgate.metrics.report.chrome_trace import chrome_trace
-from headgate.metrics.report.html import html_page
-from headgate.metrics.report.write import write_parquet
+from headgate.metrics.report.write import html_page, write_parquet
 from headgate.metrics.summary import summarise
 from headgate.metrics.table import group_table
 

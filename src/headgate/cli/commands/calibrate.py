@@ -19,8 +19,13 @@ from headgate.core.errors import ConfigError
 from headgate.core.event_log import LogHeader, read_log
 from headgate.core.states import OUTCOME_NAMES
 from headgate.core.units import parse_duration
-from headgate.metrics.calibration import CalibrationResult, calibrate, calibrated
-from headgate.metrics.from_log import LoggedColumns, read_columns
+from headgate.metrics.from_log import (
+    CalibrationResult,
+    LoggedColumns,
+    calibrate,
+    calibrated,
+    read_columns,
+)
 from headgate.metrics.summary import count_outcomes
 from headgate.metrics.table import rows_table
 

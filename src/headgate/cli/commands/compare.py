@@ -38,8 +38,7 @@ from headgate.core.errors import ConfigError
 from headgate.metrics.confidence import mean_interval
 from headgate.metrics.format import Quantity, json_value, percent
 from headgate.metrics.report.comparison_plots import PANELS, comparison_plots
-from headgate.metrics.report.html import Tile
-from headgate.metrics.report.write import write_page
+from headgate.metrics.report.write import Tile, write_page
 from headgate.metrics.summary import Summary
 from headgate.metrics.table import (
     Column,

@@ -12,7 +12,7 @@ from rich.text import Text
 import headgate
 from headgate.cli.options import make_directory, writing
 from headgate.cli.output import Progress, hanging_indent, show
-from headgate.cli.plan_text import sentences
+from headgate.cli.plan_output import sentences
 from headgate.core.errors import ConfigError
 from headgate.lab.demo.hybrid import PROFILE_S, DemoResult, Planned, prepare, run_demo
 from headgate.lab.demo.report import run_rows, write_page

@@ -22,8 +22,13 @@ from headgate.cli.options import (
     writing,
 )
 from headgate.cli.output import hanging_indent, show, show_json
-from headgate.cli.plan_text import current_setup, infeasible_text, sentences
-from headgate.cli.plan_writer import planned_spec, with_workload
+from headgate.cli.plan_output import (
+    current_setup,
+    infeasible_text,
+    planned_spec,
+    sentences,
+    with_workload,
+)
 from headgate.cli.workload import Workload, WorkloadOptions, choose_workload, trace_files
 from headgate.config import from_spec
 from headgate.config.errors import unknown_name_error

@@ -8,8 +8,7 @@ import click
 
 from headgate.cli.options import OutputPath, json_option, make_directory, writing
 from headgate.cli.output import Progress, show_json, show_list, show_result
-from headgate.lab.experiments import experiment_names, find_experiment
-from headgate.lab.experiments.experiment import Experiment, Result
+from headgate.lab.experiments import Experiment, Result, experiment_names, find_experiment
 
 
 @click.command("reproduce")

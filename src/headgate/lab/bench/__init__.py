@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Protocol, cast
 
 from headgate.core.errors import ConfigError
-from headgate.lab.experiments.experiment import Progress, Result
+from headgate.lab.experiments import Progress, Result
 
 
 class Bench(Protocol):

@@ -24,7 +24,7 @@ from headgate.lab.bench._server_under_test import (
     run_command,
     serving,
 )
-from headgate.lab.experiments.experiment import Check, Progress, Result, Row
+from headgate.lab.experiments import Check, Progress, Result, Row
 from headgate.loadgen import run_open_loop, summarise_load
 from headgate.workload import Arrivals, poisson
 

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from statistics import median
 
-from headgate.lab.experiments.experiment import Check, Progress, Result, Row
+from headgate.lab.experiments import Check, Progress, Result, Row
 
 NAME = "sim"
 TITLE = "simulated requests per second, compared with SimPy and SimFaaS"

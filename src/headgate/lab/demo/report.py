@@ -11,8 +11,8 @@ from headgate.lab.demo.hybrid import DemoResult
 from headgate.lab.figures import draw_responses
 from headgate.lab.harness import RunResult
 from headgate.metrics.format import format_value
-from headgate.metrics.report.html import Picture, Tile, html_page
 from headgate.metrics.report.style import new_figure, style_axes, to_svg
+from headgate.metrics.report.write import Picture, Tile, html_page
 from headgate.metrics.table import Column, ReportTable
 from headgate.profiling.report import profile_figure
 

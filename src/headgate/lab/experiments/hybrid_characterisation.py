@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 from headgate.core.catalog import MIB
 from headgate.core.clock import MILLISECOND_NS
+from headgate.lab.experiments import Check, Progress, Result, Row
 from headgate.lab.experiments._hybrid_app import SURROGATE, characterise
-from headgate.lab.experiments.experiment import Check, Progress, Result, Row
 from headgate.lab.experiments.hips.environment import (
     MEASURED,
     MOST,
@@ -25,7 +25,9 @@ from headgate.lab.experiments.hips.environment import (
     SOURCES,
     BurstPhase,
     BurstScenario,
+    PaperPlan,
     Setting,
+    plan_of,
     setting_of,
 )
 from headgate.lab.experiments.hips.figures import (
@@ -34,7 +36,6 @@ from headgate.lab.experiments.hips.figures import (
     surface_figure,
     trials_figure,
 )
-from headgate.lab.experiments.hips.plan import PaperPlan, plan_of
 from headgate.lab.figures import write_figures
 from headgate.lab.harness import (
     Case,

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from headgate.core.clock import MILLISECOND_NS
+from headgate.lab.experiments import Check, Progress, Result, Row
 from headgate.lab.experiments._kaas import (
     AFFINITY,
     BALANCE,
@@ -37,7 +38,6 @@ from headgate.lab.experiments._kaas import (
     stream_seed,
     waits,
 )
-from headgate.lab.experiments.experiment import Check, Progress, Result, Row
 from headgate.lab.figures import write_figures
 from headgate.lab.harness import (
     Case,
