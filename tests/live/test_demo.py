@@ -21,7 +21,7 @@ from headgate.lab.demo.hybrid import (
     run_demo,
     run_simulated,
 )
-from headgate.lab.demo.report import run_rows, write_page
+from headgate.lab.demo.report import run_rows, write_demo_page
 from headgate.lab.demo.setup import (
     FEW,
     FUNCTION,
@@ -117,7 +117,7 @@ def test_report_marks_policies_without_a_live_run(planned: Planned, tmp_path: Pa
     sources = [(row[""], row["source"]) for row in run_rows(demo)]
     here = [("here", "predicted"), ("here", "live"), ("here", "simulated")]
     assert sources == [*here, ("elsewhere", "predicted")]
-    text = write_page(demo, ["Rent it."], tmp_path).read_text(encoding="utf-8")
+    text = write_demo_page(demo, ["Rent it."], tmp_path).read_text(encoding="utf-8")
     assert "Rent it." in text and "elsewhere" in text
 
 

@@ -9,7 +9,7 @@ from decimal import Decimal
 from math import isfinite
 from typing import Final, cast
 
-from headgate.cli.workload import WorkloadOptions
+from headgate.cli.options import WorkloadOptions
 from headgate.config import AppConfig
 from headgate.config.prices import PriceList, Provenance
 from headgate.core.catalog import InstanceType
@@ -17,12 +17,7 @@ from headgate.core.model import UNLIMITED, App, Function, Pipeline, Pool, Profil
 from headgate.core.units import format_duration, format_size
 from headgate.metrics.format import about, format_value, ms, per_second, percent, significant, usd
 from headgate.planning.capacity.mix import FaasChoice, Mix, best_of_type, break_even_rate, evaluate
-from headgate.planning.capacity.plan import (
-    INSTANCES_MAX,
-    CapacityPlan,
-    Infeasible,
-    faas_choice,
-)
+from headgate.planning.capacity.plan import INSTANCES_MAX, CapacityPlan, Infeasible, faas_choice
 from headgate.planning.capacity.sizing import (
     InstanceCapacity,
     SizeRow,

@@ -20,17 +20,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from time import CLOCK_MONOTONIC, monotonic_ns
-from typing import Final
+from typing import Final, final
+
+import numpy as np
 
 from headgate.core.clock import MILLISECOND_NS, SECOND_NS
 from headgate.core.errors import ConfigError
 from headgate.loadgen.connections import ConnectionPool, OnProgress, run_in_loop, sweep_until_done
-from headgate.loadgen.requests import EncodedRequests, LoadOptions, parse_address
+from headgate.loadgen.requests import Address, EncodedRequests, LoadOptions, parse_address
 from headgate.loadgen.results import FailureReason, LoadResult, ProgressCounter, Rows, make_result
-from headgate.workload.arrivals import DEFAULT_NAME, Arrivals, constant_column
+from headgate.workload.arrivals import DEFAULT_NAME, Arrivals, arrivals_at
 
 _ABSOLUTE: Final = 1  # TFD_TIMER_ABSTIME
 _LEAD_NS: Final = 20 * MILLISECOND_NS  # between the set-up and time 0: the first request is in time
+_PAUSE_S: Final = 0.02  # after a failure: a dead server must not cause a tight loop
 
 
 class PreciseTimer:
@@ -86,94 +89,11 @@ def run_open_loop(
     kinds = list(zip(arrivals.pipeline.tolist(), arrivals.sizes.tolist(), strict=True))
     bytes_of = {kind: requests.of(arrivals.pipelines[kind[0]], kind[1]) for kind in set(kinds)}
     to_send = [bytes_of[kind] for kind in kinds]
-
-    async def main() -> LoadResult:
-        rows = Rows()
-        start_ns = monotonic_ns() + _LEAD_NS
-        sender = _Sender(arrivals.times_ns.tolist(), to_send, rows, start_ns)
-        pool = ConnectionPool(
-            address,
-            rows,
-            start_ns=start_ns,
-            connections_max=options.connections_max,
-            timeout_ns=options.timeout_ns,
-            on_end=sender.on_end,
-        )
-        try:
-            sender.begin(pool)
-            await sweep_until_done(
-                sender.done, pool, ProgressCounter(rows, options.slo_ns), on_progress
-            )
-        finally:
-            sender.close()
-            await pool.close()
-        return make_result(
-            rows,
-            arrivals.pipeline,
-            arrivals.client,
-            (arrivals.pipelines, arrivals.clients),
-            window_ns=arrivals.duration_ns,
-            slo_ns=options.slo_ns,
-            connections=pool.opened_count,
-        )
-
-    return run_in_loop(main())
-
-
-class _Sender:
-    """Passes requests to the connection pool when they are due."""
-
-    def __init__(
-        self, times_ns: list[int], to_send: list[bytes], rows: Rows, start_ns: int
-    ) -> None:
-        self._times_ns = times_ns
-        self._to_send = to_send
-        self._rows = rows
-        self._start_ns = start_ns
-        self._pool: ConnectionPool | None = None
-        self._timer = PreciseTimer(asyncio.get_running_loop(), self._send_due)
-        self.done = asyncio.Event()
-
-    def begin(self, pool: ConnectionPool) -> None:
-        self._pool = pool
-        self.on_end()
-        self._send_due()
-
-    def on_end(self) -> None:
-        """Called when a request has ended."""
-        if len(self._rows.ended) == len(self._times_ns):
-            self.done.set()
-
-    def close(self) -> None:
-        self._timer.close()
-
-    def _send_due(self) -> None:
-        assert self._pool is not None
-        rows, times_ns, to_send = self._rows, self._times_ns, self._to_send
-        submit = self._pool.submit
-        total, row = len(times_ns), len(rows)
-        now_ns = monotonic_ns() - self._start_ns
-        while row < total and times_ns[row] <= now_ns:
-            rows.add(times_ns[row], now_ns)
-            submit(row, to_send[row])
-            row += 1
-            now_ns = monotonic_ns() - self._start_ns
-        if row < total:
-            self._timer.set(self._start_ns + times_ns[row])
-
-
-class _Spec(ctypes.Structure):
-    """`struct itimerspec`: the interval, then the first expiry."""
-
-    _fields_ = (
-        ("every_s", ctypes.c_long),
-        ("every_ns", ctypes.c_long),
-        ("at_s", ctypes.c_long),
-        ("at_ns", ctypes.c_long),
+    times_ns = arrivals.times_ns.tolist()
+    rows, connections = _run(
+        address, options, lambda: _ScheduledSender(times_ns, to_send), on_progress
     )
-
-
-_PAUSE_S: Final = 0.02  # after a failure: a dead server must not cause a tight loop
+    return make_result(rows, arrivals, options, connections)
 
 
 def run_closed_loop(
@@ -194,80 +114,139 @@ def run_closed_loop(
     options = replace(options or LoadOptions(), connections_max=concurrency)
     address = parse_address(url)
     request = EncodedRequests(address, options).of(DEFAULT_NAME, 1)
+    rows, connections = _run(
+        address,
+        options,
+        lambda: _Clients(request, concurrency, duration_ns, warm_up_ns),
+        on_progress,
+    )
+    first = bisect_left(rows.intended_ns, 0)  # times of the warm-up are negative
+    sent_ns = np.array(rows.intended_ns[first:])
+    sent = replace(arrivals_at(sent_ns, duration_ns), pipelines=(options.model or DEFAULT_NAME,))
+    return make_result(rows, sent, options, connections, first=first, is_closed_loop=True)
 
-    async def main() -> LoadResult:
-        rows = Rows()
-        start_ns = monotonic_ns() + warm_up_ns
-        clients = _Clients(rows, request, start_ns, duration_ns)
-        pool = ConnectionPool(
-            address,
-            rows,
-            start_ns=start_ns,
-            connections_max=concurrency,
-            timeout_ns=options.timeout_ns,
-            on_end=clients.on_end,
-        )
+
+def _run(
+    address: Address,
+    options: LoadOptions,
+    make_sender: Callable[[], _Sender],  # called when the event loop runs
+    on_progress: OnProgress | None,
+) -> tuple[Rows, int]:
+    """Run until every request has ended; return the rows and the number of connections opened."""
+
+    async def main() -> tuple[Rows, int]:
+        sender = make_sender()
+        rows = sender.rows
+        pool = ConnectionPool(address, rows, options, sender.start_ns, sender.on_end)
         try:
-            clients.begin(pool, concurrency)
+            sender.begin(pool)
             await sweep_until_done(
-                clients.done, pool, ProgressCounter(rows, options.slo_ns), on_progress
+                sender.done, pool, ProgressCounter(rows, options.slo_ns), on_progress
             )
         finally:
+            sender.close()
             await pool.close()
-        return _result(rows, options, duration_ns, pool.opened_count)
+        return rows, pool.opened_count
 
     return run_in_loop(main())
 
 
-class _Clients:
-    """The clients of a run: one request is sent for each that ends, until the time is up."""
+class _Sender:
+    """Passes requests to the connection pool. Created inside the running loop."""
 
-    def __init__(self, rows: Rows, request: bytes, start_ns: int, duration_ns: int) -> None:
-        self._rows = rows
-        self._request = request
-        self._start_ns = start_ns
-        self._duration_ns = duration_ns
-        self._pool: ConnectionPool | None = None
-        self._loop = asyncio.get_running_loop()
-        self.running = 0
+    def __init__(self, lead_ns: int) -> None:
+        self.rows = Rows()
+        self.start_ns = monotonic_ns() + lead_ns
         self.done = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._pool: ConnectionPool | None = None
 
-    def begin(self, pool: ConnectionPool, concurrency: int) -> None:
+    def begin(self, pool: ConnectionPool) -> None:
         self._pool = pool
-        self.running = concurrency
-        for _ in range(concurrency):
-            self._next()
 
     def on_end(self) -> None:
         """Called when a request has ended."""
-        rows = self._rows
+
+    def close(self) -> None:
+        """Release what the sender holds."""
+
+
+@final
+class _ScheduledSender(_Sender):
+    """Passes each request on when it is due."""
+
+    def __init__(self, times_ns: list[int], to_send: list[bytes]) -> None:
+        super().__init__(_LEAD_NS)
+        self._times_ns = times_ns
+        self._to_send = to_send
+        self._timer = PreciseTimer(self._loop, self._send_due)
+
+    def begin(self, pool: ConnectionPool) -> None:
+        super().begin(pool)
+        self.on_end()
+        self._send_due()
+
+    def on_end(self) -> None:
+        if len(self.rows.ended) == len(self._times_ns):
+            self.done.set()
+
+    def close(self) -> None:
+        self._timer.close()
+
+    def _send_due(self) -> None:
+        assert self._pool is not None
+        rows, times_ns, to_send = self.rows, self._times_ns, self._to_send
+        submit = self._pool.submit
+        total, row = len(times_ns), len(rows)
+        now_ns = monotonic_ns() - self.start_ns
+        while row < total and times_ns[row] <= now_ns:
+            rows.add(times_ns[row], now_ns)
+            submit(row, to_send[row])
+            row += 1
+            now_ns = monotonic_ns() - self.start_ns
+        if row < total:
+            self._timer.set(self.start_ns + times_ns[row])
+
+
+@final
+class _Clients(_Sender):
+    """The clients of a run: one request is sent for each that ends, until the time is up."""
+
+    def __init__(self, request: bytes, concurrency: int, duration_ns: int, lead_ns: int) -> None:
+        super().__init__(lead_ns)
+        self._request = request
+        self._running = concurrency
+        self._duration_ns = duration_ns
+
+    def begin(self, pool: ConnectionPool) -> None:
+        super().begin(pool)
+        for _ in range(self._running):
+            self._next()
+
+    def on_end(self) -> None:
+        rows = self.rows
         if rows.failure[rows.ended[-1]] == FailureReason.NONE:
             self._next()
         else:
             self._loop.call_later(_PAUSE_S, self._next)
 
     def _next(self) -> None:
-        now_ns = monotonic_ns() - self._start_ns
+        now_ns = monotonic_ns() - self.start_ns
         if now_ns >= self._duration_ns:
-            self.running -= 1
-            if not self.running:
+            self._running -= 1
+            if not self._running:
                 self.done.set()
             return
         assert self._pool is not None
-        self._pool.submit(self._rows.add(now_ns, now_ns), self._request)
+        self._pool.submit(self.rows.add(now_ns, now_ns), self._request)
 
 
-def _result(rows: Rows, options: LoadOptions, duration_ns: int, connections: int) -> LoadResult:
-    name = options.model or DEFAULT_NAME
-    zeros = constant_column(len(rows))
-    return make_result(
-        rows,
-        zeros,
-        zeros,
-        ((name,), (DEFAULT_NAME,)),
-        window_ns=duration_ns,
-        slo_ns=options.slo_ns,
-        connections=connections,
-        first=bisect_left(rows.intended_ns, 0),  # times of the warm-up are negative
-        is_closed_loop=True,
+class _Spec(ctypes.Structure):
+    """`struct itimerspec`: the interval, then the first expiry."""
+
+    _fields_ = (
+        ("every_s", ctypes.c_long),
+        ("every_ns", ctypes.c_long),
+        ("at_s", ctypes.c_long),
+        ("at_ns", ctypes.c_long),
     )

@@ -41,20 +41,13 @@ from headgate.metrics.columns import (
     Int64,
     RequestColumns,
     build_requests,
+    column_codes,
 )
 
 VALUES_MAX: Final = 100
 _FACTOR_MAX: Final = 1e6  # the limit of the application file
 _IDS_MAX: Final = 1 << 31
 _ITEMS_MAX: Final = 1 << 31
-_BATCH_TYPES: Final[Mapping[str, str]] = {
-    "variant": "i",
-    "items": "i",
-    "sent_ns": "q",
-    "ended_ns": "q",
-    "cold": "b",
-    "finished": "b",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +97,7 @@ class _Reader:
         self._items = array("i")
         self._own_deadline = array("b")
         self._rows: dict[int, int] = {}  # by id of an open request
-        self._batches = {name: array(code) for name, code in _BATCH_TYPES.items()}
+        self._batches = {name: array(code) for name, code in column_codes(BatchColumns).items()}
         # By batch id: the action, when it was sent, and whether it waits for a start or a load.
         self._in_flight: dict[int, tuple[Dispatch, int, bool]] = {}
         self._preparing: set[int] = set()  # instances that are starting or loading

@@ -36,7 +36,7 @@ from headgate.lab.bench.live.server_process import (
     read_peers,
     running,
 )
-from headgate.loadgen import Body
+from headgate.loadgen.requests import Body
 
 PEERS = Path(__file__).parents[3] / "benchmarks" / "peers"
 BODY = Body(b"{}", {})

@@ -15,7 +15,7 @@ from headgate.cli.output import Progress, hanging_indent, show
 from headgate.cli.plan_output import sentences
 from headgate.core.errors import ConfigError
 from headgate.lab.demo.hybrid import PROFILE_S, DemoResult, Planned, prepare, run_demo
-from headgate.lab.demo.report import run_rows, write_page
+from headgate.lab.demo.report import check_rows, run_rows, write_demo_page
 from headgate.lab.demo.setup import DemoSchedule
 from headgate.metrics.table import rows_table
 from headgate.profiling.machine import usable_cores
@@ -59,7 +59,7 @@ def hybrid(step_s: float, report: Path) -> None:
     with Progress("serving") as progress:
         result = run_demo(planned, progress.describe)
     with writing(report, "--report"):
-        page = write_page(result, explanation, report)
+        page = write_demo_page(result, explanation, report)
     _show_runs(result)
     show(Text(f"report: {page}"))
 
@@ -93,8 +93,4 @@ def _show_runs(result: DemoResult) -> None:
         f"live functions share one of {len(usable_cores())} with the gateway.",
     )
     show(*(hanging_indent("-", 2, note) for note in notes))
-    checks = [
-        {"claim": c.claim, "expected": c.expected, "measured": c.measured, "holds": c.holds}
-        for c in result.checks
-    ]
-    show(rows_table(checks, "\nDo live, simulated and planned agree?"))
+    show(rows_table(check_rows(result), "\nDo live, simulated and planned agree?"))

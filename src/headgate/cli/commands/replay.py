@@ -245,7 +245,7 @@ class EventFormatter:
                 return f"instance {event.instance_id} stopped: {event.reason}"
             case LoadFailed():
                 name = _name(self._variants, event.variant_id)
-                return f"{name} cannot be config on {self._node(event.node_id)}: {event.reason}"
+                return f"{name} cannot be loaded on {self._node(event.node_id)}: {event.reason}"
             case WeightsLoaded():
                 return f"instance {event.instance_id} has its weights on the device"
             case NodeLost():

@@ -32,8 +32,7 @@ def command(name: str | None, is_all: bool, quick: bool, as_json: bool, out: Pat
         usage = "headgate reproduce NAME [--quick] [--out DIR], or --all"
         show_list(titles, usage, as_json=as_json)
         return 0
-    if out is not None:
-        make_directory(out, "--out")
+    make_directory(out, "--out")
     names = experiment_names() if name is None else [name]
     results = [_run(find_experiment(each), quick, out, as_json) for each in names]
     if as_json:

@@ -25,7 +25,8 @@ from headgate.lab.bench._server_under_test import (
     serving,
 )
 from headgate.lab.experiments import Check, Progress, Result, Row
-from headgate.loadgen import run_open_loop, summarise_load
+from headgate.loadgen.loops import run_open_loop
+from headgate.loadgen.results import summarise_load
 from headgate.workload import Arrivals, poisson
 
 NAME = "fidelity"

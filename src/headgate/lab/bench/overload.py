@@ -51,8 +51,7 @@ from headgate.lab.bench.live.server_process import (
     running,
 )
 from headgate.lab.experiments import Check, Progress, Result, Row
-from headgate.loadgen import Body, LoadOptions, parse_address
-from headgate.loadgen.requests import fetch
+from headgate.loadgen.requests import Body, LoadOptions, fetch, parse_address
 from headgate.metrics.from_log import read_columns
 
 NAME = "overload"
@@ -263,10 +262,7 @@ def _measure_peer(peer: Peer, result: PeersOverloadResult, steps: list[LoadStep]
     body = make_request(peer.models[MODEL].body, example(MODEL))
     options = LoadOptions(body=body, slo_ns=OPTIONS.slo_ns, timeout_ns=_TIMEOUT_NS)
     correct = expected(MODEL, models)
-    with (
-        running(peer, MODEL, python, models, body, correct) as server,
-        off_worker_core(),
-    ):
+    with running(peer, MODEL, python, models, body, correct) as server, off_worker_core():
         for load in plan.loads:
             _settle(server, body)
             steps.append(take_step(server, load, result.bare.items_per_s, plan.seconds, options))

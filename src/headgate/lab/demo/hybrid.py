@@ -64,7 +64,8 @@ from headgate.lab.harness import (
     result_of,
 )
 from headgate.lambda_emulator import BillingRecord, EmbeddedPlatform
-from headgate.loadgen import LoadOptions, run_open_loop
+from headgate.loadgen.loops import run_open_loop
+from headgate.loadgen.requests import LoadOptions
 from headgate.planning.capacity.load import open_load
 from headgate.planning.capacity.plan import CapacityPlan, Infeasible, Terms, make_plan
 from headgate.workload import Arrivals

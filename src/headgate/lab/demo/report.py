@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headgate.lab.demo.hybrid import DemoResult
 from headgate.lab.figures import draw_responses
 from headgate.lab.harness import RunResult
-from headgate.metrics.format import format_value
-from headgate.metrics.report.style import new_figure, style_axes, to_svg
-from headgate.metrics.report.write import Picture, Tile, html_page
-from headgate.metrics.table import Column, ReportTable
+from headgate.metrics.format import percent
+from headgate.metrics.report.style import Plot, new_figure, style_axes
+from headgate.metrics.report.write import write_page
+from headgate.metrics.table import Column, ReportTable, rows_table
 from headgate.profiling.report import profile_figure
 
 if TYPE_CHECKING:
@@ -36,45 +35,40 @@ def run_rows(result: DemoResult) -> list[Row]:
     ]
 
 
-def write_page(result: DemoResult, plan_sentences: Sequence[str], directory: Path) -> Path:
-    """Write `report.html`, with figures if matplotlib is installed; return its path."""
+def write_demo_page(result: DemoResult, plan_sentences: Sequence[str], directory: Path) -> Path:
+    """Write `report.html`, and its plots if matplotlib is installed; return its path."""
     planned = result.planned
     meta: dict[str, object] = {
         "machine": planned.scale.measured.device,
         "request size": f"{planned.scale.sessions} sessions",
         "SLO": f"{planned.scale.slo_ms:g} ms",
     }
-    pictures: list[Picture] = []
-    if find_spec("matplotlib") is not None:
-        profiled = profile_figure(planned.scale.measured, planned.scale.slo_ms)
-        pictures.append(Picture("Profile", to_svg(profiled, "profile")))
-        drawn = response_figure(result)
-        pictures.append(Picture("Live requests; late ones are red", to_svg(drawn, "runs")))
-    else:
-        meta["plots"] = "need matplotlib: pip install headgate[report]"
-    tiles = [
-        Tile(format_value("share", run.live.attainment), f"SLO attainment, {run.policy.label}")
+    tiles = {
+        f"SLO attainment, {run.policy.label}": percent(run.live.attainment)
         for run in result.runs
         if run.live is not None
-    ]
-    checks = [
-        {
-            "claim": c.claim,
-            "expected": str(c.expected),
-            "measured": str(c.measured),
-            "holds": "yes" if c.holds else "no",
-        }
-        for c in result.checks
-    ]
+    }
     tables = [
         _table("Runs", run_rows(result)),
-        _table("Live, simulated and planned", checks),
+        rows_table(check_rows(result), "Live, simulated and planned"),
         _table("The plan", [{"": sentence} for sentence in plan_sentences]),
     ]
-    page = directory / "report.html"
-    text = html_page("Hybrid serving on this machine", meta, tiles, pictures, tables)
-    page.write_text(text, encoding="utf-8")
-    return page
+    title = "Hybrid serving on this machine"
+    return write_page(directory, title, meta, tiles, _plots(result), tables)[0]
+
+
+def check_rows(result: DemoResult) -> list[dict[str, object]]:
+    """Return rows per check that live, simulated and planned results agree."""
+    return [
+        {"claim": c.claim, "expected": c.expected, "measured": c.measured, "holds": c.holds}
+        for c in result.checks
+    ]
+
+
+def _plots(result: DemoResult) -> Iterator[Plot]:
+    scale = result.planned.scale
+    yield Plot("profile", "Profile", profile_figure(scale.measured, scale.slo_ms))
+    yield Plot("runs", "Live requests; late ones are red", response_figure(result))
 
 
 def response_figure(result: DemoResult) -> Figure:
@@ -106,7 +100,7 @@ def _table(title: str, rows: Sequence[Row]) -> ReportTable:
     return ReportTable(
         title,
         tuple(
-            Column(key, "", tuple(row[key] for row in rows), is_text=key in ("", "source", "claim"))
+            Column(key, "", tuple(row[key] for row in rows), is_text=key in ("", "source"))
             for key in rows[0]
         ),
     )

@@ -12,11 +12,11 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from math import isfinite
 from pathlib import Path
 from typing import Protocol, cast
 
 from headgate.core.errors import ConfigError
+from headgate.metrics.format import json_value
 
 Scalar = str | int | float | bool | None
 Row = dict[str, Scalar]
@@ -50,10 +50,11 @@ class Result:
 
     def to_json(self) -> dict[str, object]:
         """Return JSON-compatible data; NaN and infinity become null."""
+        checks = [asdict(check) for check in self.checks]
         return {
             "name": self.name,
-            "rows": [_finite_row(row) for row in self.rows],
-            "checks": [_finite_row(asdict(check)) for check in self.checks],
+            "rows": json_value(self.rows),
+            "checks": json_value(checks),
         }
 
 
@@ -70,13 +71,6 @@ class Experiment(Protocol):
 
     def run(self, *, quick: bool, out: Path | None, progress: Progress) -> Result:
         """Run the experiment, deterministically. `quick` takes seconds; figures go to `out`."""
-
-
-def _finite_row(row: Row) -> Row:
-    return {
-        key: None if isinstance(value, float) and not isfinite(value) else value
-        for key, value in row.items()
-    }
 
 
 def experiment_names() -> list[str]:

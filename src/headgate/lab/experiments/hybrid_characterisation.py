@@ -30,21 +30,9 @@ from headgate.lab.experiments.hips.environment import (
     plan_of,
     setting_of,
 )
-from headgate.lab.experiments.hips.figures import (
-    Trial,
-    sizes_figure,
-    surface_figure,
-    trials_figure,
-)
+from headgate.lab.experiments.hips.figures import Trial, sizes_figure, surface_figure, trials_figure
 from headgate.lab.figures import write_figures
-from headgate.lab.harness import (
-    Case,
-    PolicyCase,
-    RunResult,
-    best_setting,
-    over_seeds,
-    run_case,
-)
+from headgate.lab.harness import Case, PolicyCase, RunResult, best_setting, over_seeds, run_case
 from headgate.planning.capacity.sizing import TOLERANCE, SizeRow
 from headgate.planning.latency_model import Characterisation
 
@@ -281,9 +269,7 @@ def _size_check(setting: Setting, plan: PaperPlan, runs: Trials) -> Check:
 
 
 def _figures(
-    plans: Plans,
-    surfaces: Mapping[str, Characterisation],
-    trials: Mapping[Setting, Trials],
+    plans: Plans, surfaces: Mapping[str, Characterisation], trials: Mapping[Setting, Trials]
 ) -> dict[str, Figure]:
     paper = {"Figure 2, surrogate": surfaces[SURROGATE]}
     single_ms = {

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from importlib.util import find_spec
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -33,44 +33,31 @@ _ROWS_MAX: Final = 200  # rows of a table; all rows are in summary.json
 _ROW_GROUP: Final = 1 << 20  # rows written at a time: bounds the memory
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """A key figure. `value` and `name` are text, not HTML."""
-
-    value: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """An inline `<svg>` element, which is trusted, with its caption, which is text."""
-
-    caption: str
-    svg: str
-
-
-def summary_tiles(summary: Summary) -> tuple[Tile, ...]:
-    """Return the key figures of a run."""
-    return (
-        Tile(percent(summary.slo_attainment), "SLO attainment"),
-        Tile(percent(summary.admitted_kept), "admitted kept"),
-        Tile(per_second(summary.goodput_rps), "goodput"),
-        Tile(ms(summary.p99_ms), "latency p99"),
-        Tile(ms(summary.mean_wait_ms), "mean wait"),
-        Tile(percent(summary.utilisation), "utilisation"),
-        Tile(usd(summary.cost_usd), "cost"),
-        Tile(usd(summary.cost_per_1000_met_usd), "per 1000 met"),
-    )
+def summary_tiles(summary: Summary) -> dict[str, str]:
+    """Return the key figures of a run, by name."""
+    return {
+        "SLO attainment": percent(summary.slo_attainment),
+        "admitted kept": percent(summary.admitted_kept),
+        "goodput": per_second(summary.goodput_rps),
+        "latency p99": ms(summary.p99_ms),
+        "mean wait": ms(summary.mean_wait_ms),
+        "utilisation": percent(summary.utilisation),
+        "cost": usd(summary.cost_usd),
+        "per 1000 met": usd(summary.cost_per_1000_met_usd),
+    }
 
 
 def html_page(
     title: str,
     meta: Mapping[str, object],
-    tiles: Iterable[Tile],
-    pictures: Iterable[Picture],
+    tiles: Mapping[str, str],
+    pictures: Mapping[str, str],
     tables: Iterable[ReportTable],
 ) -> str:
-    """Return a whole page. All text is escaped; only the pictures are inserted verbatim."""
+    """Return a whole page. All text is escaped; only the pictures are inserted verbatim.
+
+    `tiles` are the key figures by name, and `pictures` the `<svg>` elements by caption.
+    """
     rendered = [_table_html(table) for table in tables] or [""]
     metadata = "".join(
         f"<div><dt>{escape(key)}</dt><dd>{escape(str(value))}</dd></div>"
@@ -85,21 +72,21 @@ def html_page(
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
         f"<header><h1>{escape(title)}</h1><dl>{metadata}</dl></header>",
-        f'<main><section class="tiles">{"".join(map(_tile_html, tiles))}</section>',
-        f'<section class="plots">{"".join(map(_picture_html, pictures))}</section>',
+        f'<main><section class="tiles">{"".join(starmap(_tile_html, tiles.items()))}</section>',
+        f'<section class="plots">{"".join(starmap(_picture_html, pictures.items()))}</section>',
         f'<section class="tables">{rendered[0]}<div>{"".join(rendered[1:])}</div></section>',
         "</main></body></html>",
     )
     return "\n".join(parts) + "\n"
 
 
-def _tile_html(tile: Tile) -> str:
-    return f'<div class="tile"><b>{escape(tile.value)}</b><span>{escape(tile.name)}</span></div>'
+def _tile_html(name: str, value: str) -> str:
+    return f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
 
 
-def _picture_html(picture: Picture) -> str:
-    caption = escape(picture.caption)
-    svg = picture.svg.replace("<svg ", f'<svg role="img" aria-label="{caption}" ', 1)
+def _picture_html(caption: str, svg: str) -> str:
+    caption = escape(caption)
+    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{caption}" ', 1)
     return f"<figure>{svg}<figcaption>{caption}</figcaption></figure>\n"
 
 
@@ -274,7 +261,7 @@ def write_page(
     directory: Path,
     title: str,
     meta: Mapping[str, object],
-    tiles: Iterable[Tile],
+    tiles: Mapping[str, str],
     plots: Iterable[Plot],
     tables: Iterable[ReportTable],
 ) -> list[Path]:
@@ -282,12 +269,12 @@ def write_page(
 
     Plots are drawn only if matplotlib is installed: `plots` should be a generator.
     """
-    pictures: list[Picture] = []
+    pictures: dict[str, str] = {}
     page = directory / "report.html"
     paths = [page]
     if find_spec("matplotlib") is not None:
         for plot in plots:
-            pictures.append(Picture(plot.caption, to_svg(plot.figure, plot.name)))
+            pictures[plot.caption] = to_svg(plot.figure, plot.name)
             paths.append(save_png(plot.figure, directory / f"{plot.name}.png"))
     else:
         meta = {**meta, "plots": "need matplotlib: pip install headgate[report]"}

@@ -33,17 +33,6 @@ from headgate.lab.bench.live.server_process import (
 )
 from headgate.lab.experiments import Check, Progress, Result, Row
 
-__all__ = [
-    "NAME",
-    "TITLE",
-    "PeerMeasurementPlan",
-    "PeersResult",
-    "default_plan",
-    "measure",
-    "report",
-    "run",
-]
-
 NAME = "live"
 TITLE = "requests per second and latency, compared with other servers"
 
@@ -181,11 +170,7 @@ def _rate_checks(result: PeersResult, ours: Peer) -> Iterator[Check]:
 
 
 def _ratio_check(
-    result: PeersResult,
-    ours: Peer,
-    group: tuple[str, list[Peer]],
-    model: str,
-    factor: float,
+    result: PeersResult, ours: Peer, group: tuple[str, list[Peer]], model: str, factor: float
 ) -> Check:
     """Compare rates within each round, with the best variant of a peer."""
     name, peers = group
@@ -254,18 +239,14 @@ def _tail_checks(result: PeersResult, ours: Peer) -> Iterator[Check]:
 
 def _size_checks(result: PeersResult, ours: Peer) -> Iterator[Check]:
     for model in result.plan.models:
-        sessions = result.of(ours, model)
-        model_mib = model_bytes(model, result.plan.cache / "models") / (1 << 20)
-        memory = (
-            round(max(session.memory_mib for session in sessions) - model_mib) if sessions else None
-        )
-        first = (
-            round(median(session.first_response_s for session in sessions), 2) if sessions else None
-        )
-        memory_text = _or_missing(result, ours, model, memory)
-        holds = memory is not None and memory < 200
+        memory = first = None
+        if sessions := result.of(ours, model):
+            model_mib = model_bytes(model, result.plan.cache / "models") / (1 << 20)
+            memory = round(max(session.memory_mib for session in sessions) - model_mib)
+            first = round(median(session.first_response_s for session in sessions), 2)
         claim = f"{model}: memory of all processes, without the model"
-        yield Check(claim, _SOURCE, "< 200 MiB", memory_text, holds)
+        memory_text = _or_missing(result, ours, model, memory)
+        yield Check(claim, _SOURCE, "< 200 MiB", memory_text, memory is not None and memory < 200)
         first_text = _or_missing(result, ours, model, first)
         holds = first is not None and first <= 1.5
         yield Check(f"{model}: first response after", _SOURCE, "<= 1.5 s", first_text, holds)
@@ -285,12 +266,8 @@ def _or_missing(result: PeersResult, ours: Peer, model: str, value: float | None
 
 def run(*, progress: Progress) -> Result:
     """Measure all peers. Takes about a quarter of an hour, and longer the first time."""
-    return report(measure(default_plan(), progress))
-
-
-def default_plan() -> PeerMeasurementPlan:
-    """Return the plan of `headgate bench live`."""
-    return PeerMeasurementPlan(tuple(read_peers(PEERS_FILE)), CACHE)
+    plan = PeerMeasurementPlan(tuple(read_peers(PEERS_FILE)), CACHE)
+    return report(measure(plan, progress))
 
 
 def report(result: PeersResult) -> Result:
