@@ -19,9 +19,10 @@ from headgate.lab.demo.hybrid import (
     plan_for,
     prepare,
     run_demo,
+    run_rows,
     run_simulated,
+    write_demo_page,
 )
-from headgate.lab.demo.report import run_rows, write_demo_page
 from headgate.lab.demo.setup import (
     FEW,
     FUNCTION,

@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 import click
@@ -169,12 +168,7 @@ class Progress:
             self._timer.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._timer.cancel()
             self._timer.join()  # now the bar has started, or never will

@@ -64,7 +64,6 @@ def choose_workload(config: AppConfig, where: str, options: WorkloadOptions, see
 
 
 def trace_files(config: AppConfig, options: WorkloadOptions) -> list[Path]:
-    """Return the trace files that the workload reads."""
     if options.trace is not None:
         names = [options.trace]
     else:

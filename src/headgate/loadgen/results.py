@@ -156,18 +156,21 @@ class LoadResult:
 
     @cached_property
     def outcome(self) -> Int8:
-        """The `Outcome` of each request."""
         return classify(self.status, self.failure, self.reported, self.latency_ns, self.slo_ns)
 
     def to_run(self) -> RunColumns:
         """Return the columns that summaries and reports read, without spans and resources."""
-        never = np.full(len(self), NEVER_NS, np.int64)
-        deadline_ns = never if self.slo_ns is None else self.intended_ns + self.slo_ns
+        known: dict[str, Int64] = {}
+        if self.slo_ns is not None:
+            known["deadline_ns"] = self.intended_ns + self.slo_ns
+        if (exec_ns := self.timings_ns.get("exec")) is not None:
+            # When execution began: it ends with the response.
+            started_ns = np.maximum(self.ended_ns - exec_ns, self.intended_ns)
+            known["started_ns"] = np.where(exec_ns == NEVER_NS, NEVER_NS, started_ns)
         requests = build_requests(
             self.intended_ns,
-            started_ns=self._started_ns(),
+            **known,
             finished_ns=self.ended_ns,
-            deadline_ns=deadline_ns,
             outcome=self.outcome,
             pipeline=self.pipeline,
             client=self.client,
@@ -184,14 +187,6 @@ class LoadResult:
             window_ns=self.window_ns,
             end_ns=int(self.ended_ns.max(initial=self.window_ns)),
         )
-
-    def _started_ns(self) -> Int64:
-        """Return when execution began, if the server reports it: it ends with the response."""
-        exec_ns = self.timings_ns.get("exec")
-        if exec_ns is None:
-            return np.full(len(self), NEVER_NS, np.int64)
-        started_ns = np.maximum(self.ended_ns - exec_ns, self.intended_ns)
-        return np.where(exec_ns == NEVER_NS, NEVER_NS, started_ns)
 
 
 def classify(
@@ -365,7 +360,6 @@ class LoadSummary:
 
 
 def summarise_load(result: LoadResult) -> LoadSummary:
-    """Return the summary of a load run."""
     run = summarise(result.to_run())
     rejected_ns = result.latency_ns[result.outcome == Outcome.REJECTED]
     rejected_p50_ms, rejected_p99_ms, _ = _percentiles_ms(rejected_ns)

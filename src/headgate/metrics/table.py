@@ -106,7 +106,6 @@ class ReportTable:
 
     @property
     def rows(self) -> tuple[tuple[str, ...], ...]:
-        """The cells, row by row."""
         return tuple(zip(*(column.cells for column in self.columns), strict=True))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -119,7 +118,6 @@ class ReportTable:
 
 
 def format_column(title: str, quantity: Quantity, values: Sequence[float | str]) -> Column:
-    """Return a column of values of one quantity."""
     unit, cells = format_values(quantity, values)
     return Column(title, unit, cells, is_text=quantity == "text")
 

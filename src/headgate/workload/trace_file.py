@@ -229,7 +229,6 @@ def read_table(path: Path, columns: Iterable[str]) -> TraceTable:
 
 
 def first_of(candidates: Iterable[str], columns: Iterable[str]) -> str | None:
-    """Return the first candidate that is a column."""
     present = set(columns)
     return next((name for name in candidates if name in present), None)
 

@@ -152,7 +152,6 @@ class Comparison:
 
     @property
     def title(self) -> str:
-        """The application and the seeds."""
         seeds = f"seed {self.seed}"
         if self.seeds > 1:
             seeds = (
@@ -161,7 +160,6 @@ class Comparison:
         return f"{self.app}, {seeds}"
 
     def table(self) -> ReportTable:
-        """Return the comparison, one row per policy."""
         if self.seeds == 1:
             return comparison_table(self._means())
         return seeds_table([(name, _summaries(runs)) for name, runs in self.runs.items()])
@@ -214,11 +212,8 @@ def seeds_table(rows: Sequence[tuple[str, Sequence[Summary]]]) -> ReportTable:
 
 def seeds_json(runs: Sequence[Summary]) -> dict[str, object]:
     """Return the mean and half interval of each column of `seeds_table`."""
-    means: dict[str, object] = {}
-    for _, _, name in _MEANS:
-        mean, half = _mean_and_half(runs, name)
-        means[name] = {"mean": mean, "half_interval": half}
-    return means
+    keys = ("mean", "half_interval")
+    return {name: dict(zip(keys, _mean_and_half(runs, name), strict=True)) for _, _, name in _MEANS}
 
 
 def mean_summary(runs: Sequence[Summary]) -> Summary:

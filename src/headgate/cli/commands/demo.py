@@ -14,8 +14,16 @@ from headgate.cli.options import make_directory, writing
 from headgate.cli.output import Progress, hanging_indent, show
 from headgate.cli.plan_output import sentences
 from headgate.core.errors import ConfigError
-from headgate.lab.demo.hybrid import PROFILE_S, DemoResult, Planned, prepare, run_demo
-from headgate.lab.demo.report import check_rows, run_rows, write_demo_page
+from headgate.lab.demo.hybrid import (
+    PROFILE_S,
+    DemoResult,
+    Planned,
+    check_rows,
+    prepare,
+    run_demo,
+    run_rows,
+    write_demo_page,
+)
 from headgate.lab.demo.setup import DemoSchedule
 from headgate.metrics.table import rows_table
 from headgate.profiling.machine import usable_cores

@@ -334,7 +334,6 @@ def size_table(plan: CapacityPlan) -> ReportTable:
 
 
 def plan_json(plan: CapacityPlan) -> dict[str, object]:
-    """Return the whole plan, as `--json` prints it."""
     terms, load = plan.terms, plan.terms.load
     return {
         "slo_ms": terms.slo_ms,

@@ -224,7 +224,6 @@ class EventFormatter:
                 yield f"{'':17}    -> {self.action(action)}"
 
     def event(self, event: Event) -> str:
-        """Describe an event."""
         match event:
             case RequestArrived():
                 pipeline = _name(self._pipelines, event.pipeline)
@@ -255,7 +254,6 @@ class EventFormatter:
         return _fallback(event)
 
     def action(self, action: Action) -> str:
-        """Describe an action."""
         match action:
             case Dispatch():
                 name = _name(self._variants, action.variant_id)

@@ -93,7 +93,6 @@ def measure(plan: FidelityPlan, progress: Progress) -> list[FidelityLevel]:
 
 
 def report(measured: list[FidelityLevel]) -> Result:
-    """Return the rows and the checks."""
     levels = dict.fromkeys(each.level for each in measured)
     checks = [
         check

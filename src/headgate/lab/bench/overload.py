@@ -125,7 +125,6 @@ def measure(plan: OverloadPlan, progress: Progress) -> OverloadResult:
 
 
 def report(result: OverloadResult) -> Result:
-    """Return rows per load, and the checks."""
     return Result(NAME, [_row(step) for step in result.steps], list(_checks(result)))
 
 

@@ -45,7 +45,6 @@ class Result:
 
     @property
     def failing(self) -> list[Check]:
-        """The checks that do not hold."""
         return [check for check in self.checks if not check.holds]
 
     def to_json(self) -> dict[str, object]:

@@ -80,7 +80,6 @@ class BucketScenario:
     load: float
 
     def environment(self, seed: int) -> Environment:
-        """Return application and arrivals."""
         crowd, single = STATED[1 - self.single], STATED[self.single]
         names = client_names(crowd, _CROWD_CLIENTS)
         gpus_busy = self.load * _GPUS / (_CROWD_CLIENTS + 1)  # per client

@@ -71,7 +71,6 @@ class Sweep:
     scenario_at: Callable[[float], GpuScenario]
 
     def case_at(self, policy: PolicyCase, point: float) -> GpuCase:
-        """Return the case of one policy at one value."""
         return GpuCase(policy, self.scenario_at(point))
 
     def cases(self, policy: PolicyCase) -> list[GpuCase]:

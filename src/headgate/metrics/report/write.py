@@ -198,7 +198,6 @@ def write_parquet(path: Path, run: RunColumns) -> Path:
 
 
 def request_batch(run: RunColumns, rows: slice) -> pyarrow.RecordBatch:
-    """Return these rows of the requests as an Arrow record batch."""
     import pyarrow as pa  # noqa: PLC0415 - see write_parquet
 
     def instants(times_ns: Int64) -> pyarrow.Array:

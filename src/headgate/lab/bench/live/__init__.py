@@ -79,7 +79,6 @@ class PeersResult:
     missing: dict[tuple[str, str], str] = field(default_factory=dict)  # by peer and model
 
     def of(self, peer: Peer, model: str) -> list[ServerSession]:
-        """Return the sessions of one peer with one model."""
         return [
             session
             for session in self.sessions
@@ -271,7 +270,6 @@ def run(*, progress: Progress) -> Result:
 
 
 def report(result: PeersResult) -> Result:
-    """Return rows and checks."""
     rows = [*_bare_rows(result), *_load_rows(result), *_session_rows(result)]
     return Result(NAME, rows, live_checks(result))
 

@@ -40,7 +40,6 @@ class LoadMeasurement:
 
 
 def driver_name() -> str:
-    """Return the name of the load generator."""
     return "headgate load" if shutil.which("wrk") is None else "wrk"
 
 

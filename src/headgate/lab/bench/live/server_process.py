@@ -170,7 +170,6 @@ def running(
 
 
 def descendants(pid: int) -> list[int]:
-    """Return all descendants of a process."""
     result: list[int] = []
     waiting = [pid]
     while waiting:

@@ -100,7 +100,6 @@ def wave_sizes(phases: Sequence[BurstPhase], period_ns: int, seed: int) -> list[
 
 
 def waves(sizes: Sequence[int], period_ns: int) -> Arrivals:
-    """Return the arrivals of all waves."""
     starts_ns = np.arange(len(sizes), dtype=np.int64) * period_ns
     return arrivals_at(np.repeat(starts_ns, sizes), len(sizes) * period_ns)
 
@@ -130,7 +129,6 @@ class Setting:
 
     @property
     def times(self) -> Characterisation:
-        """Response times of the model."""
         return characterise(self.source)
 
     @property
@@ -154,11 +152,9 @@ class BurstScenario:
     cold_start_ms: float = _COLD_START_MS
 
     def wave_sizes(self, seed: int) -> list[int]:
-        """Return the number of requests of each wave."""
         return wave_sizes(self.phases, self.setting.period_ns, seed)
 
     def environment(self, seed: int) -> Environment:
-        """Return application, arrivals and service times."""
         setting = self.setting
         return Environment(
             _build_app(setting, self.memory_mb, self.instances_max, self.cold_start_ms),

@@ -86,7 +86,6 @@ def take_sample(setting: Setting, plan: PaperPlan) -> SpillTimeline:
 
 
 def load_row(number: int, sample: SpillTimeline) -> Row:
-    """Return statistics of the load."""
     sizes = sample.wave_sizes
     return {
         "figure": number,
@@ -99,7 +98,6 @@ def load_row(number: int, sample: SpillTimeline) -> Row:
 
 
 def panel_rows(numbers: Sequence[int], sample: SpillTimeline) -> list[Row]:
-    """Return statistics of the figures."""
     return [
         {
             "figure": number,

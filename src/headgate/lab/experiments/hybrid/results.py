@@ -37,7 +37,6 @@ class TraceMeans:
 
     @property
     def cost_usd(self) -> float:
-        """Total cost."""
         return self.dedicated_usd + self.functions_usd
 
 
