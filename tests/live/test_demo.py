@@ -11,9 +11,18 @@ from headgate.config import from_spec
 from headgate.core.errors import ConfigError
 from headgate.core.model import Profile
 from headgate.lab.demo import setup as scaling
-from headgate.lab.demo.hybrid import DemoResult, DemoRun, Planned, plan_for, prepare, run_demo
-from headgate.lab.demo.report import run_rows, write_page
-from headgate.lab.demo.runs import best_threshold, run_simulated
+from headgate.lab.demo.hybrid import (
+    DemoResult,
+    DemoRun,
+    Planned,
+    best_threshold,
+    plan_for,
+    prepare,
+    run_demo,
+    run_rows,
+    run_simulated,
+    write_demo_page,
+)
 from headgate.lab.demo.setup import (
     FEW,
     FUNCTION,
@@ -109,7 +118,7 @@ def test_report_marks_policies_without_a_live_run(planned: Planned, tmp_path: Pa
     sources = [(row[""], row["source"]) for row in run_rows(demo)]
     here = [("here", "predicted"), ("here", "live"), ("here", "simulated")]
     assert sources == [*here, ("elsewhere", "predicted")]
-    text = write_page(demo, ["Rent it."], tmp_path).read_text(encoding="utf-8")
+    text = write_demo_page(demo, ["Rent it."], tmp_path).read_text(encoding="utf-8")
     assert "Rent it." in text and "elsewhere" in text
 
 

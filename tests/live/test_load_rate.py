@@ -6,7 +6,9 @@ import subprocess
 import sys
 
 from headgate.core.clock import SECOND_NS
-from headgate.loadgen import Body, LoadOptions, run_open_loop, summarise_load
+from headgate.loadgen.loops import run_open_loop
+from headgate.loadgen.requests import Body, LoadOptions
+from headgate.loadgen.results import summarise_load
 from headgate.workload import poisson
 
 SERVER = """

@@ -23,12 +23,12 @@ from headgate.lab.experiments.hips.environment import (
     BurstScenario,
     lead_in_ns,
     make_phases,
+    plan_of,
     scatter,
     setting_of,
     wave_sizes,
     waves,
 )
-from headgate.lab.experiments.hips.plan import plan_of
 from headgate.lab.experiments.hips.spill import cold_share
 from headgate.lab.experiments.hybrid_characterisation import best_threshold
 from headgate.lab.harness import PolicyCase, RequestTimes, RunResult, TierUse, request_times

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.lab.experiments import find_experiment
-from headgate.lab.experiments.experiment import Result
+from headgate.lab.experiments import Result, find_experiment
 from headgate.lab.experiments.hybrid.environment import TRACES
 from headgate.lab.experiments.hybrid.sweep import BEST
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headgate.core.errors import ConfigError
-from headgate.lab.experiments import experiment_names, find_experiment
+from headgate.lab.experiments import Check, Result, experiment_names, find_experiment
 from headgate.lab.experiments._kaas import (
     BALANCE,
     EXCLUSIVE,
@@ -24,7 +24,6 @@ from headgate.lab.experiments._kaas import (
     GpuCase,
     GpuScenario,
 )
-from headgate.lab.experiments.experiment import Check, Result
 from headgate.lab.experiments.kaas_traces import trace_of
 from headgate.lab.harness import PolicyCase, over_seeds, run_case
 

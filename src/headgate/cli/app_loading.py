@@ -14,9 +14,12 @@ from importlib import import_module
 from pathlib import Path
 
 import click
+import yaml
 
+from headgate.cli.options import writing
 from headgate.config import AppConfig, from_spec, load, make_config
 from headgate.config.build import variant_spec
+from headgate.config.loader import without_defaults
 from headgate.config.options import unreachable_objectives
 from headgate.core.errors import ConfigError, unknown_name_error
 from headgate.core.model import App
@@ -33,6 +36,15 @@ def load_app(reference: str) -> AppConfig:
             sys.path.insert(0, directory)
         _import(reference)
     return load(reference)
+
+
+def write_app(path: Path, option: str, spec: Mapping[str, object], comment: str = "") -> None:
+    """Write an application file for people, without the keys that have their defaults."""
+    text = yaml.safe_dump(
+        without_defaults(spec), sort_keys=False, default_flow_style=None, width=100
+    )
+    with writing(path, option):
+        path.write_text(f"{comment}{text}", encoding="utf-8")
 
 
 def with_known_times(config: AppConfig, where: str, assumed_ns: int | None) -> AppConfig:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import reduce
+from dataclasses import dataclass, fields
+from functools import wraps
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -75,97 +76,87 @@ def setting(text: str) -> tuple[str, object]:
         raise ConfigError("is not YAML", where="--set", key=key, value=value) from None
 
 
-def app_argument(command: CommandT) -> CommandT:
-    """Add the argument APP."""
-    return click.argument("app")(command)
-
-
-def json_option(command: CommandT) -> CommandT:
-    """Add --json."""
-    return click.option("as_json", "--json", is_flag=True, help="Print JSON.")(command)
-
-
-def policy_option(command: CommandT) -> CommandT:
-    """Add --policy."""
-    text = "Scheduling policy. Default: the policy of APP. See: headgate policies."
-    return click.option("--policy", metavar="NAME", help=text)(command)
-
-
 def set_option(help: str) -> Callable[[CommandT], CommandT]:
-    """Add --set, which may be repeated."""
+    """Return the option --set, which may be repeated."""
     return click.option(
         "settings", "--set", type=setting, multiple=True, metavar="KEY=VALUE", help=help
     )
 
 
-def seed_option(command: CommandT) -> CommandT:
-    """Add --seed."""
-    return click.option(
-        "--seed",
-        type=click.IntRange(min=0),
-        default=0,
-        metavar="N",
-        help="Random seed; the same seed gives the same result. Default: 0.",
-    )(command)
+app_argument: Final = click.argument("app")
+json_option: Final = click.option("as_json", "--json", is_flag=True, help="Print JSON.")
+policy_option: Final = click.option(
+    "--policy",
+    metavar="NAME",
+    help="Scheduling policy. Default: the policy of APP. See: headgate policies.",
+)
+seed_option: Final = click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Random seed; the same seed gives the same result. Default: 0.",
+)
+assume_exec_option: Final = click.option(
+    "assumed_ns",
+    "--assume-exec-time",
+    type=positive_duration_ns("--assume-exec-time"),
+    metavar="TIME",
+    help="Execution time to assume for batches of functions that nobody has measured: 10ms.",
+)
+traces_option: Final = click.option(
+    "--traces",
+    envvar="HEADGATE_TRACES",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Directory in which traces are found by name. Default: $HEADGATE_TRACES.",
+)
+report_option: Final = click.option(
+    "--report",
+    type=OutputPath(),
+    metavar="DIR",
+    help="Write a report to this directory: HTML page, plots and data.",
+)
 
 
-def workload_options(command: CommandT) -> CommandT:
-    """Add the options that select the workload: the fields of `WorkloadOptions`."""
-    options = (
-        click.option(
-            "--trace", metavar="FILE", help="Replay the requests of a trace: CSV or Parquet."
-        ),
-        click.option(
-            "--arrivals",
-            multiple=True,
-            metavar="PROCESS",
-            help="Generate requests, such as poisson:rate=50/s,pipeline=NAME. May be repeated.",
-        ),
-        click.option(
-            "duration_ns",
-            "--duration",
-            type=duration_ns,
-            metavar="S",
-            help="When arrivals stop: seconds, or 10min. Default: as in APP, or the whole trace.",
-        ),
-        click.option(
-            "--sort", is_flag=True, help="Sort the rows of a trace that is not in order of time."
-        ),
-        traces_option,
+@dataclass(frozen=True, slots=True)
+class WorkloadOptions:
+    """The options that select the workload."""
+
+    trace: str | None = None
+    arrivals: tuple[str, ...] = ()
+    duration_ns: int | None = None
+    sort: bool = False  # accept a trace that is not in order of time
+    traces: Path | None = None  # a directory
+
+
+def workload_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that select the workload: one parameter, `workload_options`."""
+
+    @click.option("--trace", metavar="FILE", help="Replay the requests of a trace: CSV or Parquet.")
+    @click.option(
+        "--arrivals",
+        multiple=True,
+        metavar="PROCESS",
+        help="Generate requests, such as poisson:rate=50/s,pipeline=NAME. May be repeated.",
     )
-    return reduce(lambda wrapped, option: option(wrapped), reversed(options), command)
+    @click.option(
+        "duration_ns",
+        "--duration",
+        type=duration_ns,
+        metavar="S",
+        help="When arrivals stop: seconds, or 10min. Default: as in APP, or the whole trace.",
+    )
+    @click.option(
+        "--sort", is_flag=True, help="Sort the rows of a trace that is not in order of time."
+    )
+    @traces_option
+    @wraps(command)
+    def collect(**values: Any) -> Any:
+        own = {field.name: values.pop(field.name) for field in fields(WorkloadOptions)}
+        return command(**values, workload_options=WorkloadOptions(**own))
 
-
-def assume_exec_option(command: CommandT) -> CommandT:
-    """Add --assume-exec-time."""
-    return click.option(
-        "assumed_ns",
-        "--assume-exec-time",
-        type=positive_duration_ns("--assume-exec-time"),
-        metavar="TIME",
-        help="Execution time to assume for batches of functions that nobody has measured: 10ms.",
-    )(command)
-
-
-def traces_option(command: CommandT) -> CommandT:
-    """Add --traces."""
-    return click.option(
-        "--traces",
-        envvar="HEADGATE_TRACES",
-        type=click.Path(path_type=Path),
-        metavar="DIR",
-        help="Directory in which traces are found by name. Default: $HEADGATE_TRACES.",
-    )(command)
-
-
-def report_option(command: CommandT) -> CommandT:
-    """Add --report."""
-    return click.option(
-        "--report",
-        type=OutputPath(),
-        metavar="DIR",
-        help="Write a report to this directory: HTML page, plots and data.",
-    )(command)
+    return collect
 
 
 @contextmanager
@@ -188,7 +179,8 @@ def check_not_read(path: Path | None, option: str, read: Iterable[Path]) -> None
             raise ConfigError(problem, where=option, value=str(path), allowed="another file")
 
 
-def make_directory(path: Path, option: str) -> None:
-    """Make a directory before a long run rather than after it."""
+def make_directory(path: Path | None, option: str) -> None:
+    """Make a directory, if one is given, before a long run rather than after it."""
     with writing(path, option):
-        path.mkdir(parents=True, exist_ok=True)
+        if path is not None:
+            path.mkdir(parents=True, exist_ok=True)

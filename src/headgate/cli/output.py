@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 import click
@@ -17,7 +16,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from headgate.lab.experiments.experiment import Check, Result
+from headgate.lab.experiments import Check, Result
 from headgate.metrics.format import format_cell, json_value
 from headgate.metrics.summary import Summary
 from headgate.metrics.table import WIDE, render, rows_table, summary_table
@@ -169,12 +168,7 @@ class Progress:
             self._timer.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._timer.cancel()
             self._timer.join()  # now the bar has started, or never will

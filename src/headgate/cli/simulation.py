@@ -113,7 +113,6 @@ class LogObserver(Observer):
         self._writer = LogWriter(json_lines(stream), header)
 
     def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
-        """Append the event and its actions."""
         self._writer.write(self.events, now_ns, event, actions)
         self.events += 1
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from headgate.cli.options import WorkloadOptions
 from headgate.config import AppConfig
 from headgate.core.errors import ConfigError
 from headgate.core.model import App
@@ -25,17 +26,6 @@ from headgate.workload import (
 from headgate.workload.arrivals import DEFAULT_NAME
 
 TRACE: Final = "trace:"
-
-
-@dataclass(frozen=True, slots=True)
-class WorkloadOptions:
-    """The workload options of the command line."""
-
-    trace: str | None = None
-    arrivals: tuple[str, ...] = ()
-    duration_ns: int | None = None
-    sort: bool = False  # accept a trace that is not in order of time
-    traces: Path | None = None  # a directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +64,6 @@ def choose_workload(config: AppConfig, where: str, options: WorkloadOptions, see
 
 
 def trace_files(config: AppConfig, options: WorkloadOptions) -> list[Path]:
-    """Return the trace files that the workload reads."""
     if options.trace is not None:
         names = [options.trace]
     else:

@@ -22,7 +22,7 @@ from headgate.core.clock import HOUR_NS, MILLISECOND_NS, SECOND_NS
 from headgate.core.model import TIER_NAMES, App, Tier
 from headgate.core.policy import PolicyConfig, PolicyKind
 from headgate.core.states import Outcome
-from headgate.lab.experiments.experiment import Row
+from headgate.lab.experiments import Row
 from headgate.metrics.columns import NOWHERE, Int8, RequestColumns, RunColumns
 from headgate.metrics.confidence import mean_interval
 from headgate.metrics.summary import GroupSummary, summarise
@@ -59,7 +59,6 @@ class PolicyCase:
 
     @property
     def label(self) -> str:
-        """The label of its row."""
         return self.title or self.name
 
     @property
@@ -144,7 +143,6 @@ class RequestTimes:
     on_functions: Bools
 
     def only(self, rows: Bools) -> RequestTimes:
-        """Return some of the requests."""
         return RequestTimes(*(getattr(self, column.name)[rows] for column in fields(self)))
 
     def percentile_ms(self, quantile: float) -> float:
@@ -218,7 +216,6 @@ class RunResult:
 
     @property
     def usd_per_hour(self) -> float:
-        """Cost per hour."""
         return self.cost_usd / self.end_ns * HOUR_NS
 
     @property

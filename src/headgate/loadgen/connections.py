@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar, cast, final
 import uvloop
 from httptools import HttpParserError, HttpResponseParser
 
-from headgate.loadgen.requests import Address
+from headgate.loadgen.requests import Address, LoadOptions
 from headgate.loadgen.results import FailureReason, LoadProgress, ProgressCounter, Rows
 
 R = TypeVar("R")
@@ -120,17 +120,15 @@ class ConnectionPool:
         self,
         address: Address,
         rows: Rows,
-        *,
+        options: LoadOptions,
         start_ns: int,
-        connections_max: int,
-        timeout_ns: int,
         on_end: Callable[[], None],
     ) -> None:
         self._address = address
         self._rows = rows
         self._start_ns = start_ns
-        self._connections_max = connections_max
-        self._timeout_ns = timeout_ns
+        self._connections_max = options.connections_max
+        self._timeout_ns = options.timeout_ns
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._open: set[LoadConnection] = set()

@@ -186,9 +186,9 @@ def make_body(
         described.append(tensor)
     document: dict[str, object] = {"inputs": described}
     if not is_binary:
-        return Body(_json(document), JSON_HEADERS)
+        return Body(msgspec.json.encode(document), JSON_HEADERS)
     document["parameters"] = {"binary_data_output": True}
-    head = _json(document)
+    head = msgspec.json.encode(document)
     headers = {
         "Content-Type": "application/octet-stream",
         "Inference-Header-Content-Length": str(len(head)),
@@ -256,10 +256,6 @@ def _json_values(values: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> l
     if values.dtype.kind == "S":
         return [text.decode() if isinstance(text, bytes) else text for text in flat]
     return flat
-
-
-def _json(document: dict[str, object]) -> bytes:
-    return msgspec.json.encode(document)
 
 
 @dataclass(frozen=True, slots=True)

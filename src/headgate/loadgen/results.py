@@ -9,15 +9,17 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from math import nan
 from types import MappingProxyType
-from typing import Final, final
+from typing import Any, Final, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headgate.core.clock import MICROSECOND_NS, MILLISECOND_NS, NEVER_NS, SECOND_NS
 from headgate.core.states import OUTCOME_NAMES, Outcome
+from headgate.loadgen.requests import LoadOptions
 from headgate.metrics.columns import Int8, Int32, Int64, RunColumns, build_requests, build_spans
 from headgate.metrics.summary import Summary, nearest_rank, summarise
+from headgate.workload.arrivals import Arrivals
 
 Int16 = NDArray[np.int16]
 
@@ -50,21 +52,18 @@ class FailureReason:
 FAILURE_NAMES: Final = ("", "no connection", "connection lost", "timed out")
 
 
+# The columns that `Rows` and `LoadResult` share.
+_COLUMNS: Final = (
+    *("intended_ns", "reached_ns", "sent_ns", "ended_ns"),
+    *("status", "failure", "reported"),
+)
+
+
 @final
 class Rows:
     """Growing columns, one row per request. Times are ns since the start; NEVER_NS is never."""
 
-    __slots__ = (
-        "ended",
-        "ended_ns",
-        "failure",
-        "intended_ns",
-        "reached_ns",
-        "reported",
-        "sent_ns",
-        "status",
-        "timing",
-    )
+    __slots__ = (*_COLUMNS, "ended", "timing")
 
     def __init__(self) -> None:
         self.intended_ns = array("q")  # when it was scheduled to be sent
@@ -157,18 +156,21 @@ class LoadResult:
 
     @cached_property
     def outcome(self) -> Int8:
-        """The `Outcome` of each request."""
         return classify(self.status, self.failure, self.reported, self.latency_ns, self.slo_ns)
 
     def to_run(self) -> RunColumns:
         """Return the columns that summaries and reports read, without spans and resources."""
-        never = np.full(len(self), NEVER_NS, np.int64)
-        deadline_ns = never if self.slo_ns is None else self.intended_ns + self.slo_ns
+        known: dict[str, Int64] = {}
+        if self.slo_ns is not None:
+            known["deadline_ns"] = self.intended_ns + self.slo_ns
+        if (exec_ns := self.timings_ns.get("exec")) is not None:
+            # When execution began: it ends with the response.
+            started_ns = np.maximum(self.ended_ns - exec_ns, self.intended_ns)
+            known["started_ns"] = np.where(exec_ns == NEVER_NS, NEVER_NS, started_ns)
         requests = build_requests(
             self.intended_ns,
-            started_ns=self._started_ns(),
+            **known,
             finished_ns=self.ended_ns,
-            deadline_ns=deadline_ns,
             outcome=self.outcome,
             pipeline=self.pipeline,
             client=self.client,
@@ -185,14 +187,6 @@ class LoadResult:
             window_ns=self.window_ns,
             end_ns=int(self.ended_ns.max(initial=self.window_ns)),
         )
-
-    def _started_ns(self) -> Int64:
-        """Return when execution began, if the server reports it: it ends with the response."""
-        exec_ns = self.timings_ns.get("exec")
-        if exec_ns is None:
-            return np.full(len(self), NEVER_NS, np.int64)
-        started_ns = np.maximum(self.ended_ns - exec_ns, self.intended_ns)
-        return np.where(exec_ns == NEVER_NS, NEVER_NS, started_ns)
 
 
 def classify(
@@ -218,32 +212,27 @@ def classify(
 
 def make_result(
     rows: Rows,
-    pipeline: Int32,
-    client: Int32,
-    names: tuple[tuple[str, ...], tuple[str, ...]],
-    *,
-    window_ns: int,
-    slo_ns: int | None,
+    arrivals: Arrivals,
+    options: LoadOptions,
     connections: int,
+    *,
     first: int = 0,
     is_closed_loop: bool = False,
 ) -> LoadResult:
-    """Return the columns of a finished run, without the rows before `first`."""
+    """Return the columns of a finished run, without the rows before `first`.
+
+    `arrivals` are the requests from `first` on.
+    """
+    columns: dict[str, Any] = {name: np.array(getattr(rows, name)[first:]) for name in _COLUMNS}
     return LoadResult(
-        intended_ns=np.array(rows.intended_ns[first:], np.int64),
-        reached_ns=np.array(rows.reached_ns[first:], np.int64),
-        sent_ns=np.array(rows.sent_ns[first:], np.int64),
-        ended_ns=np.array(rows.ended_ns[first:], np.int64),
-        status=np.array(rows.status[first:], np.int16),
-        failure=np.array(rows.failure[first:], np.int8),
-        reported=np.array(rows.reported[first:], np.int8),
+        **columns,
         timings_ns=parse_timings(rows.timing[first:]),
-        pipeline=pipeline[first:],
-        client=client[first:],
-        pipelines=names[0],
-        clients=names[1],
-        window_ns=window_ns,
-        slo_ns=slo_ns,
+        pipeline=arrivals.pipeline,
+        client=arrivals.client,
+        pipelines=arrivals.pipelines,
+        clients=arrivals.clients,
+        window_ns=arrivals.duration_ns,
+        slo_ns=options.slo_ns,
         connections=connections,
         is_closed_loop=is_closed_loop,
     )
@@ -326,7 +315,7 @@ class ProgressCounter:
             self._slo_ns,
         )
         self._outcomes += np.bincount(outcome, minlength=len(OUTCOME_NAMES))
-        answered_ns = latency_ns[outcome <= 1]
+        answered_ns = latency_ns[outcome <= Outcome.LATE]
         self._histogram += np.bincount(_bucket(answered_ns), minlength=_BUCKETS)
 
     def _percentile_ms(self, per_mille: int) -> float:
@@ -371,7 +360,6 @@ class LoadSummary:
 
 
 def summarise_load(result: LoadResult) -> LoadSummary:
-    """Return the summary of a load run."""
     run = summarise(result.to_run())
     rejected_ns = result.latency_ns[result.outcome == Outcome.REJECTED]
     rejected_p50_ms, rejected_p99_ms, _ = _percentiles_ms(rejected_ns)

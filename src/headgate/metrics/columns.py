@@ -7,14 +7,17 @@ traces read them. Times are nanoseconds since the start of the run; `NEVER_NS` m
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from headgate.core.clock import NEVER_NS
 from headgate.core.states import Outcome
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
@@ -111,15 +114,19 @@ REQUEST_CODES: Final[Mapping[str, tuple[str, int]]] = {
     "pool": ("i", NOWHERE),
     "node": ("i", NOWHERE),
 }
-SPAN_CODES: Final[Mapping[str, str]] = {
-    "node": "i",
-    "function": "i",
-    "kind": "b",
-    "start_ns": "q",
-    "end_ns": "q",
-    "batch": "q",
-    "items": "i",
-}
+_TYPE_CODES: Final = {"Int64": "q", "Int32": "i", "Int8": "b"}
+
+
+def column_codes(columns: type[DataclassInstance]) -> dict[str, str]:
+    """Return the type code of each column, for `array`.
+
+    >>> column_codes(SpanColumns)["start_ns"]
+    'q'
+    """
+    return {column.name: _TYPE_CODES[str(column.type)] for column in fields(columns)}
+
+
+SPAN_CODES: Final = column_codes(SpanColumns)
 
 
 def build_requests(arrival_ns: ArrayLike, **known: ArrayLike) -> RequestColumns:

@@ -3,16 +3,20 @@
 Times count from the first event, as in the columns of any run. A log contains what its Scheduler
 saw: a request from its arrival at the Scheduler to its outcome, and a batch from its dispatch to
 the event of its completion, so that the network to and from the worker is part of the batch.
+
+The batches calibrate the simulator: true service times over profiled ones.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Final, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headgate.core.actions import Action, Dispatch, LoadWeights, Settle, StartInstance
 from headgate.core.errors import ConfigError
@@ -27,7 +31,7 @@ from headgate.core.events import (
     RequestArrived,
     WeightsLoaded,
 )
-from headgate.core.model import App
+from headgate.core.model import App, Profile
 from headgate.core.records import STAGES_MAX
 from headgate.metrics.columns import (
     NOWHERE,
@@ -37,7 +41,13 @@ from headgate.metrics.columns import (
     Int64,
     RequestColumns,
     build_requests,
+    column_codes,
 )
+
+VALUES_MAX: Final = 100
+_FACTOR_MAX: Final = 1e6  # the limit of the application file
+_IDS_MAX: Final = 1 << 31
+_ITEMS_MAX: Final = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +97,7 @@ class _Reader:
         self._items = array("i")
         self._own_deadline = array("b")
         self._rows: dict[int, int] = {}  # by id of an open request
-        self._batches = {name: array(code) for name, code in _BATCH_TYPES.items()}
+        self._batches = {name: array(code) for name, code in column_codes(BatchColumns).items()}
         # By batch id: the action, when it was sent, and whether it waits for a start or a load.
         self._in_flight: dict[int, tuple[Dispatch, int, bool]] = {}
         self._preparing: set[int] = set()  # instances that are starting or loading
@@ -179,20 +189,94 @@ class _Reader:
         )
 
 
-_IDS_MAX: Final = 1 << 31
-_ITEMS_MAX: Final = 1 << 31
-_BATCH_TYPES: Final[Mapping[str, str]] = {
-    "variant": "i",
-    "items": "i",
-    "sent_ns": "q",
-    "ended_ns": "q",
-    "cold": "b",
-    "finished": "b",
-}
-
-
 def _checked(key: str, value: int, limit: int) -> int:
     """Return an id of the log, or raise ConfigError if the application does not have it."""
     if not 0 <= value < limit:
         raise ConfigError("does not exist", key=key, value=value, allowed=f"below {limit}")
     return value
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationResult:
+    """The measured service times of one function, divided by those of its profile."""
+
+    function: str
+    batches: int
+    mean: float
+    p50: float
+    p99: float
+    factors: tuple[float, ...]  # the distribution, as equally likely values
+
+
+def calibrate(app: App, batches: BatchColumns) -> list[CalibrationResult]:
+    """Return the calibration of every function that ran.
+
+    Batches that waited for a cold start or did not finish say nothing about service times, and
+    are left out.
+    """
+    factor, function = _factors(app, batches)
+    is_usable = (batches.cold == 0) & (batches.finished == 1)
+    results: list[CalibrationResult] = []
+    for candidate in app.functions:
+        own = np.sort(factor[is_usable & (function == candidate.id)])
+        if len(own):
+            p50, p99 = (float(q) for q in np.quantile(own, (0.5, 0.99), method="inverted_cdf"))
+            values = quantile_bin_means(own)
+            results.append(
+                CalibrationResult(candidate.name, len(own), own.mean(), p50, p99, values)
+            )
+    return results
+
+
+def quantile_bin_means(values: NDArray[np.float64]) -> tuple[float, ...]:
+    """Return the means of equal shares of sorted values: at most `VALUES_MAX`, same overall mean.
+
+    Points of the quantile function would not do: the last of them would be the worst value
+    observed, and would represent a whole share.
+
+    >>> quantile_bin_means(np.array([1.0, 2.0, 4.0]))
+    (1.0, 2.0, 4.0)
+    """
+    edges = np.linspace(0.0, len(values), min(len(values), VALUES_MAX) + 1)
+    # The integral of the step function of the values, at the edges of the shares.
+    sums = np.interp(edges, np.arange(len(values) + 1), np.concatenate(([0.0], values.cumsum())))
+    means = np.diff(sums) / np.diff(edges)
+    return tuple(float(f"{mean:.4g}") for mean in means)
+
+
+def calibrated(
+    spec: Mapping[str, object], results: list[CalibrationResult], request_ns: int = 0
+) -> dict[str, object]:
+    """Return a copy of an application file whose simulation has the measured service times.
+
+    `request_ns` is the client-side overhead, which no log contains. The cost of decisions is part
+    of the batch times already, so the overheads of decisions are 0.
+    """
+    calibrated_spec = deepcopy(dict(spec))
+    calibrated_spec["simulation"] = {
+        "service_times": {
+            "distribution": "observed",
+            "observed": {result.function: list(result.factors) for result in results},
+        },
+        "overheads": {"client_overhead": f"{request_ns}ns"},
+    }
+    return calibrated_spec
+
+
+def _factors(app: App, batches: BatchColumns) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
+    """Return, per batch, its measured over its expected time, and its function."""
+    functions = np.array([variant.function_id for variant in app.variants], np.int32)
+    expected_ns = np.array(
+        [
+            _expected_ns(app.variants[variant].profile, items)
+            for variant, items in zip(batches.variant.tolist(), batches.items.tolist(), strict=True)
+        ],
+        np.int64,
+    )
+    took_ns = batches.ended_ns - batches.sent_ns
+    factor = np.clip(took_ns / np.maximum(expected_ns, 1), 1 / _FACTOR_MAX, _FACTOR_MAX)
+    return factor, functions[batches.variant]
+
+
+def _expected_ns(profile: Profile, items: int) -> int:
+    return profile.exec_ns[min(max(items, 1), profile.items_max) - 1]

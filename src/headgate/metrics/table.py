@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
+from math import nan
 from typing import Final
 
 from rich import box
@@ -105,7 +106,6 @@ class ReportTable:
 
     @property
     def rows(self) -> tuple[tuple[str, ...], ...]:
-        """The cells, row by row."""
         return tuple(zip(*(column.cells for column in self.columns), strict=True))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -118,21 +118,28 @@ class ReportTable:
 
 
 def format_column(title: str, quantity: Quantity, values: Sequence[float | str]) -> Column:
-    """Return a column of values of one quantity."""
     unit, cells = format_values(quantity, values)
     return Column(title, unit, cells, is_text=quantity == "text")
+
+
+def field_columns(fields: Fields, rows: Sequence[object]) -> tuple[Column, ...]:
+    """Return a column per field, with the attribute of every row; a row that is None has none."""
+    return tuple(
+        format_column(title, quantity, [nan if row is None else getattr(row, name) for row in rows])
+        for title, quantity, name in fields
+    )
 
 
 def comparison_table(rows: Sequence[tuple[str, Summary]]) -> ReportTable:
     """Return one row per labelled run, with the numbers by which policies are compared."""
     labels = format_column("", "text", [label for label, _ in rows])
-    columns = _columns(_COMPARISON, [summary for _, summary in rows])
+    columns = field_columns(_COMPARISON, [summary for _, summary in rows])
     return ReportTable("Comparison", (labels, *columns))
 
 
 def summary_table(summary: Summary) -> ReportTable:
     """Return one run as rows of name, value and unit."""
-    columns = _columns(_SUMMARY, [summary])
+    columns = field_columns(_SUMMARY, [summary])
     return ReportTable(
         "Summary",
         (
@@ -145,12 +152,12 @@ def summary_table(summary: Summary) -> ReportTable:
 
 def group_table(title: str, rows: Sequence[GroupSummary]) -> ReportTable:
     """Return one row per client or per pipeline."""
-    return ReportTable(title, _columns(_GROUP, rows))
+    return ReportTable(title, field_columns(_GROUP, rows))
 
 
 def resource_table(rows: Sequence[ResourceSummary]) -> ReportTable:
     """Return one row per node or serverless pool."""
-    return ReportTable("Resources", _columns(_RESOURCE, rows))
+    return ReportTable("Resources", field_columns(_RESOURCE, rows))
 
 
 def rows_table(rows: Sequence[Mapping[str, object]], title: str = "") -> ReportTable:
@@ -183,13 +190,6 @@ def render(*renderables: RenderableType, width: int = WIDE, has_colour: bool = F
         for renderable in renderables:
             console.print(renderable)
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
-
-
-def _columns(fields: Fields, rows: Sequence[object]) -> tuple[Column, ...]:
-    return tuple(
-        format_column(title, quantity, [getattr(row, name) for row in rows])
-        for title, quantity, name in fields
-    )
 
 
 def _blocks(columns: Sequence[Column], width: int) -> Iterator[list[Column]]:

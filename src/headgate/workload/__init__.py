@@ -16,10 +16,9 @@ from headgate.workload.generators import (
     poisson,
     stepped,
 )
-from headgate.workload.readers import layouts
+from headgate.workload.readers import find_trace, layouts, read_trace
 from headgate.workload.spec import parse_arrivals
 from headgate.workload.trace_file import ReadOptions
-from headgate.workload.traces import find_trace, read_trace
 from headgate.workload.transforms import assign, mix, named, rescale_rate, scale_time, shift, window
 
 __all__ = [

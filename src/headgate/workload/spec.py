@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, TypeVar
 
 from headgate.core.errors import ConfigError
@@ -74,25 +75,17 @@ class _Parameters:
     duration_ns: int
     seed: int
 
-    def one(self, name: str, parse: Callable[[str, str], Value], default: str = "") -> Value:
+    def one(self, name: str, parse: Callable[..., Value], default: str = "") -> Value:
         text = self.values.get(name, default)
         if not text:
             raise ConfigError("is missing", key=f"{self.kind}.{name}")
-        return parse(text, f"{self.kind}.{name}")
+        return parse(text, key=f"{self.kind}.{name}")
 
-    def several(self, name: str, parse: Callable[[str, str], Value]) -> list[Value]:
+    def several(self, name: str, parse: Callable[..., Value]) -> list[Value]:
         def parse_all(text: str, key: str) -> list[Value]:
-            return [parse(piece, key) for piece in text.split("+")]
+            return [parse(piece, key=key) for piece in text.split("+")]
 
         return self.one(name, parse_all)
-
-
-def _rate(text: str, key: str) -> float:
-    return parse_rate(text, key=key)
-
-
-def _duration(text: str, key: str) -> int:
-    return parse_duration(text, key=key)
 
 
 def _number(text: str, key: str) -> float:
@@ -100,14 +93,6 @@ def _number(text: str, key: str) -> float:
         return float(text)
     except ValueError:
         raise ConfigError("is not a number", key=key, value=text) from None
-
-
-def _clients_number(text: str, key: str) -> int:
-    return _whole(text, key, 0, CLIENTS_MAX)
-
-
-def _requests_number(text: str, key: str) -> int:
-    return _whole(text, key, 1, ARRIVALS_MAX)
 
 
 def _whole(text: str, key: str, least: int, most: int) -> int:
@@ -119,46 +104,48 @@ def _whole(text: str, key: str, least: int, most: int) -> int:
     return int(text)
 
 
-def _deterministic(spec: _Parameters) -> Arrivals:
-    return generators.deterministic(spec.one("rate", _rate), spec.duration_ns)
-
-
-def _poisson(spec: _Parameters) -> Arrivals:
-    return generators.poisson(spec.one("rate", _rate), spec.duration_ns, seed=spec.seed)
-
-
 def _gamma(spec: _Parameters) -> Arrivals:
-    rate_per_s, cv = spec.one("rate", _rate), spec.one("cv", _number)
+    rate_per_s, cv = spec.one("rate", parse_rate), spec.one("cv", _number)
     return generators.gamma(rate_per_s, cv, spec.duration_ns, seed=spec.seed)
 
 
 def _mmpp(spec: _Parameters) -> Arrivals:
-    rates_per_s, dwells_ns = spec.several("rates", _rate), spec.several("stay", _duration)
+    rates_per_s = spec.several("rates", parse_rate)
+    dwells_ns = spec.several("stay", parse_duration)
     return generators.mmpp(rates_per_s, dwells_ns, spec.duration_ns, seed=spec.seed)
 
 
 def _stepped(spec: _Parameters) -> Arrivals:
-    rates_per_s, step_ns = spec.several("rates", _rate), spec.one("every", _duration)
+    rates_per_s, step_ns = spec.several("rates", parse_rate), spec.one("every", parse_duration)
     return generators.stepped(rates_per_s, step_ns, spec.duration_ns, seed=spec.seed)
 
 
 def _closed(spec: _Parameters) -> ClosedLoop:
-    clients = spec.several("clients", _clients_number)
+    clients = spec.several("clients", partial(_whole, least=0, most=CLIENTS_MAX))
     every_ns = 0
     if len(clients) > 1:
-        every_ns = spec.one("every", _duration)
+        every_ns = spec.one("every", parse_duration)
         check_positive("every", every_ns)
+    limit = partial(_whole, least=1, most=ARRIVALS_MAX)
     return ClosedLoop(
         tuple(ConcurrencyStep(step * every_ns, number) for step, number in enumerate(clients)),
         spec.duration_ns,
-        think_ns=spec.one("think", _duration, "0s"),
-        requests_max=spec.one("requests", _requests_number) if "requests" in spec.values else None,
+        think_ns=spec.one("think", parse_duration, "0s"),
+        requests_max=spec.one("requests", limit) if "requests" in spec.values else None,
     )
 
 
 _KINDS: Final[dict[str, tuple[tuple[str, ...], Callable[[_Parameters], Arrivals | ClosedLoop]]]] = {
-    "deterministic": (("rate",), _deterministic),
-    "poisson": (("rate",), _poisson),
+    "deterministic": (
+        ("rate",),
+        lambda spec: generators.deterministic(spec.one("rate", parse_rate), spec.duration_ns),
+    ),
+    "poisson": (
+        ("rate",),
+        lambda spec: generators.poisson(
+            spec.one("rate", parse_rate), spec.duration_ns, seed=spec.seed
+        ),
+    ),
     "gamma": (("rate", "cv"), _gamma),
     "mmpp": (("rates", "stay"), _mmpp),
     "stepped": (("rates", "every"), _stepped),

@@ -179,6 +179,9 @@ class TraceTable:
         rows = np.argsort(times_ns, kind="stable")
         pipeline_column, pipelines = self._names(pipeline)
         client_column, clients = self._names(client)
+        sizes = None
+        if items is not None:
+            sizes = np.fromiter(self._parsed(items, _parse_items), np.int32, len(self))[rows]
         return Arrivals(
             times_ns[rows],
             int(times_ns[rows[-1]]) + 1,
@@ -186,7 +189,7 @@ class TraceTable:
             take_rows(client_column, rows),
             pipelines,
             clients,
-            self._sizes(items)[rows] if items else None,
+            sizes,
         )
 
     def error(self, row: int, column: str, problem: str) -> ConfigError:
@@ -199,9 +202,6 @@ class TraceTable:
         if column is None:
             return constant_column(len(self)), (DEFAULT_NAME,)
         return index_names(self.cells[column])
-
-    def _sizes(self, column: str) -> Int32:
-        return np.fromiter(self._parsed(column, _parse_items), np.int32, len(self))
 
     def _parsed(self, column: str, parse: Callable[[str], Value]) -> Iterator[Value]:
         for row, text in enumerate(self.cells[column]):
@@ -229,7 +229,6 @@ def read_table(path: Path, columns: Iterable[str]) -> TraceTable:
 
 
 def first_of(candidates: Iterable[str], columns: Iterable[str]) -> str | None:
-    """Return the first candidate that is a column."""
     present = set(columns)
     return next((name for name in candidates if name in present), None)
 

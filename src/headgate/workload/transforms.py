@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -116,28 +117,25 @@ def assign(
 ) -> Arrivals:
     """Assign each arrival a random pipeline and client, in proportion to the weights."""
     clients = {DEFAULT_NAME: 1.0} if clients is None else clients
-    return Arrivals(
-        arrivals.times_ns,
-        arrivals.duration_ns,
-        _draw("pipelines", pipelines, len(arrivals), column_stream(seed, "pipelines")),
-        _draw("clients", clients, len(arrivals), column_stream(seed, "clients")),
-        tuple(pipelines),
-        tuple(clients),
-        arrivals.items,
+    return replace(
+        arrivals,
+        pipeline=_draw("pipelines", pipelines, len(arrivals), column_stream(seed, "pipelines")),
+        client=_draw("clients", clients, len(arrivals), column_stream(seed, "clients")),
+        pipelines=tuple(pipelines),
+        clients=tuple(clients),
     )
 
 
 def _with_rows(
     arrivals: Arrivals, rows: slice | Int64, times_ns: Int64, duration_ns: int
 ) -> Arrivals:
-    return Arrivals(
-        times_ns,
-        duration_ns,
-        take_rows(arrivals.pipeline, rows),
-        take_rows(arrivals.client, rows),
-        arrivals.pipelines,
-        arrivals.clients,
-        None if arrivals.items is None else arrivals.items[rows],
+    return replace(
+        arrivals,
+        times_ns=times_ns,
+        duration_ns=duration_ns,
+        pipeline=take_rows(arrivals.pipeline, rows),
+        client=take_rows(arrivals.client, rows),
+        items=None if arrivals.items is None else arrivals.items[rows],
     )
 
 

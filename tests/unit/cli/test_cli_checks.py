@@ -11,8 +11,7 @@ from headgate.cli.commands import bench as bench_command
 from headgate.cli.commands import fuzz as fuzz_command
 from headgate.cli.commands import reproduce as reproduce_command
 from headgate.lab.bench import bench_names
-from headgate.lab.experiments import experiment_names
-from headgate.lab.experiments.experiment import Check, Progress, Result
+from headgate.lab.experiments import Check, Progress, Result, experiment_names
 from headgate.sim.fuzz import FuzzReport
 
 GOOD = Check("two and two", "arithmetic", 4, 4, holds=True)

@@ -13,18 +13,18 @@ from load_server import Response, serving
 from msgspec import structs
 
 from headgate.lab.bench import find_bench
-from headgate.lab.bench.live import report
+from headgate.lab.bench.live import (
+    PeerMeasurementPlan,
+    PeersResult,
+    ServerSession,
+    live_checks,
+    report,
+)
 from headgate.lab.bench.live.load_driver import (
     LoadMeasurement,
     _measure_closed_loop,
     is_correct,
     make_request,
-)
-from headgate.lab.bench.live.measure import (
-    PeerMeasurementPlan,
-    PeersResult,
-    ServerSession,
-    live_checks,
 )
 from headgate.lab.bench.live.models import SHAPES, BareOnnxRuntime, example
 from headgate.lab.bench.live.server_process import (
@@ -36,7 +36,7 @@ from headgate.lab.bench.live.server_process import (
     read_peers,
     running,
 )
-from headgate.loadgen import Body
+from headgate.loadgen.requests import Body
 
 PEERS = Path(__file__).parents[3] / "benchmarks" / "peers"
 BODY = Body(b"{}", {})

@@ -11,7 +11,9 @@ from load_server import Response, serving
 
 from headgate.cli.main import cli
 from headgate.core.clock import SECOND_NS
-from headgate.loadgen import Body, LoadOptions, run_open_loop, summarise_load
+from headgate.loadgen.loops import run_open_loop
+from headgate.loadgen.requests import Body, LoadOptions
+from headgate.loadgen.results import summarise_load
 from headgate.workload import deterministic
 
 

@@ -11,15 +11,9 @@ from load_server import Response, serving
 from headgate.core.clock import MILLISECOND_NS, NEVER_NS, SECOND_NS
 from headgate.core.errors import ConfigError
 from headgate.core.states import Outcome
-from headgate.loadgen import (
-    Body,
-    FailureReason,
-    LoadOptions,
-    LoadProgress,
-    run_closed_loop,
-    run_open_loop,
-    summarise_load,
-)
+from headgate.loadgen.loops import run_closed_loop, run_open_loop
+from headgate.loadgen.requests import Body, LoadOptions
+from headgate.loadgen.results import FailureReason, LoadProgress, summarise_load
 from headgate.workload import Arrivals, arrivals_at, named
 
 BODY = Body(b"{}", {"Content-Type": "application/json"})

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from headgate.core.errors import ConfigError
 from headgate.functions.tensor import ITEM_BYTES
-from headgate.loadgen import InputSpec, make_body, read_body
+from headgate.loadgen.requests import InputSpec, make_body, read_body
 from headgate.loadgen.results import parse_timings
 
 NUMBERS = sorted(set(ITEM_BYTES) - {"BYTES", "BF16"})

@@ -7,18 +7,19 @@ from pathlib import Path
 import numpy as np
 
 from headgate.core.clock import MILLISECOND_NS, SECOND_NS
-from headgate.lab.bench._overload_peers import (
+from headgate.lab.bench._server_under_test import SLO_MS, LoadStep
+from headgate.lab.bench.live.models import BareOnnxRuntime
+from headgate.lab.bench.live.server_process import Peer, read_peers
+from headgate.lab.bench.overload import (
     MODEL,
     PeerPlan,
     PeersOverloadResult,
     report_peers,
     without_repeats,
 )
-from headgate.lab.bench._server_under_test import SLO_MS, LoadStep
-from headgate.lab.bench.live.models import BareOnnxRuntime
-from headgate.lab.bench.live.server_process import Peer, read_peers
-from headgate.loadgen import FailureReason, summarise_load
-from headgate.loadgen.results import Rows, make_result
+from headgate.loadgen.requests import LoadOptions
+from headgate.loadgen.results import FailureReason, Rows, make_result, summarise_load
+from headgate.workload import arrivals_at
 
 PEERS_FILE = Path(__file__).parents[3] / "benchmarks" / "peers" / "peers.yaml"
 
@@ -32,12 +33,8 @@ def step(load: float, answers: list[tuple[int, int]]) -> LoadStep:
             rows.complete(row, number + took_ms * MILLISECOND_NS, status, b"", b"")
         else:
             rows.fail(row, number + took_ms * MILLISECOND_NS, FailureReason.TIMED_OUT)
-    kinds = np.zeros(len(answers), np.int32)
-    slo_ns = SLO_MS * MILLISECOND_NS
-    names = (("p",), ("c",))
-    result = make_result(
-        rows, kinds, kinds, names, window_ns=SECOND_NS, slo_ns=slo_ns, connections=1
-    )
+    arrivals = arrivals_at(np.array(rows.intended_ns), SECOND_NS)
+    result = make_result(rows, arrivals, LoadOptions(slo_ns=SLO_MS * MILLISECOND_NS), 1)
     return LoadStep(load, summarise_load(result), True, (10.0, 12.0, 11.0))
 
 

@@ -24,8 +24,14 @@ from headgate.core.events import (
 from headgate.core.model import App, Client, Function, Pipeline, Pool, Profile, Slo, Stage, Variant
 from headgate.core.records import STAGES_MAX
 from headgate.core.states import Outcome, Settlement
-from headgate.metrics.calibration import VALUES_MAX, calibrate, calibrated, quantile_bin_means
-from headgate.metrics.from_log import LoggedColumns, read_columns
+from headgate.metrics.from_log import (
+    VALUES_MAX,
+    LoggedColumns,
+    calibrate,
+    calibrated,
+    quantile_bin_means,
+    read_columns,
+)
 
 MS = 1_000_000
 BEGINS_NS = 7_000 * MS  # on the monotonic clock of a machine

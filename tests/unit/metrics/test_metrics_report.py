@@ -13,8 +13,7 @@ from metrics_runs import Row, Span, busy_run, make_run, node
 from headgate.core.errors import ConfigError
 from headgate.metrics.report import write_report
 from headgate.metrics.report.chrome_trace import chrome_trace
-from headgate.metrics.report.html import html_page
-from headgate.metrics.report.write import write_parquet
+from headgate.metrics.report.write import html_page, write_parquet
 from headgate.metrics.summary import summarise
 from headgate.metrics.table import group_table
 
@@ -170,7 +169,7 @@ def test_without_extras_the_rest_is_written(
 def test_a_long_table_is_truncated_in_the_page() -> None:
     clients = tuple(f"client-{index}" for index in range(300))
     run = make_run([Row(0, 0, 1, client=299)], clients=clients)
-    page = html_page("t", {}, [], [], [group_table("Clients", summarise(run).clients)])
+    page = html_page("t", {}, {}, {}, [group_table("Clients", summarise(run).clients)])
     assert "client-199" in page
     assert "client-200" not in page
     assert "100 more rows are in summary.json" in page

@@ -8,19 +8,23 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
-import yaml
 from rich.text import Text
 
+from headgate.cli.app_loading import write_app
 from headgate.cli.options import OutputPath, check_not_read, json_option, writing
 from headgate.cli.output import Progress, show, show_json
 from headgate.config import AppConfig, from_spec
-from headgate.config.loader import without_defaults
 from headgate.core.errors import ConfigError
 from headgate.core.event_log import LogHeader, read_log
 from headgate.core.states import OUTCOME_NAMES
 from headgate.core.units import parse_duration
-from headgate.metrics.calibration import CalibrationResult, calibrate, calibrated
-from headgate.metrics.from_log import LoggedColumns, read_columns
+from headgate.metrics.from_log import (
+    CalibrationResult,
+    LoggedColumns,
+    calibrate,
+    calibrated,
+    read_columns,
+)
 from headgate.metrics.summary import count_outcomes
 from headgate.metrics.table import rows_table
 
@@ -66,7 +70,11 @@ def command(
         problem = "no batch completed in the log: there is nothing to calibrate with"
         raise ConfigError(problem, where=str(log))
     if out is not None:
-        _write_app(out, header, calibrated(header.app, results, overhead_ns))
+        spec = calibrated(header.app, results, overhead_ns)
+        # The policy of the log, which the command line may have selected.
+        policy = {"name": header.policy, **header.settings}
+        spec["policy"] = policy if header.settings else header.policy
+        write_app(out, "--out", spec)
     if trace is not None:
         _write_trace(trace, config, columns)
     if as_json:
@@ -87,17 +95,6 @@ def _read(log: Path) -> tuple[LogHeader, AppConfig, LoggedColumns, str]:
             except ConfigError as error:
                 raise error.located(entries.where) from None
     return header, config, columns, entries.missing
-
-
-def _write_app(path: Path, header: LogHeader, spec: dict[str, object]) -> None:
-    # The policy of the log, which the command line may have selected.
-    policy = {"name": header.policy, **header.settings}
-    spec["policy"] = policy if header.settings else header.policy
-    text = yaml.safe_dump(
-        without_defaults(spec), sort_keys=False, default_flow_style=None, width=100
-    )
-    with writing(path, "--out"):
-        path.write_text(text, encoding="utf-8")
 
 
 def _write_trace(path: Path, config: AppConfig, columns: LoggedColumns) -> None:

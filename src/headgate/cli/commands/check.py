@@ -9,9 +9,9 @@ import click
 from rich.text import Text
 
 from headgate.cli.app_loading import check_support, known_policy, load_app, policies_for
-from headgate.cli.options import app_argument, json_option, traces_option
+from headgate.cli.options import WorkloadOptions, app_argument, json_option, traces_option
 from headgate.cli.output import show, show_json
-from headgate.cli.workload import WorkloadOptions, choose_workload
+from headgate.cli.workload import choose_workload
 from headgate.config import AppConfig, make_config
 from headgate.config.options import unreachable_objectives
 from headgate.core.clock import NEVER_NS

@@ -19,6 +19,7 @@ from headgate.cli.app_loading import (
     select_policy,
 )
 from headgate.cli.options import (
+    WorkloadOptions,
     app_argument,
     assume_exec_option,
     json_option,
@@ -31,22 +32,15 @@ from headgate.cli.options import (
 )
 from headgate.cli.output import show, show_assumed, show_json
 from headgate.cli.simulation import SimulatedRun, run
-from headgate.cli.workload import WorkloadOptions, choose_workload
+from headgate.cli.workload import choose_workload
 from headgate.config import AppConfig
 from headgate.core.errors import ConfigError, unknown_name_error
 from headgate.metrics.confidence import mean_interval
 from headgate.metrics.format import Quantity, json_value, percent
 from headgate.metrics.report.comparison_plots import PANELS, comparison_plots
-from headgate.metrics.report.html import Tile
 from headgate.metrics.report.write import write_page
 from headgate.metrics.summary import Summary
-from headgate.metrics.table import (
-    Column,
-    Fields,
-    ReportTable,
-    comparison_table,
-    format_column,
-)
+from headgate.metrics.table import Column, Fields, ReportTable, comparison_table, format_column
 
 _MEANS: Final[Fields] = (
     ("met", "share", "slo_attainment"),
@@ -80,11 +74,7 @@ _MEANS: Final[Fields] = (
 def command(
     app: str,
     policies: str | None,
-    trace: str | None,
-    arrivals: tuple[str, ...],
-    duration_ns: int | None,
-    sort: bool,
-    traces: Path | None,
+    workload_options: WorkloadOptions,
     assumed_ns: int | None,
     settings: tuple[tuple[str, object], ...],
     seed: int,
@@ -102,12 +92,10 @@ def command(
     """
     config, assumed = load_for_simulation(app, assumed_ns)
     selected = _select_policies(config, app, policies, settings)
-    options = WorkloadOptions(trace, arrivals, duration_ns, sort, traces)
-    if report is not None:
-        make_directory(report, "--report")
+    make_directory(report, "--report")
     runs: dict[str, list[SimulatedRun]] = {each.name: [] for each in selected}
     for number in range(seed, seed + seeds):
-        workload = choose_workload(config, app, options, number)
+        workload = choose_workload(config, app, workload_options, number)
         for each in selected:
             title = f"seed {number}," if seeds > 1 else "simulating"
             result, _ = run(config, each, workload, seed=number, title=title)
@@ -127,10 +115,7 @@ def command(
 
 
 def _select_policies(
-    config: AppConfig,
-    where: str,
-    policies: str | None,
-    settings: Iterable[tuple[str, object]],
+    config: AppConfig, where: str, policies: str | None, settings: Iterable[tuple[str, object]]
 ) -> list[SelectedPolicy]:
     if policies is None:
         names = policies_for(config.app)
@@ -166,7 +151,6 @@ class Comparison:
 
     @property
     def title(self) -> str:
-        """The application and the seeds."""
         seeds = f"seed {self.seed}"
         if self.seeds > 1:
             seeds = (
@@ -175,7 +159,6 @@ class Comparison:
         return f"{self.app}, {seeds}"
 
     def table(self) -> ReportTable:
-        """Return the comparison, one row per policy."""
         if self.seeds == 1:
             return comparison_table(self._means())
         return seeds_table([(name, _summaries(runs)) for name, runs in self.runs.items()])
@@ -203,7 +186,7 @@ class Comparison:
         meta: dict[str, object] = {"app": self.app, "seed": self.seed, "seeds": self.seeds}
         if self.assumed:
             meta["assumed_exec_time"] = self.assumed
-        tiles = [Tile(percent(summary.slo_attainment), f"met by {name}") for name, summary in means]
+        tiles = {f"met by {name}": percent(summary.slo_attainment) for name, summary in means}
         title = f"{Path(self.app).stem}: {len(means)} policies"
         plots = comparison_plots(means)
         return write_page(directory, title, meta, tiles, plots, [self.table()])[0]
@@ -228,11 +211,8 @@ def seeds_table(rows: Sequence[tuple[str, Sequence[Summary]]]) -> ReportTable:
 
 def seeds_json(runs: Sequence[Summary]) -> dict[str, object]:
     """Return the mean and half interval of each column of `seeds_table`."""
-    means: dict[str, object] = {}
-    for _, _, name in _MEANS:
-        mean, half = _mean_and_half(runs, name)
-        means[name] = {"mean": mean, "half_interval": half}
-    return means
+    keys = ("mean", "half_interval")
+    return {name: dict(zip(keys, _mean_and_half(runs, name), strict=True)) for _, _, name in _MEANS}
 
 
 def mean_summary(runs: Sequence[Summary]) -> Summary:

@@ -12,10 +12,18 @@ from rich.text import Text
 import headgate
 from headgate.cli.options import make_directory, writing
 from headgate.cli.output import Progress, hanging_indent, show
-from headgate.cli.plan_text import sentences
+from headgate.cli.plan_output import sentences
 from headgate.core.errors import ConfigError
-from headgate.lab.demo.hybrid import PROFILE_S, DemoResult, Planned, prepare, run_demo
-from headgate.lab.demo.report import run_rows, write_page
+from headgate.lab.demo.hybrid import (
+    PROFILE_S,
+    DemoResult,
+    Planned,
+    check_rows,
+    prepare,
+    run_demo,
+    run_rows,
+    write_demo_page,
+)
 from headgate.lab.demo.setup import DemoSchedule
 from headgate.metrics.table import rows_table
 from headgate.profiling.profiler import usable_cores
@@ -59,7 +67,7 @@ def hybrid(step_s: float, report: Path) -> None:
     with Progress("serving") as progress:
         result = run_demo(planned, progress.describe)
     with writing(report, "--report"):
-        page = write_page(result, explanation, report)
+        page = write_demo_page(result, explanation, report)
     _show_runs(result)
     show(Text(f"report: {page}"))
 
@@ -93,8 +101,4 @@ def _show_runs(result: DemoResult) -> None:
         f"live functions share one of {len(usable_cores())} with the gateway.",
     )
     show(*(hanging_indent("-", 2, note) for note in notes))
-    checks = [
-        {"claim": c.claim, "expected": c.expected, "measured": c.measured, "holds": c.holds}
-        for c in result.checks
-    ]
-    show(rows_table(checks, "\nDo live, simulated and planned agree?"))
+    show(rows_table(check_rows(result), "\nDo live, simulated and planned agree?"))

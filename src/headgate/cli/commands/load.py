@@ -10,8 +10,8 @@ import click
 from rich.console import RenderableType
 from rich.text import Text
 
-from headgate.cli.options import duration_ns as read_duration
 from headgate.cli.options import (
+    WorkloadOptions,
     json_option,
     make_directory,
     report_option,
@@ -19,29 +19,29 @@ from headgate.cli.options import (
     traces_option,
     writing,
 )
+from headgate.cli.options import duration_ns as read_duration
 from headgate.cli.output import Progress, show, show_json
-from headgate.cli.workload import TRACE, WorkloadOptions, read_process
+from headgate.cli.workload import TRACE, read_process
 from headgate.core.clock import MILLISECOND_NS, SECOND_NS
 from headgate.core.errors import ConfigError
 from headgate.core.states import OUTCOME_NAMES
-from headgate.loadgen import (
-    LoadOptions,
-    LoadProgress,
-    LoadResult,
-    LoadSummary,
-    read_body,
-    run_closed_loop,
-    run_open_loop,
-    summarise_load,
-)
-from headgate.loadgen.requests import CONNECTIONS_MAX
+from headgate.loadgen.loops import run_closed_loop, run_open_loop
+from headgate.loadgen.requests import CONNECTIONS_MAX, LoadOptions, read_body
+from headgate.loadgen.results import LoadProgress, LoadResult, LoadSummary, summarise_load
 from headgate.metrics.format import ms, per_second
 from headgate.metrics.report import write_report
-from headgate.metrics.table import ReportTable, format_column
+from headgate.metrics.table import Fields, ReportTable, field_columns, format_column
 from headgate.workload import Arrivals, ClosedLoop, mix
 
 _DURATION_NS: Final = 10 * SECOND_NS
 _AUTO: Final = "auto"
+_LATENCIES: Final[Fields] = (
+    ("mean", "time_ms", "mean_ms"),
+    ("p50", "time_ms", "p50_ms"),
+    ("p90", "time_ms", "p90_ms"),
+    ("p99", "time_ms", "p99_ms"),
+    ("p99.9", "time_ms", "p999_ms"),
+)
 
 
 def header(text: str) -> tuple[str, str]:
@@ -160,8 +160,7 @@ def command(
     )
     given = {"--arrivals": bool(arrivals), "--trace": bool(trace), "--concurrency": concurrency}
     _check_one_of(given)
-    if report is not None:
-        make_directory(report, "--report")
+    make_directory(report, "--report")
     if concurrency is not None:
         result = _closed(url, concurrency, duration_ns or _DURATION_NS, options)
     else:
@@ -294,12 +293,8 @@ def load_lines(summary: LoadSummary, result: LoadResult) -> Iterator[RenderableT
 
 def _outcomes(summary: LoadSummary) -> ReportTable:
     run = summary.run
-    counts = (run.met, run.late, run.rejected, run.expired, run.failed, run.cancelled)
-    rows = [
-        (name, count)
-        for name, count in zip(OUTCOME_NAMES, counts, strict=True)
-        if count or name == "met"
-    ]
+    counts = [(name, getattr(run, name)) for name in OUTCOME_NAMES]
+    rows = [(name, count) for name, count in counts if count or name == "met"]
     total = max(run.requests, 1)
     return ReportTable(
         "",
@@ -312,11 +307,5 @@ def _outcomes(summary: LoadSummary) -> ReportTable:
 
 
 def _latencies(summary: LoadSummary) -> ReportTable:
-    run = summary.run
-    values = (run.mean_ms, run.p50_ms, run.p90_ms, run.p99_ms, run.p999_ms)
-    names = ("mean", "p50", "p90", "p99", "p99.9")
     label = format_column("", "text", ["latency"])
-    columns = (
-        format_column(name, "time_ms", [value]) for name, value in zip(names, values, strict=True)
-    )
-    return ReportTable("", (label, *columns))
+    return ReportTable("", (label, *field_columns(_LATENCIES, [summary.run])))

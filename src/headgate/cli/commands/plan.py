@@ -5,35 +5,39 @@ from __future__ import annotations
 from dataclasses import asdict
 from math import nan
 from pathlib import Path
+from typing import Final
 
 import click
 import numpy as np
-import yaml
 from rich.text import Text
 
-from headgate.cli.app_loading import load_app
+from headgate.cli.app_loading import load_app, write_app
 from headgate.cli.options import (
     OutputPath,
+    WorkloadOptions,
     app_argument,
     check_not_read,
     json_option,
     seed_option,
     workload_options,
-    writing,
 )
 from headgate.cli.output import hanging_indent, show, show_json
-from headgate.cli.plan_text import current_setup, infeasible_text, sentences
-from headgate.cli.plan_writer import planned_spec, with_workload
-from headgate.cli.workload import Workload, WorkloadOptions, choose_workload, trace_files
+from headgate.cli.plan_output import (
+    current_setup,
+    infeasible_text,
+    planned_spec,
+    sentences,
+    with_workload,
+)
+from headgate.cli.workload import Workload, choose_workload, trace_files
 from headgate.config import from_spec
-from headgate.config.loader import without_defaults
 from headgate.config.prices import read_prices
 from headgate.core.clock import MILLISECOND_NS, NEVER_NS, SECOND_NS
 from headgate.core.errors import ConfigError, unknown_name_error
 from headgate.core.model import App, FaasOffering, Function, Pipeline
 from headgate.core.units import format_duration, format_size, parse_size
 from headgate.metrics.format import format_cell, ms, percent, significant
-from headgate.metrics.table import Column, ReportTable, format_column
+from headgate.metrics.table import Column, Fields, ReportTable, field_columns, format_column
 from headgate.planning.capacity.mix import (
     Ints,
     LoadProfile,
@@ -55,6 +59,12 @@ from headgate.planning.latency_model import Characterisation
 from headgate.profiling.profile_file import read_profile
 from headgate.workload import Arrivals, ClosedLoop
 
+_MIX: Final[Fields] = (
+    ("needed", "count", "instances"),
+    ("per 1000", "usd", "usd_per_1k"),
+    ("met", "share", "attainment"),
+)
+
 
 @click.command("plan")
 @app_argument
@@ -68,7 +78,7 @@ from headgate.workload import Arrivals, ClosedLoop
     "--prices",
     multiple=True,
     metavar="FILE",
-    help="Price list in capacity of the bundled ones. May be repeated.",
+    help="Price list in place of the bundled ones. May be repeated.",
 )
 @click.option(
     "--instance",
@@ -99,11 +109,7 @@ from headgate.workload import Arrivals, ClosedLoop
 def command(
     app: str,
     profile: str | None,
-    trace: str | None,
-    arrivals: tuple[str, ...],
-    duration_ns: int | None,
-    sort: bool,
-    traces: Path | None,
+    workload_options: WorkloadOptions,
     prices: tuple[str, ...],
     instances: tuple[str, ...],
     instances_max: int,
@@ -130,9 +136,8 @@ def command(
     price_list = read_prices(prices)
     offers = price_list.instances_named(instances, "--instance")
     platform = None if no_functions else next(iter(price_list.platforms), None)
-    options = WorkloadOptions(trace, arrivals, duration_ns, sort, traces)
     slo_ms = pipeline.slo.latency_ns / MILLISECOND_NS
-    workload = choose_workload(config, app, options, seed)
+    workload = choose_workload(config, app, workload_options, seed)
     terms = Terms(
         slo_ms=slo_ms,
         quantile=pipeline.slo.quantile,
@@ -150,10 +155,18 @@ def command(
     now = current_setup(config.app, function, measured, plan)
     explanation = sentences(plan, measured, now, price_list)
     if write is not None:
-        inputs = [Path(app), profile_path, *map(Path, prices), *trace_files(config, options)]
+        inputs = [
+            Path(app),
+            profile_path,
+            *map(Path, prices),
+            *trace_files(config, workload_options),
+        ]
         check_not_read(write, "--write", inputs)
-        spec = with_workload(planned_spec(config, function, measured, plan), pipeline, options)
-        _write(write, spec, explanation)
+        spec = with_workload(
+            planned_spec(config, function, measured, plan), pipeline, workload_options
+        )
+        from_spec(spec, str(write))  # raises now if the planned application is not valid
+        write_app(write, "--write", spec, comment=f"# {explanation[0]}\n")
     if as_json:
         provenance = [asdict(row) for row in price_list.provenance]
         head = {"app": app, "function": function.name, "knee_cores": knee_cores(measured)}
@@ -262,15 +275,6 @@ def _size(text: str, platform: FaasOffering | None) -> str:
     return str(size)
 
 
-def _write(path: Path, spec: dict[str, object], explanation: list[str]) -> None:
-    from_spec(spec, str(path))  # raises now if the planned application is not valid
-    text = yaml.safe_dump(
-        without_defaults(spec), sort_keys=False, default_flow_style=None, width=100
-    )
-    with writing(path, "--write"):
-        path.write_text(f"# {explanation[0]}\n{text}", encoding="utf-8")
-
-
 def _show(
     app: str, function: Function, plan: CapacityPlan, explanation: list[str], write: Path | None
 ) -> None:
@@ -288,7 +292,6 @@ def instance_table(plan: CapacityPlan) -> ReportTable:
     """Return one row per instance type; `>` marks the recommended one."""
     capacities = plan.capacities
     types = [capacity.instance_type for capacity in capacities]
-    mixes = plan.by_type
     names = [
         f"{'>' if plan.mix.capacity is capacity else ' '} {offer.name}"
         + ("*" if capacity.is_extrapolated else "")
@@ -305,15 +308,7 @@ def instance_table(plan: CapacityPlan) -> ReportTable:
             Column("holds", "", tuple(holds)),
             format_column("serves", "rate", [c.rate_per_s or nan for c in capacities]),
             format_column("break-even", "rate", [_break_even(plan, c) for c in capacities]),
-            format_column(
-                "needed", "count", [nan if mix is None else mix.instances for mix in mixes]
-            ),
-            format_column(
-                "per 1000", "usd", [nan if mix is None else mix.usd_per_1k for mix in mixes]
-            ),
-            format_column(
-                "met", "share", [nan if mix is None else mix.attainment for mix in mixes]
-            ),
+            *field_columns(_MIX, plan.by_type),
         ),
     )
 
@@ -344,7 +339,6 @@ def size_table(plan: CapacityPlan) -> ReportTable:
 
 
 def plan_json(plan: CapacityPlan) -> dict[str, object]:
-    """Return the whole plan, as `--json` prints it."""
     terms, load = plan.terms, plan.terms.load
     return {
         "slo_ms": terms.slo_ms,
@@ -358,10 +352,8 @@ def plan_json(plan: CapacityPlan) -> dict[str, object]:
         "instances": [_instance_json(plan, capacity) for capacity in plan.capacities],
         "sizes": [_size_json(plan, row) for row in plan.sizes],
         "mix": _mix_json(plan.mix),
-        "functions_alone": _mix_json(plan.faas_only) if plan.faas_only is not None else None,
-        "instances_alone": _mix_json(plan.instances_only)
-        if plan.instances_only is not None
-        else None,
+        "functions_alone": _mix_json(plan.faas_only),
+        "instances_alone": _mix_json(plan.instances_only),
         "is_enough": plan.is_enough,
         "instances_short": plan.instances_missing,
     }
@@ -408,7 +400,9 @@ def _size_json(plan: CapacityPlan, row: SizeRow) -> dict[str, object]:
     }
 
 
-def _mix_json(mix: Mix) -> dict[str, object]:
+def _mix_json(mix: Mix | None) -> dict[str, object] | None:
+    if mix is None:
+        return None
     row = mix.faas.row if mix.faas is not None else None
     return {
         "instance": mix.capacity.instance_type.name if mix.capacity is not None else None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -72,13 +71,12 @@ def precision(text: str) -> float:
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """The grid to measure, from the command line; None depends on the machine and the model."""
-
-    cores: tuple[int, ...] | None
-    concurrency: tuple[int, ...]
-    batches: tuple[int, ...] | None
+def store_location(text: str) -> str:
+    """Parse the location of a model store: any text that is not blank."""
+    if not text.strip():
+        allowed = "a directory, s3://bucket/prefix"
+        raise ConfigError("is empty", where="--store", value=text, allowed=allowed)
+    return text
 
 
 @click.command("profile")
@@ -121,6 +119,7 @@ class Grid:
 )
 @click.option(
     "--store",
+    type=store_location,
     metavar="DIR|s3://...",
     help="Include fetching the model from this store in cold starts.",
 )
@@ -195,8 +194,14 @@ def command(
     else:
         config = load_app(app)
         task, batch_max = _task(config, app, function)
-        grid = Grid(cores, concurrency, batches)
-        settings = _settings(grid, budget_ns / SECOND_NS, precision, store, batch_max)
+        settings = ProfilerSettings(
+            _cores(cores),
+            concurrency,
+            batches or tuple(sorted({1, min(BATCH_MAX, batch_max)})),
+            budget_ns / SECOND_NS,
+            precision,
+            store,
+        )
         measured = _measure(task, settings)
         characterisation = measured.characterisation
         at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -252,21 +257,15 @@ def _task(config: AppConfig, where: str, function: str | None) -> tuple[ProbeTas
     return task, source.batch_max
 
 
-def _settings(
-    grid: Grid, budget_s: float, precision: float, store: str | None, batch_max: int
-) -> ProfilerSettings:
+def _cores(cores: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Return the core counts to measure, by default powers of two and all that are usable."""
     available = len(usable_cores())
-    cores = grid.cores
     if cores is None:
-        cores = (*(1 << power for power in range((available - 1).bit_length())), available)
+        return (*(1 << power for power in range((available - 1).bit_length())), available)
     if cores[-1] > available:
         problem = f"this machine has {available} usable core{'' if available == 1 else 's'}"
         raise ConfigError(problem, where="--cores", value=cores[-1], allowed=f"1 to {available}")
-    if store is not None and not store.strip():
-        allowed = "a directory, s3://bucket/prefix"
-        raise ConfigError("is empty", where="--store", value=store, allowed=allowed)
-    batches = grid.batches or tuple(sorted({1, min(BATCH_MAX, batch_max)}))
-    return ProfilerSettings(cores, grid.concurrency, batches, budget_s, precision, store)
+    return cores
 
 
 def _measure(task: ProbeTask, settings: ProfilerSettings) -> ProfileResult:
@@ -319,11 +318,8 @@ def _show(
     for sentence in summarise(characterisation, objective):
         show(Text(sentence))
     if measured is not None and not measured.batches:
-        show(
-            Text(
-                "The function takes one item at a time: larger batches were not measured.", "yellow"
-            )
-        )
+        note = "The function takes one item at a time: larger batches were not measured."
+        show(Text(note, "yellow"))
     if measured is not None and measured.skipped:
         first = measured.skipped[0]
         example = f"{first.cores} cores, {first.concurrency} at once, batch {first.batch}"

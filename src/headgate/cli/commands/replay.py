@@ -224,7 +224,6 @@ class EventFormatter:
                 yield f"{'':17}    -> {self.action(action)}"
 
     def event(self, event: Event) -> str:
-        """Describe an event."""
         match event:
             case RequestArrived():
                 pipeline = _name(self._pipelines, event.pipeline)
@@ -245,7 +244,7 @@ class EventFormatter:
                 return f"instance {event.instance_id} stopped: {event.reason}"
             case LoadFailed():
                 name = _name(self._variants, event.variant_id)
-                return f"{name} cannot be config on {self._node(event.node_id)}: {event.reason}"
+                return f"{name} cannot be loaded on {self._node(event.node_id)}: {event.reason}"
             case WeightsLoaded():
                 return f"instance {event.instance_id} has its weights on the device"
             case NodeLost():
@@ -255,7 +254,6 @@ class EventFormatter:
         return _fallback(event)
 
     def action(self, action: Action) -> str:
-        """Describe an action."""
         match action:
             case Dispatch():
                 name = _name(self._variants, action.variant_id)

@@ -8,8 +8,7 @@ import click
 
 from headgate.cli.options import OutputPath, json_option, make_directory, writing
 from headgate.cli.output import Progress, show_json, show_list, show_result
-from headgate.lab.experiments import experiment_names, find_experiment
-from headgate.lab.experiments.experiment import Experiment, Result
+from headgate.lab.experiments import Experiment, Result, experiment_names, find_experiment
 
 
 @click.command("reproduce")
@@ -33,8 +32,7 @@ def command(name: str | None, is_all: bool, quick: bool, as_json: bool, out: Pat
         usage = "headgate reproduce NAME [--quick] [--out DIR], or --all"
         show_list(titles, usage, as_json=as_json)
         return 0
-    if out is not None:
-        make_directory(out, "--out")
+    make_directory(out, "--out")
     names = experiment_names() if name is None else [name]
     results = [_run(find_experiment(each), quick, out, as_json) for each in names]
     if as_json:

@@ -11,6 +11,7 @@ from rich.text import Text
 from headgate.cli.app_loading import load_for_simulation, select_policy
 from headgate.cli.options import (
     OutputPath,
+    WorkloadOptions,
     app_argument,
     assume_exec_option,
     check_not_read,
@@ -25,7 +26,7 @@ from headgate.cli.options import (
 )
 from headgate.cli.output import SummaryView, show, show_assumed, show_json
 from headgate.cli.simulation import SimulatedRun, logging_to, run
-from headgate.cli.workload import WorkloadOptions, choose_workload, trace_files
+from headgate.cli.workload import choose_workload, trace_files
 from headgate.metrics.columns import RunColumns
 from headgate.metrics.report import write_report
 from headgate.metrics.table import group_table, resource_table
@@ -51,11 +52,7 @@ _RESOURCES_MAX: Final = 16  # longer tables are in the JSON and in the report on
 @click.option("--validate", is_flag=True, help="Check the whole state after every event. Slow.")
 def command(
     app: str,
-    trace: str | None,
-    arrivals: tuple[str, ...],
-    duration_ns: int | None,
-    sort: bool,
-    traces: Path | None,
+    workload_options: WorkloadOptions,
     assumed_ns: int | None,
     policy: str | None,
     settings: tuple[tuple[str, object], ...],
@@ -74,11 +71,9 @@ def command(
     """
     config, assumed = load_for_simulation(app, assumed_ns)
     selected = select_policy(config, app, policy, dict(settings))
-    options = WorkloadOptions(trace, arrivals, duration_ns, sort, traces)
-    workload = choose_workload(config, app, options, seed)
-    check_not_read(log, "--log", [Path(app), *trace_files(config, options)])
-    if report is not None:
-        make_directory(report, "--report")
+    workload = choose_workload(config, app, workload_options, seed)
+    check_not_read(log, "--log", [Path(app), *trace_files(config, workload_options)])
+    make_directory(report, "--report")
     with logging_to(log, config, selected, seed) as observer:
         result, columns = run(
             config,

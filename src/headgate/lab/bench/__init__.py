@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Protocol, cast
 
 from headgate.core.errors import ConfigError
-from headgate.lab.experiments.experiment import Progress, Result
+from headgate.lab.experiments import Progress, Result
 
 
 class Bench(Protocol):
@@ -26,7 +26,6 @@ class Bench(Protocol):
 
 
 def benches() -> dict[str, Bench]:
-    """Return all benchmarks by name."""
     modules = [
         import_module(f"{__name__}.{module.name}")
         for module in pkgutil.iter_modules(__path__)
@@ -36,7 +35,6 @@ def benches() -> dict[str, Bench]:
 
 
 def bench_names() -> list[str]:
-    """Return the names of all benchmarks, sorted."""
     return sorted(benches())
 
 

@@ -29,15 +29,9 @@ from headgate.core.clock import MILLISECOND_NS, NEVER_NS, SECOND_NS
 from headgate.functions import Model
 from headgate.functions.arrays import Array
 from headgate.lab.bench.live.server_process import Running, server_process
-from headgate.loadgen import (
-    FailureReason,
-    LoadOptions,
-    LoadResult,
-    LoadSummary,
-    run_closed_loop,
-    run_open_loop,
-    summarise_load,
-)
+from headgate.loadgen.loops import run_closed_loop, run_open_loop
+from headgate.loadgen.requests import LoadOptions
+from headgate.loadgen.results import FailureReason, LoadResult, LoadSummary, summarise_load
 from headgate.system.process import thread_variables
 from headgate.workload import poisson
 
@@ -191,10 +185,7 @@ def take_step(
     before_mib = server.memory_mib()
     samples_mib = [before_mib]
     result = run_open_loop(
-        server.url,
-        arrivals,
-        options,
-        on_progress=lambda _: samples_mib.append(server.memory_mib()),
+        server.url, arrivals, options, on_progress=lambda _: samples_mib.append(server.memory_mib())
     )
     memory_mib = (before_mib, max(samples_mib), server.memory_mib())
     return LoadStep(load, summarise_load(result), _has_one_response_each(result), memory_mib)

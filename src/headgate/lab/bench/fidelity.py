@@ -24,8 +24,9 @@ from headgate.lab.bench._server_under_test import (
     run_command,
     serving,
 )
-from headgate.lab.experiments.experiment import Check, Progress, Result, Row
-from headgate.loadgen import run_open_loop, summarise_load
+from headgate.lab.experiments import Check, Progress, Result, Row
+from headgate.loadgen.loops import run_open_loop
+from headgate.loadgen.results import summarise_load
 from headgate.workload import Arrivals, poisson
 
 NAME = "fidelity"
@@ -92,7 +93,6 @@ def measure(plan: FidelityPlan, progress: Progress) -> list[FidelityLevel]:
 
 
 def report(measured: list[FidelityLevel]) -> Result:
-    """Return the rows and the checks."""
     levels = dict.fromkeys(each.level for each in measured)
     checks = [
         check

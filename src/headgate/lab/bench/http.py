@@ -28,7 +28,7 @@ import uvloop
 from headgate.http.connection import HttpConnection
 from headgate.http.interface import STATUS_LINES, HttpError, HttpLimits
 from headgate.http.server import HttpServer
-from headgate.lab.experiments.experiment import Check, Progress, Result, Row
+from headgate.lab.experiments import Check, Progress, Result, Row
 
 NAME = "http"
 TITLE = "the HTTP connection compared with uvicorn: requests per second, and hostile clients"

@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from headgate.core.clock import MILLISECOND_NS, SECOND_NS
 from headgate.core.model import App, Client, Function, Pipeline, Pool, Profile, Slo, Stage, Variant
 from headgate.core.states import OUTCOME_NAMES, Outcome, Rejection, Settlement
-from headgate.lab.experiments.experiment import Check, Progress, Result, Row
+from headgate.lab.experiments import Check, Progress, Result, Row
 from headgate.live.call import Call
 from headgate.live.telemetry.metrics import (
     BATCH_BOUNDS,

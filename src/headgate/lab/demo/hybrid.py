@@ -2,47 +2,239 @@
 
 The recommender is profiled on this machine, planned for, served, and sent a bursty workload, once
 per policy. The machine is one core, and the functions have another core. Then the same is
-simulated, to compare simulator and plan with the live run.
+simulated, to compare simulator and plan with the live run. Live runs use functions on an embedded
+platform and `headgate serve`; simulated runs use the same application and the same requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+import yaml
+
+from headgate.config import from_spec
 from headgate.config.prices import PriceList, read_prices
+from headgate.core.clock import MILLISECOND_NS, SECOND_NS
 from headgate.core.errors import ConfigError
-from headgate.core.model import FaasOffering, InstanceType
-from headgate.lab.demo.runs import best_threshold, deployed, run_live, run_simulated, simulation
+from headgate.core.model import MIB, FaasOffering, InstanceType
+from headgate.core.states import Outcome
+from headgate.deploy import connect
+from headgate.functions.lambda_payload import encode_ping, encode_request
+from headgate.functions.tensor import TaskInputs, Tensor
+from headgate.lab.bench._server_under_test import client_overhead_ns, off_worker_core, serving
 from headgate.lab.demo.setup import (
+    FEW,
+    FUNCTION,
+    FUNCTIONS_MAX,
+    MEMORY_MB,
     OVERHEAD_MS,
     QUANTILE,
     DemoSchedule,
     Progress,
     Scale,
+    Spec,
     Times,
     application,
     fit_to_machine,
     one_core,
     read_times,
 )
-from headgate.lab.experiments.experiment import Check
-from headgate.lab.harness import Environment, PolicyCase, RunResult
+from headgate.lab.experiments import Check
+from headgate.lab.figures import draw_responses
+from headgate.lab.harness import (
+    Environment,
+    PolicyCase,
+    RequestTimes,
+    RunResult,
+    TierUse,
+    best_setting,
+    count_unserved,
+    lognormal_truth,
+    request_times,
+    result_of,
+)
+from headgate.lambda_emulator import BillingRecord, EmbeddedPlatform
+from headgate.loadgen.loops import run_open_loop
+from headgate.loadgen.requests import LoadOptions
+from headgate.metrics.format import percent
+from headgate.metrics.report.style import Plot, new_figure, style_axes
+from headgate.metrics.report.write import write_page
+from headgate.metrics.table import Column, ReportTable, rows_table
 from headgate.planning.capacity.mix import open_load
 from headgate.planning.capacity.plan import CapacityPlan, Infeasible, Terms, make_plan
+from headgate.profiling.report import profile_figure
 from headgate.workload import Arrivals
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+THRESHOLDS: Final = range(1, 2 * FEW + 1)
+_HANDLER: Final = "headgate.functions.lambda_handler.handle"
+_LENGTH: Final = 20  # clicks per session
+_CALLS: Final = 15  # to measure the time of a call
+_HOLD_MS: Final = 1_000.0
+_SIMULATION_SEED: Final = 0
 PROFILE_S: Final = 12.0
-_SEED: Final = 1
+_ARRIVALS_SEED: Final = 1
 _SIMULATED_CORES: Final = (2, 4)  # of larger machines, which are only simulated
 _REQUEST_NS: Final = round(OVERHEAD_MS * 1e6)
 _ATTAINMENT_POINTS: Final = 3.0
 _P50_PERCENT: Final = 15.0
 _SOURCE: Final = "live, simulated and planned agree"
+TextRow = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class DeployedFunction:
+    """The recommender, deployed on an embedded platform."""
+
+    platform: EmbeddedPlatform
+    client: Any  # boto3 has no types
+    terms: FaasOffering  # prices
+
+    def call_ms(self, scale: Scale) -> float:
+        """Return the median response time of a warm function."""
+        clicks = np.ones((scale.sessions, _LENGTH), np.int64)
+        tensor = Tensor("clicks", "INT64", clicks.shape, memoryview(clicks.tobytes()))
+        body = encode_request(FUNCTION, [TaskInputs(0, 1, [tensor])])
+        times_ms = []
+        with off_worker_core():
+            for _ in range(_CALLS):
+                began_s = time.perf_counter()
+                response = self.client.invoke(FunctionName=FUNCTION, Payload=body)
+                payload = response["Payload"].read()
+                if response.get("FunctionError"):
+                    raise ConfigError(f"fails: {payload[:300].decode()}", where=FUNCTION)
+                times_ms.append((time.perf_counter() - began_s) * 1e3)
+        return median(times_ms[1:])  # without the first call, which was cold
+
+    def prewarm(self) -> None:
+        """Start all instances, as an earlier burst would have done."""
+        body = encode_ping(_HOLD_MS)
+
+        def ping(_: int) -> None:
+            self.client.invoke(FunctionName=FUNCTION, Payload=body)
+
+        with ThreadPoolExecutor(FUNCTIONS_MAX) as threads:
+            list(threads.map(ping, range(FUNCTIONS_MAX)))
+
+    def usd(self, records: list[BillingRecord]) -> float:
+        """Return the cost of calls at the prices of the plan."""
+        terms = self.terms.sized(MEMORY_MB * MIB)
+        return sum(terms.usd(record.billed_ms * MILLISECOND_NS) for record in records)
+
+
+@contextmanager
+def deployed(spec: Spec, folder: Path, terms: FaasOffering) -> Iterator[DeployedFunction]:
+    """Run a platform on the first core, with the application's function on it."""
+    package = folder / "package"
+    package.mkdir()
+    (package / "app.yaml").write_text(yaml.safe_dump(spec), encoding="utf-8")
+    first = min(os.sched_getaffinity(0))
+    platform = EmbeddedPlatform(folder / "platform", cpus=(first,))
+    with ExitStack() as stack:
+        with off_worker_core():  # the platform's thread inherits the affinity
+            stack.enter_context(platform)
+        platform.register(
+            FUNCTION,
+            package,
+            _HANDLER,
+            memory_mb=MEMORY_MB,
+            environment={"HEADGATE_APP": "app.yaml"},
+        )
+        yield DeployedFunction(platform, connect(platform.url), terms)
+
+
+def run_live(
+    spec: Spec, scale: Scale, arrivals: Arrivals, log: Path, functions: DeployedFunction
+) -> tuple[RunResult, int]:
+    """Serve, send the requests, and return the result and the client-side overhead in ns."""
+    options = LoadOptions(
+        model=FUNCTION, is_binary=True, slo_ns=round(scale.slo_ms * MILLISECOND_NS)
+    )
+    with serving(spec, log.parent, log) as server:
+        began_s = time.time()
+        loaded = run_open_loop(server.url, arrivals, options)
+    warm_up_ns = scale.schedule.warm_up_ns
+    counts = loaded.intended_ns >= warm_up_ns
+    calls = [
+        record
+        for record in functions.platform.billing_log.records(FUNCTION)
+        if record.started_s >= began_s + warm_up_ns / SECOND_NS
+    ]
+    outcome = loaded.outcome[counts]
+    unknown = np.zeros(len(outcome), dtype=np.bool_)  # clients do not learn where a request ran
+    times = RequestTimes(
+        (loaded.intended_ns[counts] - warm_up_ns) / SECOND_NS,
+        loaded.latency_ns[counts] / MILLISECOND_NS,
+        outcome == Outcome.MET,
+        is_cold=unknown,
+        on_machines=unknown,
+        on_functions=unknown,
+    )
+    result = RunResult(
+        len(outcome),
+        int(np.count_nonzero(times.is_met)),
+        unserved=count_unserved(outcome),
+        functions=TierUse(
+            len(calls),
+            cold_starts=sum(record.is_cold for record in calls),
+            usd=functions.usd(calls),
+        ),
+        times=times,
+    )
+    return result, client_overhead_ns(loaded)
+
+
+def simulation(spec: Spec, scale: Scale, arrivals: Arrivals, request_ns: int) -> Environment:
+    """Return the application and its requests, for the simulator."""
+    median_ms, tail_ms = (scale.measured.time_ms(1, 1, 1, quantile) for quantile in (0.5, 0.95))
+    return Environment(
+        from_spec(spec, "the demonstration").app,
+        arrivals,
+        lognormal_truth(median_ms, tail_ms, 0.95),
+        request_ns=request_ns,
+        since_ns=scale.schedule.warm_up_ns,
+    )
+
+
+def run_simulated(environment: Environment, policy: PolicyCase) -> RunResult:
+    """Simulate a policy. Calls of functions count after the warm-up, as in a live run."""
+    run = environment.simulate(policy, _SIMULATION_SEED)
+    result = result_of(run, environment.since_ns, keeps_times=True)
+    all_calls = int(np.count_nonzero(request_times(run)[0].on_functions))
+    use, times = result.functions, result.times
+    counted = replace(
+        use,
+        cold_starts=int(np.count_nonzero(times.is_cold & times.on_functions)),
+        usd=use.usd * use.requests / max(1, all_calls),
+    )
+    return replace(result, functions=counted)
+
+
+def best_threshold(environment: Environment) -> int:
+    """Return the threshold that spills least of those that reach the SLO quantile.
+
+    If none reaches it, return the threshold of the highest attainment.
+    """
+    trials = {
+        threshold: [
+            environment.run(PolicyCase.of("threshold", threshold=threshold), _SIMULATION_SEED)
+        ]
+        for threshold in THRESHOLDS
+    }
+    return best_setting(trials, QUANTILE, lambda result: result.on_functions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +306,7 @@ def plan_for(scale: Scale) -> Planned:
     """Plan for the measured profile. Raises `ConfigError` if the SLO is infeasible."""
     prices = read_prices()
     machine, platform = one_core(prices), prices.platforms[0]
-    arrivals = scale.arrivals(_SEED)
+    arrivals = scale.arrivals(_ARRIVALS_SEED)
     expected = open_load(arrivals.times_ns, arrivals.duration_ns, scale.slo_ms)
     terms = Terms(scale.slo_ms, QUANTILE, expected, instances_max=1)
     plan = make_plan(scale.measured, [machine], platform, terms)
@@ -166,10 +358,95 @@ def _policies(threshold: int) -> tuple[PolicyCase, ...]:
 def _agreement(label: str, live: RunResult, simulated: RunResult) -> Iterator[Check]:
     points = 100 * abs(live.attainment - simulated.attainment)
     yield _check(f"{label}: SLO attainment", _ATTAINMENT_POINTS, points, "points")
-    percent = 100 * abs(simulated.times.percentile_ms(0.5) / live.times.percentile_ms(0.5) - 1)
-    yield _check(f"{label}: p50", _P50_PERCENT, percent, "%")
+    relative = 100 * abs(simulated.times.percentile_ms(0.5) / live.times.percentile_ms(0.5) - 1)
+    yield _check(f"{label}: p50", _P50_PERCENT, relative, "%")
 
 
 def _check(claim: str, most: float, measured: float, unit: str) -> Check:
     expected, text = f"within {most:g} {unit}", f"{measured:.1f} {unit}"
     return Check(f"{claim}, simulated versus live", _SOURCE, expected, text, measured <= most)
+
+
+def run_rows(result: DemoResult) -> list[TextRow]:
+    """Return rows per policy: predicted, live, and simulated with the live run's times."""
+    return [
+        _row(run.policy.label, source, run_result)
+        for run in result.runs
+        for source, run_result in (
+            ("predicted", run.predicted),
+            ("live", run.live),
+            ("simulated", run.simulated),
+        )
+        if run_result is not None
+    ]
+
+
+def write_demo_page(result: DemoResult, plan_sentences: Sequence[str], directory: Path) -> Path:
+    """Write `report.html`, and its plots if matplotlib is installed; return its path."""
+    planned = result.planned
+    meta: dict[str, object] = {
+        "machine": planned.scale.measured.device,
+        "request size": f"{planned.scale.sessions} sessions",
+        "SLO": f"{planned.scale.slo_ms:g} ms",
+    }
+    tiles = {
+        f"SLO attainment, {run.policy.label}": percent(run.live.attainment)
+        for run in result.runs
+        if run.live is not None
+    }
+    tables = [
+        _table("Runs", run_rows(result)),
+        rows_table(check_rows(result), "Live, simulated and planned"),
+        _table("The plan", [{"": sentence} for sentence in plan_sentences]),
+    ]
+    title = "Hybrid serving on this machine"
+    return write_page(directory, title, meta, tiles, _plots(result), tables)[0]
+
+
+def check_rows(result: DemoResult) -> list[dict[str, object]]:
+    """Return rows per check that live, simulated and planned results agree."""
+    return [
+        {"claim": c.claim, "expected": c.expected, "measured": c.measured, "holds": c.holds}
+        for c in result.checks
+    ]
+
+
+def _plots(result: DemoResult) -> Iterator[Plot]:
+    scale = result.planned.scale
+    yield Plot("profile", "Profile", profile_figure(scale.measured, scale.slo_ms))
+    yield Plot("runs", "Live requests; late ones are red", response_figure(result))
+
+
+def response_figure(result: DemoResult) -> Figure:
+    """Plot the response time of every request, a panel per live run."""
+    live_runs = [(run.policy.label, run.live) for run in result.runs if run.live is not None]
+    figure = new_figure(2.2 * len(live_runs))
+    panels = figure.subplots(len(live_runs), 1, sharex=True, sharey=True, squeeze=False)
+    for axes, (label, live) in zip(panels[:, 0], live_runs, strict=True):
+        draw_responses(axes, live.times, result.planned.scale.slo_ms)
+        style_axes(axes, title=label, x_label="s", y_label="ms")
+    return figure
+
+
+def _row(label: str, source: str, result: RunResult) -> TextRow:
+    return {
+        "": label,
+        "source": source,
+        "in time": f"{result.attainment:.1%}",
+        "p50 ms": f"{result.times.percentile_ms(0.5):.0f}",
+        "p99 ms": f"{result.times.percentile_ms(0.99):.0f}",
+        "unserved": str(result.unserved),
+        "to functions": f"{result.on_functions:.1%}",
+        "cold": str(result.functions.cold_starts),
+        "functions $/1000": f"{1000 * result.functions.usd / result.requests:.5f}",
+    }
+
+
+def _table(title: str, rows: Sequence[TextRow]) -> ReportTable:
+    return ReportTable(
+        title,
+        tuple(
+            Column(key, "", tuple(row[key] for row in rows), is_text=key in ("", "source"))
+            for key in rows[0]
+        ),
+    )

@@ -159,7 +159,6 @@ def fit_to_machine(
 
 
 def options(model: Path, sessions: int) -> dict[str, object]:
-    """Return the options of the function's model."""
     return {"path": str(model.resolve()), "sessions": sessions}
 
 

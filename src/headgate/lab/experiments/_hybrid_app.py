@@ -29,7 +29,6 @@ SURROGATE: Final = "surrogate"  # for figure 2 of the paper: agrees with all sta
 
 @cache
 def price_list() -> PriceList:
-    """Return the price list, read once."""
     return read_prices()
 
 
@@ -47,7 +46,6 @@ def lambda_offering(network_ms: float) -> FaasOffering:
 
 
 def function_pool(offering: FaasOffering, memory_mb: int) -> Pool:
-    """Return the pool of functions of one memory size."""
     return Pool(
         1,
         offering.name,

@@ -8,7 +8,7 @@ need matplotlib.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -82,7 +82,6 @@ class GpuScenario:
     clients_per_model: int = 1
 
     def environment(self, seed: int) -> Environment:
-        """Return application and arrivals."""
         clients = [client_names(model, self.clients_per_model) for model in self.models]
         rates = rates_per_ms(self.models, self.load * self.gpus, self.mix)
         streams = [
@@ -168,14 +167,7 @@ def rates_per_ms(models: Models, gpus_busy: float, mix: Mix) -> list[float]:
 
 def on_timesteps(arrivals: Arrivals) -> Arrivals:
     """Move every arrival back to the start of its timestep; the order is kept."""
-    return Arrivals(
-        arrivals.times_ns // MILLISECOND_NS * MILLISECOND_NS,
-        arrivals.duration_ns,
-        arrivals.pipeline,
-        arrivals.client,
-        arrivals.pipelines,
-        arrivals.clients,
-    )
+    return replace(arrivals, times_ns=arrivals.times_ns // MILLISECOND_NS * MILLISECOND_NS)
 
 
 def _function(number: int, model: KaasModel) -> Function:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headgate.lab.experiments.experiment import Progress, Result
+from headgate.lab.experiments import Progress, Result
 from headgate.lab.experiments.hips.spill import run_on
 
 NAME = "hybrid-150ms"

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 from headgate.core.clock import MILLISECOND_NS
 from headgate.core.model import MIB
+from headgate.lab.experiments import Check, Progress, Result, Row
 from headgate.lab.experiments._hybrid_app import SURROGATE, characterise
-from headgate.lab.experiments.experiment import Check, Progress, Result, Row
 from headgate.lab.experiments.hips.environment import (
     MEASURED,
     MOST,
@@ -25,25 +25,14 @@ from headgate.lab.experiments.hips.environment import (
     SOURCES,
     BurstPhase,
     BurstScenario,
+    PaperPlan,
     Setting,
+    plan_of,
     setting_of,
 )
-from headgate.lab.experiments.hips.figures import (
-    Trial,
-    sizes_figure,
-    surface_figure,
-    trials_figure,
-)
-from headgate.lab.experiments.hips.plan import PaperPlan, plan_of
+from headgate.lab.experiments.hips.figures import Trial, sizes_figure, surface_figure, trials_figure
 from headgate.lab.figures import write_figures
-from headgate.lab.harness import (
-    Case,
-    PolicyCase,
-    RunResult,
-    best_setting,
-    over_seeds,
-    run_case,
-)
+from headgate.lab.harness import Case, PolicyCase, RunResult, best_setting, over_seeds, run_case
 from headgate.planning.capacity.sizing import TOLERANCE, SizeRow
 from headgate.planning.latency_model import Characterisation
 
@@ -280,9 +269,7 @@ def _size_check(setting: Setting, plan: PaperPlan, runs: Trials) -> Check:
 
 
 def _figures(
-    plans: Plans,
-    surfaces: Mapping[str, Characterisation],
-    trials: Mapping[Setting, Trials],
+    plans: Plans, surfaces: Mapping[str, Characterisation], trials: Mapping[Setting, Trials]
 ) -> dict[str, Figure]:
     paper = {"Figure 2, surrogate": surfaces[SURROGATE]}
     single_ms = {

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
-from headgate.lab.experiments.experiment import Check, Progress, Result, Row, none_check
+from headgate.lab.experiments import Check, Progress, Result, Row, none_check
 from headgate.lab.experiments.hybrid.environment import TRACES, TraceScenario
 from headgate.lab.experiments.hybrid.figures import cost_figure, record_timeline, timeline_figure
 from headgate.lab.experiments.hybrid.offline_optimum import Clairvoyant, clairvoyant

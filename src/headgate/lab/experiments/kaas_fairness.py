@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from headgate.core.clock import MILLISECOND_NS
+from headgate.lab.experiments import Check, Progress, Result, Row
 from headgate.lab.experiments._kaas import (
     AFFINITY,
     BALANCE,
@@ -37,7 +38,6 @@ from headgate.lab.experiments._kaas import (
     stream_seed,
     waits,
 )
-from headgate.lab.experiments.experiment import Check, Progress, Result, Row
 from headgate.lab.figures import write_figures
 from headgate.lab.harness import (
     Case,
@@ -80,7 +80,6 @@ class BucketScenario:
     load: float
 
     def environment(self, seed: int) -> Environment:
-        """Return application and arrivals."""
         crowd, single = STATED[1 - self.single], STATED[self.single]
         names = client_names(crowd, _CROWD_CLIENTS)
         gpus_busy = self.load * _GPUS / (_CROWD_CLIENTS + 1)  # per client

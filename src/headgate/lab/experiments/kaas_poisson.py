@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Final
 
+from headgate.lab.experiments import Check, Progress, Result, Row, none_check
 from headgate.lab.experiments._kaas import (
     ALL_POLICIES,
     BALANCE,
@@ -36,7 +37,6 @@ from headgate.lab.experiments._kaas import (
     waits,
     waits_figure,
 )
-from headgate.lab.experiments.experiment import Check, Progress, Result, Row, none_check
 from headgate.lab.figures import write_figures
 from headgate.lab.harness import (
     PolicyCase,

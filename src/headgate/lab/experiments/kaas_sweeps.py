@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Final
 
+from headgate.lab.experiments import Check, Progress, Result, Row, none_check
 from headgate.lab.experiments._kaas import (
     ALL_POLICIES,
     BALANCE,
@@ -33,7 +34,6 @@ from headgate.lab.experiments._kaas import (
     log_sweep_figure,
     waits,
 )
-from headgate.lab.experiments.experiment import Check, Progress, Result, Row, none_check
 from headgate.lab.figures import write_figures
 from headgate.lab.harness import (
     PolicyCase,
@@ -71,7 +71,6 @@ class Sweep:
     scenario_at: Callable[[float], GpuScenario]
 
     def case_at(self, policy: PolicyCase, point: float) -> GpuCase:
-        """Return the case of one policy at one value."""
         return GpuCase(policy, self.scenario_at(point))
 
     def cases(self, policy: PolicyCase) -> list[GpuCase]:

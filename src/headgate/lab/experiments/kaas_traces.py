@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 
 from headgate.core.clock import MILLISECOND_NS
+from headgate.lab.experiments import Check, Progress, Result, Row
 from headgate.lab.experiments._kaas import (
     BALANCE,
     EXCLUSIVE,
@@ -30,7 +31,6 @@ from headgate.lab.experiments._kaas import (
     Models,
     build_app,
 )
-from headgate.lab.experiments.experiment import Check, Progress, Result, Row
 from headgate.lab.harness import Environment, PolicyCase
 from headgate.workload import Arrivals
 

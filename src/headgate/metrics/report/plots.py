@@ -308,12 +308,10 @@ def outcomes_by_arrival(run: RunColumns, bins: TimeBins) -> Int64:
 
 
 def arrival_rps(run: RunColumns, bins: TimeBins) -> Floats:
-    """Return the arrivals per second in each bin."""
     return _rate_rps(run.requests.arrival_ns, bins)
 
 
 def goodput_rps(run: RunColumns, bins: TimeBins) -> Floats:
-    """Return the MET responses per second in each bin."""
     met = run.requests.outcome == Outcome.MET
     return _rate_rps(run.requests.finished_ns[met], bins)
 

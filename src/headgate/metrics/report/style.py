@@ -86,7 +86,6 @@ def new_figure(height_in: float = 3.4) -> Figure:
 
 
 def new_axes(height_in: float = 3.4) -> tuple[Figure, Axes]:
-    """Return a figure with one pair of axes."""
     figure = new_figure(height_in)
     return figure, figure.add_subplot()
 
@@ -153,7 +152,6 @@ def escape_label(text: str, length_max: int = 60) -> str:
 
 
 def save_png(figure: Figure, path: Path) -> Path:
-    """Write the figure as a PNG file."""
     with _unknown_glyphs_allowed():
         figure.savefig(path, format="png", dpi=_PNG_DPI)
     return path

@@ -21,8 +21,8 @@ import numpy as np
 
 from headgate.core.clock import MILLISECOND_NS, SECOND_NS
 from headgate.lab.bench.live.models import Floats
-from headgate.loadgen import Body, LoadOptions, run_closed_loop
-from headgate.loadgen.requests import JSON_HEADERS
+from headgate.loadgen.loops import run_closed_loop
+from headgate.loadgen.requests import JSON_HEADERS, Body, LoadOptions
 from headgate.metrics.summary import nearest_rank
 
 _WARM_UP_S: Final = 0.5
@@ -40,7 +40,6 @@ class LoadMeasurement:
 
 
 def driver_name() -> str:
-    """Return the name of the load generator."""
     return "headgate load" if shutil.which("wrk") is None else "wrk"
 
 

@@ -25,8 +25,7 @@ import headgate
 from headgate.config.source import read_yaml
 from headgate.core.errors import ConfigError
 from headgate.lab.bench.live.load_driver import is_correct
-from headgate.loadgen import Body, parse_address
-from headgate.loadgen.requests import fetch
+from headgate.loadgen.requests import Body, fetch, parse_address
 
 _START_S: Final = 90.0
 _STOP_S: Final = 30.0
@@ -135,12 +134,7 @@ def server_process(
 
 @contextmanager
 def running(
-    peer: Peer,
-    model: str,
-    python: Path,
-    models: Path,
-    body: Body,
-    expected: list[float],
+    peer: Peer, model: str, python: Path, models: Path, body: Body, expected: list[float]
 ) -> Iterator[Running]:
     """Serve a model by a peer inside the block. Raises `ServerError`."""
     route = peer.models[model]
@@ -176,7 +170,6 @@ def running(
 
 
 def descendants(pid: int) -> list[int]:
-    """Return all descendants of a process."""
     result: list[int] = []
     waiting = [pid]
     while waiting:

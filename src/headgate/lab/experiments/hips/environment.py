@@ -1,4 +1,4 @@
-"""Environment and load of the HiPS'21 experiments: a model, an instance, functions, and bursts.
+"""Environment, load and plan of the HiPS'21 experiments: a model, instances, functions, bursts.
 
 The paper is "SLA-aware Workload Scheduling Using Hybrid Cloud Services" (Chahal and others, 2021).
 Its figure 2, response time over concurrency and cores, was not available. Instead, a surrogate
@@ -30,8 +30,15 @@ from headgate.lab.experiments._hybrid_app import (
     lambda_offering,
     price_list,
 )
-from headgate.lab.harness import Environment, lognormal_truth
-from headgate.planning.capacity.sizing import largest_concurrency
+from headgate.lab.harness import Case, Environment, PolicyCase, lognormal_truth
+from headgate.planning.capacity.sizing import (
+    SizeRow,
+    cheapest_size,
+    faas_sizes,
+    knee_cores,
+    knee_size,
+    largest_concurrency,
+)
 from headgate.planning.latency_model import Characterisation, profile_of
 from headgate.sim.ground_truth import GroundTruthConfig
 from headgate.workload import Arrivals
@@ -92,7 +99,6 @@ def wave_sizes(phases: Sequence[BurstPhase], period_ns: int, seed: int) -> list[
 
 
 def waves(sizes: Sequence[int], period_ns: int) -> Arrivals:
-    """Return the arrivals of all waves."""
     starts_ns = np.arange(len(sizes), dtype=np.int64) * period_ns
     return arrivals_at(np.repeat(starts_ns, sizes), len(sizes) * period_ns)
 
@@ -122,7 +128,6 @@ class Setting:
 
     @property
     def times(self) -> Characterisation:
-        """Response times of the model."""
         return characterise(self.source)
 
     @property
@@ -146,11 +151,9 @@ class BurstScenario:
     cold_start_ms: float = _COLD_START_MS
 
     def wave_sizes(self, seed: int) -> list[int]:
-        """Return the number of requests of each wave."""
         return wave_sizes(self.phases, self.setting.period_ns, seed)
 
     def environment(self, seed: int) -> Environment:
-        """Return application, arrivals and service times."""
         setting = self.setting
         return Environment(
             _build_app(setting, self.memory_mb, self.instances_max, self.cold_start_ms),
@@ -212,3 +215,82 @@ def _build_app(setting: Setting, memory_mb: int, instances_max: int, cold_start_
         Profile((round(function_ms * MILLISECOND_NS),), cold_start_ns=start_ns),
         Slo(round(setting.sla_ms * MILLISECOND_NS), quantile=QUANTILE),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PaperPlan:
+    """The paper's two decisions, from response times measured in advance."""
+
+    threshold: int
+    knee_cores: float
+    sizes: tuple[SizeRow, ...]  # of functions, smallest first
+    selected: SizeRow | None  # the smallest about as fast as any; None: none meets the SLA
+    cheapest: SizeRow | None  # of those that meet the SLA
+
+    @property
+    def memory_mb(self) -> int:
+        """The selected function size, or the largest if none meets the SLA."""
+        return (self.selected or self.sizes[-1]).memory_bytes // MIB
+
+
+def plan_of(setting: Setting) -> PaperPlan:
+    """Plan from the characterisation alone."""
+    times = setting.times
+    sizes = faas_sizes(times, lambda_offering(NETWORK_MS), setting.sla_ms, QUANTILE)
+    return PaperPlan(
+        threshold=largest_concurrency(times, setting.cores, setting.sla_ms, QUANTILE),
+        knee_cores=knee_cores(times),
+        sizes=tuple(sizes),
+        selected=knee_size(sizes),
+        cheapest=cheapest_size(sizes),
+    )
+
+
+# Labels of the policies compared.
+DEDICATED: Final = "dedicated_only"
+AUTOSCALE: Final = "autoscale"
+FAST_AUTOSCALE: Final = "autoscale, fast"
+THRESHOLD: Final = "threshold"
+WARM: Final = "threshold, kept warm"
+HEADGATE: Final = "headgate"
+_INSTANCES_MAX: Final = 4  # enough for 20 concurrent requests within the paper's SLAs
+
+
+def cases_of(
+    setting: Setting, plan: PaperPlan, phases: tuple[BurstPhase, ...]
+) -> dict[str, Case[BurstScenario]]:
+    """Return a case per policy, with the planned threshold for policies that have one."""
+    threshold, target = plan.threshold, _target(setting, plan)
+    policies = (
+        PolicyCase(DEDICATED),
+        PolicyCase.of("autoscale", AUTOSCALE, target=target),
+        PolicyCase.of(
+            "autoscale",
+            FAST_AUTOSCALE,
+            target=target,
+            plan_every_ns=10 * SECOND_NS,
+            out_after=1,
+            out_cooldown_ns=0,
+        ),
+        PolicyCase("serverless_only"),
+        PolicyCase.of(THRESHOLD, threshold=threshold),
+        PolicyCase.of("threshold", WARM, threshold=threshold, warm_instances=MOST - threshold),
+        PolicyCase(HEADGATE),
+    )
+    one = BurstScenario(setting, plan.memory_mb, phases)
+    several = BurstScenario(setting, plan.memory_mb, phases, instances_max=_INSTANCES_MAX)
+    return {
+        policy.label: Case(policy, several if policy.name == "autoscale" else one)
+        for policy in policies
+    }
+
+
+def _target(setting: Setting, plan: PaperPlan) -> float:
+    """Return the target utilisation of the autoscaler at which the largest waves meet the SLA.
+
+    In the largest wave an instance may get as many requests as the threshold. The autoscaler sees
+    the mean, which is lower by the ratio of mean to largest wave.
+    """
+    busy_ms = setting.times.time_ms(setting.cores, max(1, plan.threshold))
+    mean_over_most = (LEAST + MOST) / 2 / MOST
+    return busy_ms * 1e6 / setting.period_ns * mean_over_most

@@ -14,28 +14,26 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from headgate.core.clock import MINUTE_NS, SECOND_NS
+from headgate.lab.experiments import Check, Progress, Result, Row
 from headgate.lab.experiments._hybrid_app import SURROGATE
-from headgate.lab.experiments.experiment import Check, Progress, Result, Row
 from headgate.lab.experiments.hips.environment import (
-    QUANTILE,
-    SOURCES,
-    BurstPhase,
-    Setting,
-    make_phases,
-    setting_of,
-)
-from headgate.lab.experiments.hips.figures import load_figure, responses_figure, violations_figure
-from headgate.lab.experiments.hips.plan import (
     AUTOSCALE,
     DEDICATED,
     FAST_AUTOSCALE,
     HEADGATE,
+    QUANTILE,
+    SOURCES,
     THRESHOLD,
     WARM,
+    BurstPhase,
     PaperPlan,
+    Setting,
     cases_of,
+    make_phases,
     plan_of,
+    setting_of,
 )
+from headgate.lab.experiments.hips.figures import load_figure, responses_figure, violations_figure
 from headgate.lab.figures import write_figures
 from headgate.lab.harness import RequestTimes, RunResult, over_seeds, request_times, run_case
 
@@ -88,7 +86,6 @@ def take_sample(setting: Setting, plan: PaperPlan) -> SpillTimeline:
 
 
 def load_row(number: int, sample: SpillTimeline) -> Row:
-    """Return statistics of the load."""
     sizes = sample.wave_sizes
     return {
         "figure": number,
@@ -101,7 +98,6 @@ def load_row(number: int, sample: SpillTimeline) -> Row:
 
 
 def panel_rows(numbers: Sequence[int], sample: SpillTimeline) -> list[Row]:
-    """Return statistics of the figures."""
     return [
         {
             "figure": number,

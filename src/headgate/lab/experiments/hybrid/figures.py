@@ -90,7 +90,6 @@ class TimelineObserver(Observer):
 
 
 def record_timeline(case: Case[TraceScenario], seed: int) -> Timeline:
-    """Run a case and return its timeline."""
     watcher = TimelineObserver()
     arrivals = case.scenario.arrivals(seed)
     case.scenario.environment(seed).simulate(case.policy, seed, observer=watcher)

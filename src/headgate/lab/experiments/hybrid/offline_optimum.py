@@ -38,7 +38,6 @@ class Clairvoyant:
 
     @property
     def cost_usd(self) -> float:
-        """Total cost."""
         return self.dedicated_usd + self.functions_usd
 
 

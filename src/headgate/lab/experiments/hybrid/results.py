@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Final, final
 
-from headgate.lab.experiments.experiment import Check, Row, none_check
+from headgate.lab.experiments import Check, Row, none_check
 from headgate.lab.experiments.hybrid.environment import TraceScenario
 from headgate.lab.experiments.hybrid.offline_optimum import Clairvoyant
 from headgate.lab.experiments.hybrid.sweep import ATTAINED
@@ -37,7 +37,6 @@ class TraceMeans:
 
     @property
     def cost_usd(self) -> float:
-        """Total cost."""
         return self.dedicated_usd + self.functions_usd
 
 

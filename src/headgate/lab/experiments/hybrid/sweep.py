@@ -79,12 +79,7 @@ BEST: Final[tuple[PolicyCase, ...]] = (
     PolicyCase("serverless_only"),
     PolicyCase.of("threshold", nodes=0, threshold=4),
     PolicyCase.of(
-        "spock",
-        is_predictive=False,
-        target=1.0,
-        window_ns=300 * SECOND_NS,
-        hold_ns=0,
-        margin=1.2,
+        "spock", is_predictive=False, target=1.0, window_ns=300 * SECOND_NS, hold_ns=0, margin=1.2
     ),
     PolicyCase.of(
         "mark",
