@@ -60,10 +60,7 @@ def socket_path(run_dir: Path, node_id: int) -> Path:
 
 
 def assign_cores(
-    app: App,
-    cores: Sequence[int],
-    where: str,
-    providers: Sequence[Provider | None] = (),
+    app: App, cores: Sequence[int], where: str, providers: Sequence[Provider | None] = ()
 ) -> list[NodeSpec]:
     """Return the nodes of all local pools, each with cores of its own as far as they suffice.
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection
+from dataclasses import KW_ONLY, dataclass
 from operator import attrgetter
 from pathlib import Path
 from time import monotonic_ns
@@ -99,26 +100,19 @@ class ActionExecutor(Protocol):
 
 
 @final
+@dataclass(eq=False)
 class Driver:
     """Drives one Scheduler on one event loop."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        executor: ActionExecutor,
-        loop: asyncio.AbstractEventLoop,
-        *,
-        record: Record | None = None,
-        count_fault: CountFault = ignore_fault,
-        recheck_s: float = 120.0,
-    ) -> None:
-        """`recheck_s`: how long requests that were open when the Scheduler raised may stay open."""
-        self.scheduler = scheduler
-        self._executor = executor
-        self._loop = loop
-        self._record = record
-        self._count_fault = count_fault
-        self._recheck_s = recheck_s
+    scheduler: Scheduler
+    executor: ActionExecutor
+    loop: asyncio.AbstractEventLoop
+    _: KW_ONLY
+    record: Record | None = None
+    count_fault: CountFault = ignore_fault
+    recheck_s: float = 120.0  # requests open when the Scheduler raised may stay open this long
+
+    def __post_init__(self) -> None:
         self._inbox: list[Event] = []
         self._is_drain_scheduled = False
         self._timers: dict[TimerKey, tuple[int, asyncio.TimerHandle]] = {}
@@ -133,7 +127,7 @@ class Driver:
         self._inbox.append(event)
         if not self._is_drain_scheduled:
             self._is_drain_scheduled = True
-            self._loop.call_soon(self._drain)
+            self.loop.call_soon(self._drain)
 
     def stop(self) -> None:
         """Cancel all timers and drop all further events."""
@@ -166,7 +160,7 @@ class Driver:
             # A defect of the policy. The actions issued before the error stand and must be
             # executed, or workers and Scheduler would disagree.
             _LOG.error("the policy raised an error: %s", error, exc_info=error)
-            self._count_fault("policy")
+            self.count_fault("policy")
             actions = [action for action in error.actions if isinstance(action, Action)]
         except Exception as error:
             self._execute(now_ns, event, self.scheduler.actions_so_far)
@@ -181,15 +175,15 @@ class Driver:
             self._forget_batch(event)
 
     def _execute(self, now_ns: int, event: Event, actions: list[Action]) -> None:
-        if self._record is not None:
+        if self.record is not None:
             try:
-                self._record(now_ns, event, actions)
+                self.record(now_ns, event, actions)
             except Exception:
                 _LOG.exception("the event log failed and ends here; serving continues")
-                self._count_fault("event_log")
-                self._record = None
+                self.count_fault("event_log")
+                self.record = None
         # Dispatches first and responses last: workers run while responses are written.
-        executor = self._executor
+        executor = self.executor
         settled: list[Settle] = []
         for action in actions:
             try:
@@ -228,7 +222,7 @@ class Driver:
         """Report the failed action as ended, so that nothing waits for it."""
         kind = type(action).__name__
         _LOG.exception("the action %s failed", kind)
-        self._count_fault(_FAULT_KINDS.get(kind, "order"))
+        self.count_fault(_FAULT_KINDS.get(kind, "order"))
         if isinstance(action, Settle):
             self._fail([action.request_id])
         elif isinstance(action, Dispatch):
@@ -243,14 +237,14 @@ class Driver:
         so it is answered here.
         """
         _LOG.error("the Scheduler rejected an event: %s", error)
-        self._count_fault("event")
+        self.count_fault("event")
         if isinstance(event, RequestArrived):
             self._fail([event.request_id])
 
     def _scheduler_failed(self, event: Event, error: Exception) -> None:
         kind = type(event)
         _LOG.error("the Scheduler failed at %s", kind.__name__, exc_info=error)
-        self._count_fault("scheduler")
+        self.count_fault("scheduler")
         faults = self._faults[kind] = self._faults.get(kind, 0) + 1
         if faults >= FAULTS_MAX:
             _LOG.critical(
@@ -259,7 +253,7 @@ class Driver:
                 kind.__name__,
             )
             self.stop()
-            self._executor.abort(error)
+            self.executor.abort(error)
             return
         request_ids = self._requests_of(event)
         self._forget_batch(event)
@@ -290,14 +284,14 @@ class Driver:
         them.
         """
         self._needs_recheck = False
-        request_ids = list(self._executor.open_requests())
-        self._recheck_timer = self._loop.call_later(
-            self._recheck_s, self._fail_forgotten, request_ids
+        request_ids = list(self.executor.open_requests())
+        self._recheck_timer = self.loop.call_later(
+            self.recheck_s, self._fail_forgotten, request_ids
         )
 
     def _fail_forgotten(self, request_ids: list[int]) -> None:
         self._recheck_timer = None
-        lost = set(self._executor.open_requests()).intersection(request_ids)
+        lost = set(self.executor.open_requests()).intersection(request_ids)
         if lost:
             _LOG.error("%d requests were lost when the Scheduler failed", len(lost))
             self._fail(sorted(lost))
@@ -307,10 +301,10 @@ class Driver:
     def _fail(self, request_ids: list[int], *, cancels: bool = True) -> None:
         """Answer requests with 500 and cancel those that the Scheduler knows."""
         try:
-            self._executor.fail(request_ids)
+            self.executor.fail(request_ids)
         except Exception:
             _LOG.exception("requests could not be answered")
-            self._count_fault("answer")
+            self.count_fault("answer")
         for request_id in request_ids:
             if cancels and request_id in self.scheduler.view.requests:
                 self.post(RequestCancelled(request_id))
@@ -318,7 +312,7 @@ class Driver:
     def _set_timer(self, now_ns: int, key: TimerKey, at_ns: int) -> None:
         self._cancel_timer(key)
         delay_s = max(0, at_ns - now_ns) / 1e9
-        self._timers[key] = (at_ns, self._loop.call_later(delay_s, self._fire, key))
+        self._timers[key] = (at_ns, self.loop.call_later(delay_s, self._fire, key))
 
     def _cancel_timer(self, key: TimerKey) -> None:
         timer = self._timers.pop(key, None)

@@ -46,7 +46,7 @@ from headgate.core.states import InstanceState, Outcome, Settlement
 from headgate.core.view import View
 from headgate.functions.lambda_payload import TOO_LARGE, body_bytes
 from headgate.functions.tensor import Signature, TaskInputs
-from headgate.live.call import CANNOT_LOAD, INTERNAL, Call, GatewayPhase, ServedModel
+from headgate.live.call import CANNOT_LOAD, INTERNAL, Call, GatewayPhase, ServedModel, StageOutputs
 from headgate.live.cost_accounting import CostAccounting, breakers
 from headgate.live.deployment import Deployment, NodeSpec
 from headgate.live.driver import Driver, EventLogTask, make_scheduler
@@ -64,7 +64,6 @@ from headgate.live.model_registry import (
 )
 from headgate.live.pools.registry import RemotePools
 from headgate.live.pools.remote_pool import make_remote_call
-from headgate.live.stage_outputs import StageOutputs
 from headgate.live.telemetry.metrics import GaugeSnapshot, Metrics
 from headgate.system.busy_poll import BusyPoll
 
@@ -324,13 +323,7 @@ class Runtime:
     def _send(self, link: WorkerLink, action: Dispatch, tasks: list[TaskInputs]) -> None:
         assert action.instance_id is not None
         link.run(
-            RunBatch(
-                action.batch_id,
-                action.variant_id,
-                action.instance_id,
-                action.items,
-                tasks,
-            )
+            RunBatch(action.batch_id, action.variant_id, action.instance_id, action.items, tasks)
         )
 
     def _has_one_request(self) -> bool:

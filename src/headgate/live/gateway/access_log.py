@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from time import monotonic_ns
 from typing import Final, NamedTuple, final
 
@@ -23,12 +24,12 @@ class AccessEntry(NamedTuple):
 
 
 @final
+@dataclass(eq=False)
 class AccessLog:
     """Logs responses. `models` and `tenants` are names, indexed by pipeline id and client id."""
 
-    def __init__(self, models: Sequence[str], tenants: Sequence[str]) -> None:
-        self._models = models
-        self._tenants = tenants
+    models: Sequence[str]
+    tenants: Sequence[str]
 
     def http_entry(self, method: bytes, target: bytes) -> AccessEntry:
         """The entry of an HTTP request that arrives now, without its query, which may hold secrets.
@@ -57,8 +58,8 @@ class AccessLog:
             "target": entry.target,
             "status": status,
             "reason": reason or None,
-            "tenant": None if client_id is None else self._tenants[client_id],
-            "model": None if call is None else self._models[call.pipeline_id],
+            "tenant": None if client_id is None else self.tenants[client_id],
+            "model": None if call is None else self.models[call.pipeline_id],
             "number": None if call is None else call.request_id,
             "in_bytes": in_bytes,
             "out_bytes": out_bytes,

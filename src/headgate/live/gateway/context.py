@@ -18,10 +18,9 @@ from typing import Final, final
 from headgate.core.clock import SECOND_NS
 from headgate.live.call import FrontEndApi, GatewayPhase
 from headgate.live.gateway.access_log import AccessLog
-from headgate.live.gateway.auth import ApiKeys
 from headgate.live.gateway.codec.client import Codec
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.gateway.memory_budget import Budget
+from headgate.live.gateway.tenants import ApiKeys, Budget
 from headgate.live.telemetry.metrics import Responses
 
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")

@@ -23,17 +23,10 @@ from headgate.functions.tensor import TensorSpec
 from headgate.live.call import Call, GatewayPhase, ServedModel, problems
 from headgate.live.gateway.codec.text import OutputText, ParsedRequest, ReadText, WriteText
 from headgate.live.gateway.errors import RequestError
-from headgate.live.gateway.http.headers import traceparent
 from headgate.live.gateway.http.request import HttpRequest, Rule
-from headgate.live.gateway.http.responses import (
-    JSON_HEADER,
-    ResponseBody,
-    error_json,
-    json_headers,
-)
-from headgate.live.gateway.inference import check_open, find_model
-from headgate.live.gateway.oip import binary
-from headgate.live.gateway.oip.http import OipFormat, check_encoding, read_then, submit
+from headgate.live.gateway.http.responses import JSON_HEADER, ResponseBody, error_json, json_headers
+from headgate.live.gateway.inference import check_open, find_model, traceparent
+from headgate.live.gateway.oip.http import OipFormat, check_encoding, json_bytes, read_then, submit
 from headgate.live.gateway.oip.json import (
     InferRequest,
     InputJson,
@@ -212,7 +205,7 @@ def split_body(media_type: bytes, body: memoryview, model: ServedModel) -> BodyP
         size = _TRITON_SIZE.search(media_type)
         if size is None:
             raise RequestError(400, f"the media type {TRITON} requires json-header-size=N")
-        at = binary.json_bytes(size[1], len(body))
+        at = json_bytes(size[1], len(body))
         return BodyParts(body[:at], body[at:], ReadText("oip", model.name))
     if kind not in _TEXT_FORMATS:
         return None

@@ -57,13 +57,7 @@ _DENIED_CODES: Final = (
 
 
 def make_client(
-    service: Service,
-    provider: Provider,
-    *,
-    connections: int,
-    hang_s: float,
-    where: str,
-    key: str,
+    service: Service, provider: Provider, *, connections: int, hang_s: float, where: str, key: str
 ) -> Any:  # boto3 has no types: it creates its classes at run time
     """Return a thread-safe client. Raises `ConfigError` if it could never work."""
     config = Config(

@@ -7,6 +7,7 @@ endpoint is a node: it is up when it responds, and nothing has to be loaded onto
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 from time import monotonic_ns
 from typing import Any, Final, final
@@ -36,8 +37,8 @@ from headgate.live.pools.remote_pool import (
     Failed,
     Refused,
     RemoteCall,
+    error_status,
 )
-from headgate.live.pools.validation import error_status
 
 THROTTLES: Final = (429, 503)
 MODEL_ERROR: Final = 424
@@ -46,13 +47,13 @@ _JSON: Final = "application/json"
 
 
 @final
+@dataclass(eq=False)
 class SageMakerEndpoints:
     """Calls the endpoints of the nodes of one pool. All methods block, and none raises."""
 
-    def __init__(self, client: Any, provider: Provider, first_node_id: int) -> None:
-        self._client = client  # boto3 has no types
-        self._provider = provider
-        self._first_node_id = first_node_id
+    client: Any  # boto3 has no types
+    provider: Provider
+    first_node_id: int
 
     def call(self, call: RemoteCall) -> CallResult:
         """Run a batch as one request, or task by task if that is impossible or fails."""
@@ -76,7 +77,7 @@ class SageMakerEndpoints:
         target = self._target(function, node_id)
         try:
             body = _encode_inputs(example)
-            self._client.invoke_endpoint(EndpointName=target, ContentType=_JSON, Body=body)
+            self.client.invoke_endpoint(EndpointName=target, ContentType=_JSON, Body=body)
         except ClientError as error:
             status = status_of(error)
             message = str(error)
@@ -88,8 +89,8 @@ class SageMakerEndpoints:
         return ""
 
     def _target(self, function: str, node_id: int | None) -> str:
-        number = 1 + (node_id or 0) - self._first_node_id
-        return self._provider.target_of(function, number)
+        number = 1 + (node_id or 0) - self.first_node_id
+        return self.provider.target_of(function, number)
 
     def _invoke_each(self, call: RemoteCall) -> CallResult | list[TaskResult]:
         results: list[TaskResult] = []
@@ -104,7 +105,7 @@ class SageMakerEndpoints:
         self, call: RemoteCall, tasks: list[TaskInputs], inputs: list[Tensor]
     ) -> CallResult | list[TaskResult]:
         try:
-            response = self._client.invoke_endpoint(
+            response = self.client.invoke_endpoint(
                 EndpointName=self._target(call.function, call.node_id),
                 ContentType=_JSON,
                 Accept=_JSON,

@@ -26,8 +26,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, NoReturn, Protocol, TextIO, final
+from typing import Final, NoReturn, TextIO, final
+
+from headgate.config import ServeSpec
 
 QUEUE_BYTES_MAX: Final = 4 << 20
 WRITE_BYTES: Final = 64 << 10  # approximate size of one write
@@ -42,19 +45,7 @@ _TRUNCATED: Final = b"... (cut off)\n"
 _LOG: Final = logging.getLogger(__name__)
 
 
-class LogSettings(Protocol):
-    """The logging options of an application: a `ServeSpec`."""
-
-    @property
-    def log_level(self) -> str:
-        """One of `debug`, `info`, `warning` and `error`."""
-
-    @property
-    def log_format(self) -> str:
-        """`text` or `json`."""
-
-
-def configure(settings: LogSettings, process_name: str) -> None:
+def configure(settings: ServeSpec, process_name: str) -> None:
     """Make logging and `print` of this process non-blocking and failsafe.
 
     Call `flush` before the process exits.
@@ -92,7 +83,7 @@ def flush(limit_s: float = EXIT_FLUSH_S) -> None:
 
 
 @contextmanager
-def configured(settings: LogSettings, process_name: str) -> Iterator[None]:
+def configured(settings: ServeSpec, process_name: str) -> Iterator[None]:
     """`configure` for the duration of a block, then `flush` and restore the previous state."""
     loggers = (logging.getLogger("headgate"), logging.getLogger())
     states = [(logger, list(logger.handlers), logger.level) for logger in loggers]
@@ -201,14 +192,12 @@ class RepeatLimiter:
 
 
 @final
+@dataclass(slots=True, eq=False)
 class _RepeatCount:
     """Repetitions of one message until a point in time."""
 
-    __slots__ = ("count", "until_s")
-
-    def __init__(self, until_s: float) -> None:
-        self.until_s = until_s
-        self.count = 0
+    until_s: float
+    count: int = 0
 
 
 class TextFormatter(logging.Formatter):
@@ -220,7 +209,7 @@ class TextFormatter(logging.Formatter):
 
     def __init__(self, process_name: str) -> None:
         super().__init__()
-        self._process_name = process_name
+        self.process_name = process_name
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -231,19 +220,21 @@ class TextFormatter(logging.Formatter):
         note = getattr(record, "note", None)
         if note is not None:
             text += f" ({note})"
-        trace = _trace(self, record)
+        trace = self.trace(record)
         if trace:
             text += f"\n{trace}"
-        head = f"{_timestamp(record)} {record.levelname} {record.name} [{self._process_name}]"
+        head = f"{_timestamp(record)} {record.levelname} {record.name} [{self.process_name}]"
         return f"{head} {text}".translate(_ESCAPES)
 
+    def trace(self, record: logging.LogRecord) -> str:
+        """Return the traceback and the stack of a record, as far as it has them."""
+        trace = self.formatException(record.exc_info) if record.exc_info else ""
+        stack = self.formatStack(record.stack_info) if record.stack_info else ""
+        return "\n".join(filter(None, (trace, stack)))
 
-class JsonFormatter(logging.Formatter):
+
+class JsonFormatter(TextFormatter):
     """One JSON object per record."""
-
-    def __init__(self, process_name: str) -> None:
-        super().__init__()
-        self._process_name = process_name
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the object."""
@@ -251,7 +242,7 @@ class JsonFormatter(logging.Formatter):
             "ts": _timestamp(record),
             "level": record.levelname,
             "logger": record.name,
-            "process": self._process_name,
+            "process": self.process_name,
             "pid": os.getpid(),
             "message": record.getMessage(),
         }
@@ -260,7 +251,7 @@ class JsonFormatter(logging.Formatter):
             if value is not None:
                 content[name] = str(value)
         content.update(getattr(record, "fields", {}))
-        trace = _trace(self, record)
+        trace = self.trace(record)
         if trace:
             content["exc"] = trace
         return json.dumps(content, default=str)
@@ -272,9 +263,8 @@ class Output:
 
     def __init__(self, fd: int, *, queue_bytes_max: int = QUEUE_BYTES_MAX) -> None:
         self.fd = fd
-        self.on_recovered: Callable[[int], None] = (
-            _ignore_dropped  # gets the number of dropped chunks
-        )
+        # Gets the number of dropped chunks.
+        self.on_recovered: Callable[[int], object] = lambda dropped: None
         self._queue_bytes_max = queue_bytes_max
         self._chunks: deque[bytes] = deque()
         self._queued_bytes = 0  # queued and being written
@@ -420,21 +410,9 @@ def is_same_file(fd: int, other_fd: int) -> bool:
         return False
 
 
-def _ignore_dropped(dropped: int) -> None: ...
-
-
 def _timestamp(record: logging.LogRecord) -> str:
     seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
     return f"{seconds}.{int(record.msecs):03d}Z"
-
-
-def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
-    parts = []
-    if record.exc_info:
-        parts.append(formatter.formatException(record.exc_info))
-    if record.stack_info:
-        parts.append(formatter.formatStack(record.stack_info))
-    return "\n".join(parts)
 
 
 def _log_dropped(dropped: int) -> None:

@@ -27,8 +27,7 @@ from headgate.live.ipc.messages import MESSAGE_BYTES_MAX, BatchRan, frame
 from headgate.live.ipc.shared_memory import INLINE_BYTES_MAX, Arena
 from headgate.live.telemetry.logs import INTERNAL_ERROR_EXIT, exit_process
 from headgate.live.worker.connection import GatewayConnection
-from headgate.live.worker.loading import Loader, LoadError
-from headgate.live.worker.model_cache import ModelCache
+from headgate.live.worker.model_cache import Loader, LoadError, ModelCache
 from headgate.live.worker.trial_load import run_trial
 from headgate.system.threads import DaemonThreads
 

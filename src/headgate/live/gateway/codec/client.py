@@ -35,7 +35,7 @@ from headgate.live.gateway.codec.process import (
 from headgate.live.gateway.codec.text import ParsedRequest, ReadText, WriteText
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.errors import RequestError, draining, internal_error, memory_exhausted
-from headgate.live.gateway.memory_budget import Hold
+from headgate.live.gateway.tenants import Hold
 from headgate.live.ipc.shared_memory import allocate_buffer
 
 _LOG: Final = logging.getLogger(__name__)

@@ -116,10 +116,7 @@ def _server_paths() -> Document:
 def _model_paths(names: list[str]) -> Document:
     paths: Document = {}
     raw: Document = {"application/octet-stream": {"schema": {}}}  # JSON, then raw tensors
-    outputs: Document = {
-        "description": "The outputs.",
-        "content": _json(_ref(InferResponse)) | raw,
-    }
+    outputs: Document = {"description": "The outputs.", "content": _json(_ref(InferResponse)) | raw}
     for version in (False, True):
         path = "/v2/models/{model}" + ("/versions/{version}" if version else "")
         parameters = [_parameter("model", names)]
@@ -171,7 +168,7 @@ def _sagemaker_paths(names: list[str]) -> Document:
     }
     return {
         "/invocations": {
-            "post": post | {"parameters": [target], "responses": {"200": ok} | _errors(_INFER)},
+            "post": post | {"parameters": [target], "responses": {"200": ok} | _errors(_INFER)}
         },
         "/endpoints/{model}/invocations": {
             "post": post | {"responses": {"200": ok} | _errors((401,)) | service | early},
