@@ -126,7 +126,6 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether the connection is open in both directions."""
         return not self._transport.is_closing() and not self._is_half_closed
 
     def address(self, end: str) -> tuple[str, int]:
@@ -189,7 +188,6 @@ class HttpConnection(asyncio.Protocol):
         return True
 
     def data_received(self, data: bytes) -> None:
-        """Parse bytes from the client."""
         if self._parser.state == ParserState.CLOSED:
             return
         try:
@@ -294,7 +292,6 @@ class HttpConnection(asyncio.Protocol):
             self._current.abort(error)
 
     def sweep(self, now_s: float) -> None:
-        """Enforce the timeouts."""
         limits, state = self._limits, self._parser.state
         if self._is_half_closed and self._is_reset():
             self._transport.abort()
@@ -436,10 +433,7 @@ class RequestParser:
         self._llhttp = HttpRequestParser(self)
 
     def feed(self, data: bytes) -> None:
-        """Parse bytes; whole requests go to the connection.
-
-        Raises `HttpError`, after which the connection must end.
-        """
+        """Parse bytes. Raises `HttpError`, after which the connection must end."""
         while data:
             if self._unparsed_left:
                 data = self._read_unparsed(data)
@@ -482,7 +476,6 @@ class RequestParser:
         self._body = b""
 
     def on_message_begin(self) -> None:
-        """The first byte of a request has arrived."""
         if self.state == ParserState.CLOSED:
             raise HttpError(400, "a request follows the last of the connection", closes=True)
         self.state = ParserState.HEAD

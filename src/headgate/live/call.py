@@ -111,10 +111,7 @@ class FrontEndApi(Protocol):
         """Return the time on the monotonic clock, which deadlines refer to."""
 
     def submit(self, call: Call) -> None:
-        """Run a call.
-
-        `call.on_answer(call)` is called once, later, and never from within `submit`.
-        """
+        """Run a call. `call.on_answer(call)` is called once, later, never from within `submit`."""
 
     def cancel(self, call: Call) -> None:
         """Cancel a call: `on_answer` will not be called."""
@@ -155,9 +152,7 @@ class StageOutputs:
         self._by_request: dict[int, dict[int, list[Tensor]]] = {}  # then by stage
 
     def inputs(self, call: Call, stage_index: int) -> list[Tensor]:
-        """Return the inputs of a stage in a new list: those of the call, or outputs of earlier
-        stages.
-        """
+        """Return a new list of the inputs of a stage: the call's, or outputs of earlier stages."""
         stage = self._pipelines[call.pipeline_id].stages[stage_index]
         if not stage.after:
             tensors = call.inputs

@@ -213,10 +213,9 @@ class Driver:
 
     def _forget_batch(self, event: Event) -> None:
         """Forget the tasks of a batch that is no longer in flight."""
-        if isinstance(event, BatchFailed | BatchLost | BatchRefused):
-            self._tasks_in_flight.pop(event.batch_id, None)
-        elif isinstance(event, TimerFired) and event.key[0] == "lost":
-            self._tasks_in_flight.pop(event.key[1], None)
+        batch_id = _batch_of(event)
+        if batch_id is not None:
+            self._tasks_in_flight.pop(batch_id, None)
 
     def _action_failed(self, action: Action) -> None:
         """Report the failed action as ended, so that nothing waits for it."""
@@ -265,24 +264,16 @@ class Driver:
             self._needs_recheck = True
 
     def _requests_of(self, event: Event) -> list[int]:
-        """Return the requests that an event concerns."""
         if isinstance(event, RequestArrived | RequestCancelled):
             return [event.request_id]
-        batch_id = None
-        if isinstance(event, TimerFired):
-            name, number = event.key
-            if name == "deadline":
-                return [number]
-            batch_id = number if name == "lost" else None
-        elif isinstance(event, BatchFinished | BatchFailed | BatchLost | BatchRefused):
-            batch_id = event.batch_id
+        if isinstance(event, TimerFired) and event.key[0] == "deadline":
+            return [event.key[1]]
+        batch_id = _batch_of(event)
         tasks = () if batch_id is None else self._tasks_in_flight.get(batch_id, ())
         return [task_id // STAGES_MAX for task_id in tasks]
 
     def _schedule_recheck(self) -> None:
-        """Check the requests that are open now again later: the Scheduler may have lost some of
-        them.
-        """
+        """Check the requests that are open now again later: the Scheduler may have lost some."""
         self._needs_recheck = False
         request_ids = list(self.executor.open_requests())
         self._recheck_timer = self.loop.call_later(
@@ -330,6 +321,13 @@ class Driver:
             self.post(TimerFired(key))
 
 
+def _batch_of(event: Event) -> int | None:
+    """Return the batch that an event ends; None if it ends none."""
+    if isinstance(event, BatchFinished | BatchFailed | BatchLost | BatchRefused):
+        return event.batch_id
+    return event.key[1] if isinstance(event, TimerFired) and event.key[0] == "lost" else None
+
+
 def make_scheduler(app_config: AppConfig) -> tuple[Scheduler, LogHeader]:
     """Return a Scheduler with the policy of the application, and the header of its event log."""
     policy = app_config.policy
@@ -344,9 +342,7 @@ class EventLogTask:
     """The optional event log of a gateway, flushed periodically."""
 
     def __init__(self, path: Path | None, serve: ServeSpec, *, is_required: bool) -> None:
-        """`is_required`: a log that cannot be opened is an error, as at the first start of a
-        server.
-        """
+        """`is_required`: a log that cannot be opened is an error, as at a server's first start."""
         self._path = path
         self._rotation = Rotation(serve.log_size_bytes, serve.log_age_ns, serve.log_keep)
         self._is_required = is_required

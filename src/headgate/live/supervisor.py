@@ -27,7 +27,6 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from time import monotonic
-from types import FrameType
 from typing import Final, final
 
 from headgate.core.errors import ConfigError
@@ -79,7 +78,10 @@ class Supervisor:
         wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         previous_fd = signal.set_wakeup_fd(wake_write)
         handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-        handlers = {number: signal.signal(number, self._queue_signal) for number in handled}
+        handlers = {
+            number: signal.signal(number, lambda number, frame: self._signals.append(number))
+            for number in handled
+        }
         try:
             self._groups.append(self._new_group())
             return self._loop(wake_read)
@@ -91,9 +93,6 @@ class Supervisor:
             signal.set_wakeup_fd(previous_fd)
             os.close(wake_read)
             os.close(wake_write)
-
-    def _queue_signal(self, number: int, frame: FrameType | None) -> None:
-        self._signals.append(number)
 
     def _new_group(self) -> ProcessGroup:
         number = self._groups_started
@@ -244,10 +243,7 @@ class ProcessGroup:
         return line if end and not line.startswith(PROBLEMS_PREFIX) else None
 
     def poll(self) -> int | None:
-        """Handle output, deaths and due restarts.
-
-        Return an exit status if the group cannot go on.
-        """
+        """Handle output, deaths and restarts; return an exit status if the group cannot go on."""
         for node_id, worker in self._workers.items():
             worker.poll_output()
             self._kill_if_silent(worker)
@@ -377,11 +373,8 @@ def _display_name(child: ChildProcess) -> str:
 
 def _parse_problems(crashed: bytes) -> list[str]:
     line = crashed.partition(b"\n")[0]
-    return (
-        list(json.loads(line.removeprefix(PROBLEMS_PREFIX)))
-        if line.startswith(PROBLEMS_PREFIX)
-        else []
-    )
+    is_list = line.startswith(PROBLEMS_PREFIX)
+    return list(json.loads(line.removeprefix(PROBLEMS_PREFIX))) if is_list else []
 
 
 def _make_run_dir() -> Path:

@@ -112,6 +112,17 @@ def check_outputs(model: ServedModel, names: Sequence[str]) -> None:
             )
 
 
+def requested_outputs(outputs: list[Tensor], names: list[str]) -> list[Tensor]:
+    """Outputs in the order of `names`, or all. Raises `RequestError` (400) if one is missing."""
+    if not names:
+        return outputs
+    by_name = {tensor.name: tensor for tensor in outputs}
+    for name in names:
+        if name not in by_name:
+            raise RequestError(400, f"the model returned no output {name[:80]!r}")
+    return [by_name[name] for name in names]
+
+
 def _starting() -> RequestError:
     return RequestError(503, "the server is starting", reason="starting")
 

@@ -17,6 +17,7 @@ import ssl
 from asyncio import FIRST_COMPLETED
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from math import prod
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NoReturn, final
@@ -28,9 +29,8 @@ from headgate.core.errors import ConfigError
 from headgate.functions.tensor import format_spec
 from headgate.live.call import GatewayPhase, ServedModel, problems
 from headgate.live.deployment import read_deployment
-from headgate.live.gateway.access_log import AccessLog
 from headgate.live.gateway.config import gateway_config
-from headgate.live.gateway.context import GatewayContext
+from headgate.live.gateway.context import AccessLog, GatewayContext
 from headgate.live.gateway.http.server import GatewayServer
 from headgate.live.model_registry import LoadsNeeded
 from headgate.live.runtime import Runtime
@@ -331,10 +331,7 @@ def _curl(url: str, model: ServedModel) -> str:
 
 
 def _elements(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= max(1, size)
-    return count
+    return prod(max(1, size) for size in shape)
 
 
 def tls_context(serve: ServeSpec, base: Path) -> ssl.SSLContext | None:
@@ -354,7 +351,6 @@ def tls_context(serve: ServeSpec, base: Path) -> ssl.SSLContext | None:
 
 
 def _set_threadsafe(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    """Set an event of a loop from another thread."""
     with suppress(RuntimeError):  # the loop has ended
         loop.call_soon_threadsafe(event.set)
 

@@ -52,7 +52,6 @@ class Tenant:
         self.in_flight += 1
 
     def finish(self) -> None:
-        """End a request."""
         self.in_flight -= 1
 
     def refund(self) -> None:
@@ -152,7 +151,6 @@ class Budget:
         self.used -= size
 
     def used_by(self, tenant: int) -> int:
-        """How many bytes a tenant has reserved."""
         return self._used[tenant]
 
 

@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 from collections import deque
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from headgate.live.ipc.messages import (
     MESSAGE_BYTES_MAX,
     ActionMessage,
     AnyMessage,
+    BatchListener,
     BatchRan,
     EventMessage,
     Frames,
@@ -50,14 +52,8 @@ _NO_COPIES: Final[Copies] = deque()
 _LOG: Final = logging.getLogger(__name__)
 
 
-class WorkerListener(Protocol):
+class WorkerListener(BatchListener, Protocol):
     """Receives the messages of workers."""
-
-    def on_batch_ran(self, pool_id: int, message: BatchRan) -> None:
-        """Handle the results of a batch. The listener owns the tensors."""
-
-    def on_event(self, event: Event) -> None:
-        """Handle any other event."""
 
     def on_function_loaded(self, function: MeasuredFunction) -> None:
         """Handle a function that has loaded after earlier failures."""
@@ -98,7 +94,6 @@ class WorkerLinks:
             task.add_done_callback(self._on_task_done)
 
     async def stop(self) -> None:
-        """Close all connections."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -214,7 +209,6 @@ class WorkerLink(asyncio.Protocol):
         self._send(ActionMessage(wire))
 
     def close(self) -> None:
-        """Close the connection."""
         if self._transport is not None:
             self._transport.close()
 
@@ -277,7 +271,6 @@ class WorkerLink(asyncio.Protocol):
             self._loop.call_soon(self._copy_unsent)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
         # The transport of uvloop is no subclass of it.
         self._transport = cast(asyncio.Transport, transport)
 
@@ -314,13 +307,9 @@ class WorkerLink(asyncio.Protocol):
         if not self.closed.done():
             self.closed.set_result(None)
         lost, self._batch_ids = sorted(self._batch_ids), set()
-        try:
-            self.listener.on_worker_lost(self, lost)
-        except Exception:
-            self._listener_failed(None)
-        finally:
-            self.arena.close()
-            self.peer_arena.close()
+        self._notify(self.listener.on_worker_lost, self, lost)
+        self.arena.close()
+        self.peer_arena.close()
 
     def _on_message(self, message: Message) -> None:
         if isinstance(message, BatchRan):
@@ -332,33 +321,24 @@ class WorkerLink(asyncio.Protocol):
                 raise ValueError(f"{message.wire} is not an event")
             if isinstance(event, BatchRefused):
                 self._batch_ids.discard(event.batch_id)
-            try:
-                self.listener.on_event(event)
-            except Exception:
-                self._listener_failed(None)
+            self._notify(self.listener.on_event, event)
         elif isinstance(message, Release):
             self._free(message.offsets)
         elif isinstance(message, FunctionLoaded):
-            try:
-                self.listener.on_function_loaded(message.function)
-            except Exception:
-                self._listener_failed(None)
+            self._notify(self.listener.on_function_loaded, message.function)
         else:
             raise ValueError(f"{type(message).__name__} is not for a gateway")
 
-    def _listener_failed(self, batch_id: int | None) -> None:
-        """Handle an exception of the listener: a defect of the gateway, so the batch ends and
-        reading continues.
-        """
+    def _notify(self, tell: Callable[..., None], *news: object) -> None:
+        try:
+            tell(*news)
+        except Exception:
+            self._listener_failed()
+
+    def _listener_failed(self) -> None:
+        """Log and count what the listener raised, a defect of the gateway; reading goes on."""
         _LOG.exception("a message of worker %s could not be handled", self.node.name)
         self.count_fault("report")
-        if batch_id is not None:
-            try:
-                self.listener.on_event(BatchLost(batch_id))
-            except Exception:
-                _LOG.exception(
-                    "batch %d of worker %s could not be reported as lost", batch_id, self.node.name
-                )
 
     def _take_outputs(self, message: BatchRan) -> None:
         """Copy the outputs out of the worker's shared memory, release it, and report the batch."""
@@ -400,7 +380,8 @@ class WorkerLink(asyncio.Protocol):
         try:
             self.listener.on_batch_ran(self.node.pool_id, message)
         except Exception:
-            self._listener_failed(message.batch_id)
+            self._listener_failed()
+            self._notify(self.listener.on_event, BatchLost(message.batch_id))
 
     def _free(self, offsets: list[int]) -> None:
         for offset in offsets:

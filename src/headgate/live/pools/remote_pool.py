@@ -30,7 +30,6 @@ from headgate.core.events import (
     BatchFailed,
     BatchLost,
     BatchRefused,
-    Event,
     InstanceStarted,
     InstanceStopped,
     Refusal,
@@ -47,7 +46,7 @@ from headgate.live.deployment import NodeSpec
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.errors import RequestError
 from headgate.live.gateway.oip.json import element_count, holds_strings, memoryview_of
-from headgate.live.ipc.messages import BatchRan
+from headgate.live.ipc.messages import BatchListener, BatchRan
 from headgate.system.threads import BlockingCalls
 
 Shares: TypeAlias = tuple[tuple[int, int, int], ...]  # (pipeline, client, items) of each request
@@ -165,16 +164,6 @@ class Lost:
 CallResult: TypeAlias = Done | Failed | Refused | Lost
 
 
-class RemoteCallListener(Protocol):
-    """Receives the results of calls."""
-
-    def on_batch_ran(self, pool_id: int, message: BatchRan) -> None:
-        """Handle the results of a batch. The listener owns the tensors."""
-
-    def on_event(self, event: Event) -> None:
-        """Handle any other event."""
-
-
 class CostSink(Protocol):
     """Receives the cost of calls and of keep-warm."""
 
@@ -197,7 +186,7 @@ class RemotePool:
 
     pool: Pool
     call: Callable[[RemoteCall], CallResult]
-    listener: RemoteCallListener
+    listener: BatchListener
     costs: CostSink
     on_cold_start: OnColdStart
     threads: BlockingCalls
@@ -215,7 +204,6 @@ class RemotePool:
 
     @property
     def in_flight(self) -> int:
-        """The number of calls in flight."""
         return len(self._in_flight)
 
     def send(self, now_ns: int, call: RemoteCall) -> None:
@@ -332,9 +320,7 @@ class WarmKeeper:
         self._provisioning_calls = 0  # calls in flight
 
     def set_target(self, function: str, count: int, *, is_provisioned: bool) -> None:
-        """Keep this many instances warm from now on, by this means. Surplus instances expire by
-        themselves.
-        """
+        """Keep this many instances warm from now on. Surplus instances expire by themselves."""
         before = self._ping_targets.get(function, 0)
         self._ping_targets[function] = 0 if is_provisioned else count
         self._set_provisioned(function, count if is_provisioned else 0)
@@ -423,7 +409,7 @@ class WarmKeeper:
             self._provisioned[function] = (count, now_ns)
 
 
-class NodeListener(RemoteCallListener, Protocol):
+class NodeListener(BatchListener, Protocol):
     """Receives nodes that join and are lost, and the results of calls."""
 
     def on_node_joined(self, node: NodeSpec) -> None:
@@ -459,7 +445,6 @@ class EndpointNode:
         self.listener.on_node_joined(self.node)
 
     def execute(self, action: PlacedAction) -> None:
-        """Execute any action other than a dispatch."""
         listener = self.listener
         if isinstance(action, StartInstance):
             function_id = self.app.variants[action.variant_id].function_id

@@ -44,6 +44,7 @@ THROTTLES: Final = (429, 503)
 MODEL_ERROR: Final = 424
 UNSURE: Final = "unsure"
 _JSON: Final = "application/json"
+_LIMITS: Final = GatewayConfig()
 
 
 @final
@@ -63,9 +64,10 @@ class SageMakerEndpoints:
         outcome: CallResult | list[TaskResult] = Failed("")
         if inputs is not None:
             outcome = self._invoke(call, tasks, inputs)
-        if len(tasks) > 1 and (
-            inputs is None or isinstance(outcome, Failed) or _has_errors(outcome)
-        ):
+        has_failed = isinstance(outcome, Failed)  # also if it cannot be one request
+        if isinstance(outcome, list):
+            has_failed = any(result.error for result in outcome)
+        if len(tasks) > 1 and has_failed:
             outcome = self._invoke_each(call)
         if isinstance(outcome, list):
             return Done(outcome, monotonic_ns() - began_ns)
@@ -120,7 +122,8 @@ class SageMakerEndpoints:
         except Exception as error:  # boto3 may raise anything
             return classify_error(error, throttles=THROTTLES)
         try:
-            parts = split_by_items(_decode_outputs(body), [task.items for task in tasks])
+            outputs = [oip.tensor(output, _LIMITS) for output in _DECODER.decode(body).outputs]
+            parts = split_by_items(outputs, [task.items for task in tasks])
         except (ValueError, RecursionError, NotSendable) as error:
             return Failed(f"invalid response: {error_text(error)}")
         return [
@@ -130,10 +133,7 @@ class SageMakerEndpoints:
 
 
 def concatenate(tasks: Sequence[TaskInputs]) -> list[Tensor] | None:
-    """Return the inputs of all tasks as those of one request.
-
-    None if they cannot be concatenated.
-    """
+    """Return the inputs of all tasks as those of one request; None if that is impossible."""
     if len(tasks) == 1:
         return tasks[0].inputs
     keys = {
@@ -193,9 +193,7 @@ class _Response(Struct, gc=False):
 
 
 def _attributes(call: RemoteCall) -> dict[str, str]:
-    """Return the custom attributes. The server may drop the request at `timeout_ms`, as the client
-    does.
-    """
+    """Return the custom attributes. Server and client may drop the request at `timeout_ms`."""
     attributes = []
     time_left_ms = call.time_left_ms(monotonic_ns())
     if time_left_ms is not None:
@@ -221,10 +219,6 @@ def _error_results(error: ClientError, tasks: list[TaskInputs]) -> CallResult | 
     return [TaskResult(task.task_id, [], sendable(str(message)), status) for task in tasks]
 
 
-def _has_errors(outcome: CallResult | list[TaskResult]) -> bool:
-    return isinstance(outcome, list) and any(result.error for result in outcome)
-
-
 def _is_unsure(tensor: Tensor) -> bool:
     is_boolean = tensor.name == UNSURE and tensor.datatype == "BOOL"
     return is_boolean and any(memoryview_of(tensor))
@@ -233,21 +227,13 @@ def _is_unsure(tensor: Tensor) -> bool:
 def _example(spec: TensorSpec) -> Tensor:
     """Return a tensor of zeros; dimensions of any size are 1."""
     shape = tuple(1 if size < 0 else size for size in spec.shape)
-    count = 1
-    for size in shape:
-        count *= size
     # An empty string has a length prefix of four bytes.
-    data = bytes(count * (ITEM_BYTES[spec.datatype] or 4))
+    data = bytes(prod(shape) * (ITEM_BYTES[spec.datatype] or 4))
     return Tensor(spec.name, spec.datatype, shape, memoryview(data))
 
 
 def _encode_inputs(inputs: list[Tensor]) -> bytes:
     return _ENCODER.encode({"inputs": [oip.output(tensor) for tensor in inputs]})
-
-
-def _decode_outputs(body: bytes) -> list[Tensor]:
-    limits = GatewayConfig()
-    return [oip.tensor(output, limits) for output in _DECODER.decode(body).outputs]
 
 
 _ENCODER: Final = Encoder()

@@ -46,10 +46,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 def configure(settings: ServeSpec, process_name: str) -> None:
-    """Make logging and `print` of this process non-blocking and failsafe.
-
-    Call `flush` before the process exits.
-    """
+    """Make logging and `print` non-blocking and failsafe. Call `flush` before the process exits."""
     reopen_standard_fds()
     errors = Output(2)
     prints = errors if is_same_file(1, 2) else Output(1)
@@ -71,9 +68,7 @@ def configure(settings: ServeSpec, process_name: str) -> None:
 
 
 def flush(limit_s: float = EXIT_FLUSH_S) -> None:
-    """Wait until all output has been written, for at most `limit_s`. Call it before the process
-    exits.
-    """
+    """Wait until all output has been written, for at most `limit_s`, before the process exits."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # a function may have replaced the stream
             stream.flush()
@@ -103,9 +98,7 @@ def configured(settings: ServeSpec, process_name: str) -> Iterator[None]:
 
 
 def exit_process(status: int) -> NoReturn:
-    """Exit at once, whatever threads of models and libraries do, and terminate their child
-    processes.
-    """
+    """Exit at once, whatever threads of models and libraries do, with all child processes."""
     flush()
     if os.getpgrp() == os.getpid():  # otherwise the group belongs to the parent
         os.killpg(os.getpid(), signal.SIGTERM)  # this process itself ignores SIGTERM
@@ -212,7 +205,6 @@ class TextFormatter(logging.Formatter):
         self.process_name = process_name
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
         text = record.getMessage()
         request_id = getattr(record, "request_id", None)
         if request_id is not None:
@@ -237,7 +229,6 @@ class JsonFormatter(TextFormatter):
     """One JSON object per record."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the object."""
         content: dict[str, object] = {
             "ts": _timestamp(record),
             "level": record.levelname,
@@ -268,8 +259,7 @@ class Output:
         self._queue_bytes_max = queue_bytes_max
         self._chunks: deque[bytes] = deque()
         self._queued_bytes = 0  # queued and being written
-        self._dropped = 0  # chunks dropped since the last report
-        self._is_writing = False
+        self.dropped = 0  # chunks since the last report
         self._ends_mid_line = False  # the last write ended in the middle of a line
         self._is_forked = False
         # A reentrant lock: a signal handler or a destructor may log while this thread is in `put`.
@@ -287,7 +277,7 @@ class Output:
             chunk = chunk[: CHUNK_BYTES_MAX - len(_TRUNCATED)] + _TRUNCATED
         with self._changed:
             if self._queued_bytes + len(chunk) > self._queue_bytes_max:
-                self._dropped += 1
+                self.dropped += 1
                 return
             self._chunks.append(chunk)
             self._queued_bytes += len(chunk)
@@ -300,15 +290,8 @@ class Output:
         with self._changed:
             return self._changed.wait_for(lambda: not self._queued_bytes, limit_s)
 
-    @property
-    def dropped(self) -> int:
-        """Chunks dropped and not yet reported."""
-        return self._dropped
-
     def _after_fork(self) -> None:
-        """Switch to direct writes in a forked child, which has no thread, and whose lock may be
-        held forever.
-        """
+        """Write directly in a forked child: it has no thread, and its lock may be held forever."""
         self._is_forked = True
         self._chunks = deque()
 
@@ -323,14 +306,14 @@ class Output:
                     chunks.append(self._chunks.popleft())
                     size += len(chunks[-1])
             is_written = self._write(b"".join(chunks))
-            if is_written and self._dropped:
+            if is_written and self.dropped:
                 with self._changed:
-                    dropped, self._dropped = self._dropped, 0
+                    dropped, self.dropped = self.dropped, 0
                 self.on_recovered(dropped)
             with self._changed:
                 self._queued_bytes -= size
                 if not is_written:
-                    self._dropped += len(chunks)
+                    self.dropped += len(chunks)
                 self._changed.notify_all()
 
     def _write(self, data: bytes) -> bool:
@@ -388,9 +371,7 @@ def text_stream(output: Output, fd: int) -> TextIO:
 
 
 def reopen_standard_fds() -> None:
-    """Open those of stdin, stdout and stderr that are closed, or the next socket would take their
-    number.
-    """
+    """Open closed ones of stdin, stdout and stderr, or the next socket would take their number."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)

@@ -141,9 +141,7 @@ class Loader:
 
 
 def log_once(markers: CrashMarkers, name: str, reason: str, error: BaseException) -> bool:
-    """Log a load failure with its traceback, unless a worker has logged it before; return whether
-    it was new.
-    """
+    """Log a load failure with its traceback unless a worker has; return whether it was new."""
     # The text of a `ConfigError` is complete, but its cause may be in the code of the user.
     cause = error.__cause__ if isinstance(error, ConfigError) else error
     if not markers.is_new_failure(f"{name}: {_raise_site(cause) or reason}"):
@@ -217,7 +215,6 @@ class ModelCache:
             raise
 
     def has(self, variant: Variant) -> bool:
-        """Whether an unused model of the variant is cached."""
         with self._lock:
             return any(entry[0] is variant for entry in self._cached)
 

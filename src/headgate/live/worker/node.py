@@ -80,7 +80,6 @@ class WorkerNode:
 
     @property
     def is_draining(self) -> bool:
-        """Whether the node accepts no more actions."""
         return self.backend.is_draining
 
     def drain(self) -> None:
@@ -140,9 +139,7 @@ class WorkerNode:
             self._handle(StartInstance(instance_id, action.variant_id, self.pool.id, self.id))
 
     def _load_block_reason(self, variant: Variant) -> str:
-        """Return why a function must not be loaded now; may start a trial of it, which uses no
-        slot.
-        """
+        """Return why a function must not be loaded now; may begin a trial, which uses no slot."""
         reason = "" if self.model_cache.has(variant) else self.loader.block_reason(variant)
         if reason and self.loader.try_begin_trial(variant):
             limit_ns, memory_bytes = LOAD_TIMEOUT_FACTOR * self.hang_ns, self.pool.memory_bytes
@@ -222,7 +219,6 @@ class WorkerNode:
                 connection.send(frame(FunctionLoaded(measured)))
 
     def next_timer_ns(self) -> int:
-        """Return when `retire_idle` is next due."""
         return self._idle_timers[0].at_ns if self._idle_timers else NEVER_NS
 
     def retire_idle(self, now_ns: int) -> None:

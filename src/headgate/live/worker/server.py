@@ -137,7 +137,8 @@ class Server:
             elif fd in self._connections:
                 self._read_from(self._connections[fd], events)
         if self._is_stop_requested and not self._node.is_draining:
-            self._begin_drain()
+            self._listener.close()
+            self._node.drain()
         now_ns = monotonic_ns()
         if now_ns >= self._node.next_timer_ns():
             self._node.retire_idle(now_ns)
@@ -256,10 +257,6 @@ class Server:
         self._is_stop_requested = True
         self._wake()
 
-    def _begin_drain(self) -> None:
-        self._listener.close()
-        self._node.drain()
-
     def _linger(self) -> None:
         """Wait up to `LINGER_NS` for gateways to read the last replies."""
         until_ns = monotonic_ns() + LINGER_NS
@@ -272,9 +269,7 @@ class Server:
 @final
 @dataclass(eq=False)
 class Watchdog:
-    """Sends heartbeats from a thread of its own, so that neither a long batch nor a long read
-    delays them.
-    """
+    """Sends heartbeats from a thread of its own: no long batch or read may delay them."""
 
     name: str
     fd: int | None
@@ -283,9 +278,7 @@ class Watchdog:
     on_supervisor_gone: Callable[[], None]
 
     def start(self) -> None:
-        """Start the thread. `on_supervisor_gone` is called when the other end of the pipe is
-        closed.
-        """
+        """Start the thread. `on_supervisor_gone` is called when the pipe is closed at its end."""
         if self.fd is not None:
             os.set_blocking(self.fd, False)
         self._send_heartbeat()  # now, because a function that holds the GIL may delay the thread

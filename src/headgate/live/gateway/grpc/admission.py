@@ -30,8 +30,7 @@ from grpc import StatusCode
 from grpc.aio import BaseError, ServicerContext
 
 from headgate.live.call import Call
-from headgate.live.gateway.access_log import AccessEntry
-from headgate.live.gateway.context import GatewayContext
+from headgate.live.gateway.context import AccessEntry, GatewayContext
 from headgate.live.gateway.errors import (
     RequestError,
     internal_error,

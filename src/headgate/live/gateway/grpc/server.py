@@ -27,7 +27,7 @@ from grpc_reflection.v1alpha.reflection import ReflectionServicer
 from headgate import __version__
 from headgate.core.errors import ConfigError
 from headgate.core.states import Outcome
-from headgate.functions.tensor import Tensor, TensorSpec
+from headgate.functions.tensor import TensorSpec
 from headgate.http.interface import SHUTDOWN_MESSAGE
 from headgate.live.call import Call, FrontEndApi, model_problem, server_problem
 from headgate.live.gateway.config import GatewayConfig
@@ -48,6 +48,7 @@ from headgate.live.gateway.inference import (
     find_model,
     make_call,
     priority_of,
+    requested_outputs,
     timeout_ns,
     traceparent,
 )
@@ -239,7 +240,7 @@ class InferenceService:
             error = error_of(call, self._config, request_id)
             if error is not None:
                 raise error
-            outputs = _requested(call.outputs, names)
+            outputs = requested_outputs(call.outputs, names)
             size = sum(memoryview_of(output).nbytes for output in outputs)
             check_response_size(size, self._config.response_bytes_max, is_text=False)
             return encode_response(response, outputs, self._config, is_raw=is_raw)
@@ -296,17 +297,6 @@ def _parameters(given: Mapping[str, Any]) -> dict[str, object]:
     }
 
 
-def _requested(outputs: list[Tensor], names: list[str]) -> list[Tensor]:
-    """The requested outputs in the order of `names`; all of them if there are no names."""
-    if not names:
-        return outputs
-    by_name = {tensor.name: tensor for tensor in outputs}
-    for name in names:
-        if name not in by_name:
-            raise RequestError(400, f"the model returned no output {name[:80]!r}")
-    return [by_name[name] for name in names]
-
-
 def _spec(spec: TensorSpec) -> dict[str, object]:
     return {"name": spec.name, "datatype": spec.datatype, "shape": spec.shape}
 
@@ -350,7 +340,6 @@ class GrpcServer:
         return bound
 
     def abort_all(self, message: str = SHUTDOWN_MESSAGE) -> None:
-        """Respond to every open RPC with UNAVAILABLE (`draining`)."""
         self._admission.abort_all(message)
 
     async def stop(self, grace_s: float = 0.0) -> None:

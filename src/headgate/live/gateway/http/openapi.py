@@ -60,19 +60,16 @@ _TIMEOUT: Final[Document] = {
 
 
 def openapi_rules() -> dict[str, Rule]:
-    """The rule by path."""
     return {"/openapi.json": Rule(b"GET", openapi, is_public=True)}
 
 
 def openapi(request: HttpRequest) -> None:
-    """Respond with the document."""
     context = request.context
     content = document(sorted(context.api.models), has_keys=bool(context.config.keys))
     request.respond(200, JSON_HEADER, encode(content))
 
 
 def document(model_names: list[str], *, has_keys: bool = False) -> Document:
-    """The document for a server with these models."""
     components: Document = {"schemas": _SCHEMAS}
     content: Document = {
         "openapi": "3.1.0",

@@ -11,16 +11,16 @@ import logging
 from asyncio import TimerHandle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, cast, final
+from typing import Final, cast, final
 
 from headgate.core.states import Outcome, Settlement
 from headgate.functions.tensor import Tensor
+from headgate.http.connection import HttpConnection
 from headgate.http.interface import STATUS_LINES, HttpError
 from headgate.live.call import Call, ServedModel
-from headgate.live.gateway.access_log import AccessEntry
 from headgate.live.gateway.codec.client import Part, Result, TextJob
 from headgate.live.gateway.codec.text import ParsedRequest, ReadText, WriteText, write_text
-from headgate.live.gateway.context import GatewayContext
+from headgate.live.gateway.context import AccessEntry, GatewayContext
 from headgate.live.gateway.errors import (
     RequestError,
     internal_error,
@@ -79,25 +79,12 @@ class Route:
     version: str = ""
 
 
-class ResponseWriter(Protocol):
-    """What a request uses of its connection."""
-
-    def send(
-        self,
-        head: bytes,
-        body: Sequence[bytes | memoryview],
-        request: HttpRequest,
-        hold: Hold | None,
-    ) -> None:
-        """Write the response of `request`. `hold` is released once the client has read it."""
-
-
 @final
 @dataclass(slots=True, eq=False)
 class HttpRequest:
     """A request as handlers see it, with the methods that respond to it."""
 
-    _connection: ResponseWriter
+    _connection: HttpConnection
     context: GatewayContext
     route: Route | None
     tenant: Tenant | None
@@ -147,7 +134,6 @@ class HttpRequest:
         self.keeps_body = True
 
     def reserve_more(self, size: int, total: int) -> RequestError | None:
-        """Reserve memory for more of a chunked body. Returns the error if there is no room."""
         if total > self._body_bytes_max:
             return text_too_long(self.context.config)
         if self._hold is None or not self._hold.grow(size):
@@ -155,7 +141,6 @@ class HttpRequest:
         return None
 
     def reject_body(self, error: HttpError) -> None:
-        """Respond with `error` once the body has arrived, and discard the rest of the body."""
         self.error = error
         self.keeps_body = False
         self.body = b""
@@ -163,7 +148,6 @@ class HttpRequest:
             self._hold.release()
 
     def handle(self) -> None:
-        """Run the handler, which responds now or later. Never raises."""
         if self.error is not None:
             self.respond_error(self.error)
             return
@@ -252,7 +236,6 @@ class HttpRequest:
             self._respond_internal_error()
 
     def respond_error(self, error: HttpError) -> None:
-        """Send an error response."""
         if not isinstance(error, RequestError):  # the connection's own
             error = RequestError(
                 error.status, error.message, reason=error.reason, closes=error.closes
@@ -338,18 +321,13 @@ class HttpRequest:
     def abort(self, error: HttpError) -> None:
         """Cancel the call and respond with `error`, unless the response is being written."""
         call = self.call
-        if self.is_writing:
+        if call is not None and self._job is not None:  # the codec is writing the response
             self.closes = True
             return
         if call is not None:
             call.settlement = _CANCELLED
             self.context.api.cancel(call)
         self.respond_error(error)
-
-    @property
-    def is_writing(self) -> bool:
-        """Whether the codec is writing the text of the response."""
-        return self.call is not None and self._job is not None
 
     def _expire_at(self, deadline_ns: int) -> None:
         wait_s = (deadline_ns - self.context.api.now_ns()) * 1e-9

@@ -48,16 +48,13 @@ class GatewayServer(HttpServer):
         )
 
     def refresh(self) -> None:
-        """Refresh the context, a few times a second."""
         self.context.refresh(self.state.clock_s)
 
     def start(self) -> None:
-        """Start the sweep on the running loop."""
         self.context.loop = asyncio.get_running_loop()
         super().start()
 
     def close(self) -> None:
-        """Close everything at once."""
         self.context.close()
         super().close()
 

@@ -25,8 +25,14 @@ from headgate.live.gateway.codec.text import (
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.errors import RequestError
 from headgate.live.gateway.http.request import HttpRequest, Rule
-from headgate.live.gateway.http.responses import JSON_HEADER, ResponseBody, error_json, json_headers
-from headgate.live.gateway.inference import check_open, check_outputs, find_model, timeout_ns
+from headgate.live.gateway.http.responses import ResponseBody, ResponseFormat, json_headers
+from headgate.live.gateway.inference import (
+    check_open,
+    check_outputs,
+    find_model,
+    requested_outputs,
+    timeout_ns,
+)
 from headgate.live.gateway.oip import json as oip
 from headgate.live.gateway.oip.json import (
     InferRequest,
@@ -48,13 +54,12 @@ _OIP: Final = ReadText("oip", "")
 
 
 def infer_rules() -> dict[str, Rule]:
-    """The rules of inference by path."""
     rule = Rule(b"POST", infer, is_text=lambda headers: LENGTH_HEADER not in headers)
     return {"/v2/models/{name}/infer": rule, "/v2/models/{name}/versions/{version}/infer": rule}
 
 
 @final
-class OipFormat:
+class OipFormat(ResponseFormat):
     """Responses of the Open Inference Protocol: which outputs, and which of them as raw bytes."""
 
     __slots__ = ("_id", "_is_binary", "_model_name", "_requested", "names")
@@ -84,30 +89,18 @@ class OipFormat:
             return ResponseBody(oip.encode(response))
         return self._long_response(call)
 
-    def error(self, error: RequestError, request_id: bytes) -> tuple[int, bytes, bytes]:
-        """The protocol's error."""
-        return error.status, JSON_HEADER, error_json(error, request_id)
-
     def _long_response(self, call: Call) -> ResponseBody:
         data: list[memoryview] = []
         raw: list[memoryview] = []
         outputs: list[OutputText] = []
-        for tensor, is_binary in self._requested_outputs(call):
+        for tensor in requested_outputs(call.outputs, self.names):
+            is_binary = self._requested.get(tensor.name, self._is_binary)
             elements = memoryview_of(tensor)
             size = len(elements) if is_binary else -1
             outputs.append(OutputText(tensor.name, tensor.datatype, tensor.shape, size))
             (raw if is_binary else data).append(elements)
         text = WriteText("oip", self._model_name, self._id, outputs)
         return ResponseBody(text, data, raw, _binary_headers if raw else json_headers)
-
-    def _requested_outputs(self, call: Call) -> list[tuple[Tensor, bool]]:
-        if not self._requested:
-            return [(tensor, self._is_binary) for tensor in call.outputs]
-        by_name = {tensor.name: tensor for tensor in call.outputs}
-        for name in self._requested:
-            if name not in by_name:
-                raise RequestError(400, f"the model returned no output {name[:80]!r}")
-        return [(by_name[name], is_binary) for name, is_binary in self._requested.items()]
 
 
 def infer(request: HttpRequest) -> None:
@@ -147,10 +140,7 @@ def read_then(
     arrived_ns: int,
     then: Callable[[ParsedRequest], None],
 ) -> None:
-    """Read text and pass it to `then`: at once, or, where it is long, after the codec has read it.
-
-    Raises `RequestError`; so may `then`.
-    """
+    """Read text, in the codec if long, and pass it to `then`. Both may raise `RequestError`."""
     context = request.context
     if len(text) <= context.config.inline_bytes_max:
         then(read_text(message, text, context.config))
