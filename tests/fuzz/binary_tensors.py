@@ -10,8 +10,7 @@ from json_tensors import LIMITS, REFUSALS, check
 
 from headgate.live.gateway.codec.text import ReadText, read_text
 from headgate.live.gateway.errors import RequestError
-from headgate.live.gateway.oip import binary
-from headgate.live.gateway.oip.http import OipFormat
+from headgate.live.gateway.oip.http import OipFormat, json_bytes, read_tensors
 
 
 def seed(text: bytes, raw: bytes) -> bytes:
@@ -41,9 +40,9 @@ def target(data: bytes) -> None:
     """Read a request."""
     length, _, body = data.partition(b"\n")
     try:
-        at = binary.json_bytes(length, len(body))
+        at = json_bytes(length, len(body))
         read = read_text(ReadText("oip", "m"), memoryview(body)[:at], LIMITS)
-        tensors = binary.tensors(read, LIMITS, memoryview(body)[at:])
+        tensors = read_tensors(read, LIMITS, memoryview(body)[at:])
         OipFormat("m", read.request)
     except RequestError as refused:
         assert refused.status in REFUSALS, refused.message

@@ -9,8 +9,8 @@ from headgate.functions.tensor import Tensor
 from headgate.live.gateway.codec.text import ReadText, read_text
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.errors import RequestError
-from headgate.live.gateway.oip import binary
 from headgate.live.gateway.oip import json as oip
+from headgate.live.gateway.oip.http import read_tensors
 from headgate.live.gateway.oip.json import InferResponse
 
 LIMITS = GatewayConfig(elements_max=1 << 16)
@@ -44,7 +44,7 @@ def check(tensors: list[Tensor]) -> None:
 def target(data: bytes) -> None:
     """Read a request."""
     try:
-        tensors = binary.tensors(read_text(ReadText("oip", "m"), data, LIMITS), LIMITS)
+        tensors = read_tensors(read_text(ReadText("oip", "m"), data, LIMITS), LIMITS)
     except RequestError as refused:
         assert refused.status in REFUSALS, refused.message
         return

@@ -17,7 +17,7 @@ from harness import PeakMemory, write_app
 from http2_client import Http2Client
 from served import Served, until
 
-from headgate.live.gateway.grpc.messages import SERVICE, Messages
+from headgate.live.gateway.grpc.server import SERVICE, Messages
 
 INFER = f"/{SERVICE}/ModelInfer"
 MEGABYTE = 1_000_000

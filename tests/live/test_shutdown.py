@@ -19,7 +19,7 @@ from google.protobuf.message import Message
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from served import Served, ask_on, until
 
-from headgate.live.gateway.grpc.messages import SERVICE, Messages
+from headgate.live.gateway.grpc.server import SERVICE, Messages
 
 FUNCTIONS = '''
 import ctypes

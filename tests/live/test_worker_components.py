@@ -22,8 +22,7 @@ from headgate.live.ipc.crash_markers import CrashMarkers
 from headgate.live.ipc.messages import BatchRan, Frames, frame
 from headgate.live.ipc.shared_memory import Arena
 from headgate.live.worker.executor import BatchJob
-from headgate.live.worker.loading import Loader
-from headgate.live.worker.model_cache import ModelCache
+from headgate.live.worker.model_cache import Loader, ModelCache
 from headgate.live.worker.warmup import MeasuredSizes, batch_sizes, fill_sizes
 
 COUNTED = """

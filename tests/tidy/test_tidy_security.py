@@ -104,7 +104,7 @@ def test_the_gateway_calls_aws_for_what_is_documented() -> None:
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and isinstance(node.func.value, ast.Attribute)
-        and node.func.value.attr == "_client"
+        and node.func.value.attr == "client"
     }
     needed = {"".join(map(str.title, name.split("_"))) for name in called}
     documented = re.findall(r"`(?:lambda|sagemaker):(\w+)`", DOCUMENT.read_text(encoding="utf-8"))

@@ -45,6 +45,7 @@ import mmap
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias, cast, final
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
@@ -76,15 +77,15 @@ class ParserState:
 
 
 @final
+@dataclass(eq=False)
 class ServerState:
     """What the connections of one server share; TLS handshakes count as connections."""
 
-    def __init__(self, limits: HttpLimits, begin: BeginRequest) -> None:
-        self.limits = limits
-        self.begin = begin
-        self.clock_s = 0.0  # the loop's clock at the last sweep
-        self.connections: set[HttpConnection] = set()
-        self.handshakes: set[asyncio.Task[None]] = set()
+    limits: HttpLimits
+    begin: BeginRequest
+    clock_s: float = 0.0  # the loop's clock at the last sweep
+    connections: set[HttpConnection] = field(default_factory=set)
+    handshakes: set[asyncio.Task[None]] = field(default_factory=set)
 
     def excess(self) -> int:
         """How many connections there are beyond the limit; negative: how many may be added."""
@@ -92,55 +93,39 @@ class ServerState:
 
 
 @final
+@dataclass(slots=True, eq=False)
 class HttpConnection(asyncio.Protocol):
     """The writing half of a connection, and its asyncio protocol."""
 
-    __slots__ = (
-        "_current",
-        "_is_closing",
-        "_is_encrypted",
-        "_is_half_closed",
-        "_is_handling",
-        "_is_read_paused",
-        "_is_write_paused",
-        "_limits",
-        "_lingers",
-        "_parser",
-        "_queue",
-        "_server",
-        "_since_s",
-        "_transport",
-        "_unread_holds",
-        "_unwritable_since_s",
-        "_unwritten",
-        "is_identified",
-        "owes_continue",
-    )
+    _server: ServerState
+    is_encrypted: bool = False
+    is_identified: bool = False  # for servers that identify a client once per connection
+    owes_continue: bool = False  # the client waits for `100 Continue` before it sends its body
+    _limits: HttpLimits = field(init=False)
+    _transport: asyncio.Transport = field(init=False)
+    _parser: RequestParser = field(init=False)
+    _current: IncomingRequest | None = None  # whose response is due
+    _queue: deque[IncomingRequest] = field(default_factory=deque)
+    _is_handling: bool = False  # guards `_handle_queued` against recursion
+    _lingers: bool = False  # the client may still be sending: close only our side at first
+    _is_read_paused: bool = False
+    _since_s: float = field(init=False)  # when the last response was written
+    _unwritable_since_s: float | None = None  # when the client stopped reading
+    _is_write_paused: bool = False  # the transport's buffer is full
+    # The rest of large responses.
+    _unwritten: deque[bytes | memoryview] = field(default_factory=deque)
+    # Of responses since the client stopped reading.
+    _unread_holds: list[HeldMemory] = field(default_factory=list)
+    _is_closing: bool = False  # close once everything is written
+    _is_half_closed: bool = False  # the client sends no more, and may still read
 
-    def __init__(self, server: ServerState, *, is_encrypted: bool = False) -> None:
-        self.is_identified = False  # for servers that identify a client once per connection
-        self.owes_continue = False  # the client waits for `100 Continue` before it sends its body
-        self._server = server
-        self._limits = server.limits
-        self._transport: asyncio.Transport
-        self._parser = RequestParser(self, server)
-        self._current: IncomingRequest | None = None  # whose response is due
-        self._queue: deque[IncomingRequest] = deque()
-        self._is_handling = False  # guards `_handle_queued` against recursion
-        self._lingers = False  # the client may still be sending: close only our side at first
-        self._is_read_paused = False
-        self._since_s = server.clock_s  # when the last response was written
-        self._unwritable_since_s: float | None = None  # when the client stopped reading
-        self._is_write_paused = False  # the transport's buffer is full
-        self._unwritten: deque[bytes | memoryview] = deque()  # the rest of large responses
-        self._unread_holds: list[HeldMemory] = []  # of responses since the client stopped reading
-        self._is_closing = False  # close once everything is written
-        self._is_encrypted = is_encrypted
-        self._is_half_closed = False  # the client sends no more, and may still read
+    def __post_init__(self) -> None:
+        self._limits = self._server.limits
+        self._parser = RequestParser(self, self._server)
+        self._since_s = self._server.clock_s
 
     @property
     def is_open(self) -> bool:
-        """Whether the connection is open in both directions."""
         return not self._transport.is_closing() and not self._is_half_closed
 
     def address(self, end: str) -> tuple[str, int]:
@@ -164,7 +149,7 @@ class HttpConnection(asyncio.Protocol):
         """Begin. A connection beyond the limit gets a 503, or is aborted if there are many."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=self._limits.write_high_water)
-        if self._is_encrypted:  # it was counted when it was accepted
+        if self.is_encrypted:  # it was counted when it was accepted
             self._server.connections.add(self)
             return
         excess = self._server.excess()
@@ -196,14 +181,13 @@ class HttpConnection(asyncio.Protocol):
         self._parser.state = ParserState.CLOSED
         self._parser.discard()
         last = self._queue[-1] if self._queue else self._current
-        if last is None or self._is_encrypted:
+        if last is None or self.is_encrypted:
             return False
         last.closes = True
         self._is_half_closed = True
         return True
 
     def data_received(self, data: bytes) -> None:
-        """Parse bytes from the client."""
         if self._parser.state == ParserState.CLOSED:
             return
         try:
@@ -308,7 +292,6 @@ class HttpConnection(asyncio.Protocol):
             self._current.abort(error)
 
     def sweep(self, now_s: float) -> None:
-        """Enforce the timeouts."""
         limits, state = self._limits, self._parser.state
         if self._is_half_closed and self._is_reset():
             self._transport.abort()
@@ -422,52 +405,35 @@ class HttpConnection(asyncio.Protocol):
 
 
 @final
+@dataclass(slots=True, eq=False)
 class RequestParser:
     """The reading half of a connection. llhttp calls the methods that begin with `on_`."""
 
-    __slots__ = (
-        "_announced_bytes",
-        "_body",
-        "_body_bytes",
-        "_chunks",
-        "_connection",
-        "_head_bytes",
-        "_headers",
-        "_limits",
-        "_llhttp",
-        "_request",
-        "_server",
-        "_target",
-        "_unfinished_bytes",
-        "_unparsed_left",
-        "since_s",
-        "state",
-    )
+    _connection: HttpConnection
+    _server: ServerState
+    state: int = ParserState.IDLE
+    since_s: float = field(init=False)  # when the head or body that is being read began
+    _limits: HttpLimits = field(init=False)
+    _llhttp: HttpRequestParser = field(init=False)
+    _target: bytes = b""
+    _headers: dict[bytes, bytes] = field(default_factory=dict)
+    _head_bytes: int = 0
+    _request: IncomingRequest | None = None  # whose body is being read
+    _announced_bytes: int = 0  # of the body
+    _body: bytes | bytearray | memoryview = b""
+    _body_bytes: int = 0  # received
+    _chunks: int = 0  # of the body
+    _unparsed_left: int = 0  # bytes of a body that llhttp does not see
+    # Bytes read since llhttp last called back; -1: it did in this piece, at an unknown point.
+    _unfinished_bytes: int = 0
 
-    def __init__(self, connection: HttpConnection, server: ServerState) -> None:
-        self.state: int = ParserState.IDLE
-        self.since_s = server.clock_s  # when the head or body that is being read began
-        self._connection = connection
-        self._server = server
-        self._limits = server.limits
+    def __post_init__(self) -> None:
+        self.since_s = self._server.clock_s
+        self._limits = self._server.limits
         self._llhttp = HttpRequestParser(self)
-        self._target = b""
-        self._headers: dict[bytes, bytes] = {}
-        self._head_bytes = 0
-        self._request: IncomingRequest | None = None  # whose body is being read
-        self._announced_bytes = 0  # of the body
-        self._body: bytes | bytearray | memoryview = b""
-        self._body_bytes = 0  # received
-        self._chunks = 0  # of the body
-        self._unparsed_left = 0  # bytes of a body that llhttp does not see
-        # Bytes read since llhttp last called back; -1: it did in this piece, at an unknown point.
-        self._unfinished_bytes = 0
 
     def feed(self, data: bytes) -> None:
-        """Parse bytes; whole requests go to the connection.
-
-        Raises `HttpError`, after which the connection must end.
-        """
+        """Parse bytes. Raises `HttpError`, after which the connection must end."""
         while data:
             if self._unparsed_left:
                 data = self._read_unparsed(data)
@@ -510,7 +476,6 @@ class RequestParser:
         self._body = b""
 
     def on_message_begin(self) -> None:
-        """The first byte of a request has arrived."""
         if self.state == ParserState.CLOSED:
             raise HttpError(400, "a request follows the last of the connection", closes=True)
         self.state = ParserState.HEAD

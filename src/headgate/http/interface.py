@@ -76,10 +76,7 @@ class IncomingRequest(Protocol):
         """
 
     def reserve_more(self, size: int, total: int) -> HttpError | None:
-        """Reserve memory for `size` more bytes of a chunked body that has `total` bytes so far.
-
-        Returns the error if there is no room.
-        """
+        """Reserve memory for more of a chunked body, now `total` bytes; return the error if any."""
 
     def reject_body(self, error: HttpError) -> None:
         """Respond with `error` once the body has arrived, and discard the rest of the body."""

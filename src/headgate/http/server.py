@@ -33,7 +33,6 @@ class HttpServer:
         self._ssl: ssl.SSLContext | None = None
 
     def start(self) -> None:
-        """Start the sweep on the running loop."""
         self.loop = asyncio.get_running_loop()
         self._sweep()
 
@@ -97,7 +96,6 @@ class HttpServer:
             connection.abort(HttpError(503, message, reason="draining", closes=True))
 
     def close(self) -> None:
-        """Close everything at once."""
         self.stop_accepting()
         for handshake in list(self.state.handshakes):
             handshake.cancel()
@@ -136,7 +134,6 @@ class TlsListener:
         self._listen()
 
     def close(self) -> None:
-        """Accept no more connections."""
         if self._timer is not None:
             self._timer.cancel()
         self._loop.remove_reader(self._socket)

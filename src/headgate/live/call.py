@@ -8,14 +8,14 @@ or has answered it at its own deadline.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
 from typing import Final, Protocol, final
 
 from headgate.core.model import App, Pipeline
 from headgate.core.states import Settlement
-from headgate.functions.tensor import Tensor, TensorSpec
+from headgate.functions.tensor import Signature, Tensor, TensorSpec
 
 INTERNAL: Final = "internal"  # the reason after a defect of the gateway
 CANNOT_LOAD: Final = "cannot be loaded: "
@@ -111,10 +111,7 @@ class FrontEndApi(Protocol):
         """Return the time on the monotonic clock, which deadlines refer to."""
 
     def submit(self, call: Call) -> None:
-        """Run a call.
-
-        `call.on_answer(call)` is called once, later, and never from within `submit`.
-        """
+        """Run a call. `call.on_answer(call)` is called once, later, never from within `submit`."""
 
     def cancel(self, call: Call) -> None:
         """Cancel a call: `on_answer` will not be called."""
@@ -143,3 +140,44 @@ def model_problem(runtime: FrontEndApi, model: ServedModel, *, in_full: bool) ->
         return f"the server is {runtime.phase.value}"
     problem = runtime.problem(model)
     return problem if in_full else without_details(problem)
+
+
+@final
+class StageOutputs:
+    """Stores the outputs of stages while their request is open."""
+
+    def __init__(self, app: App, signatures: Sequence[Signature]) -> None:
+        self._pipelines = app.pipelines
+        self._signatures = signatures  # by function id
+        self._by_request: dict[int, dict[int, list[Tensor]]] = {}  # then by stage
+
+    def inputs(self, call: Call, stage_index: int) -> list[Tensor]:
+        """Return a new list of the inputs of a stage: the call's, or outputs of earlier stages."""
+        stage = self._pipelines[call.pipeline_id].stages[stage_index]
+        if not stage.after:
+            tensors = call.inputs
+        else:
+            results = self._by_request[call.request_id]
+            tensors = [t for index in stage.after for t in results.get(index, ())]
+        wanted = self._signatures[stage.function.id].inputs
+        if len(wanted) == len(tensors) or not wanted:
+            return list(tensors)
+        names = {spec.name for spec in wanted}
+        return [tensor for tensor in tensors if tensor.name in names]
+
+    def store(self, call: Call, stage_index: int, outputs: list[Tensor]) -> None:
+        """Store the outputs of a stage and update `call.outputs`, the response as far as known."""
+        pipeline = self._pipelines[call.pipeline_id]
+        if len(pipeline.stages) == 1:
+            call.outputs = outputs
+            return
+        results = self._by_request.setdefault(call.request_id, {})
+        results[stage_index] = outputs
+        # The response, if no stage follows: outputs that no finished stage has consumed.
+        used = {before for index in results for before in pipeline.stages[index].after}
+        call.outputs = [t for index in results if index not in used for t in results[index]]
+
+    def discard(self, request_id: int) -> None:
+        """Drop the outputs of a request that has ended."""
+        if self._by_request:
+            self._by_request.pop(request_id, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from time import monotonic_ns
 from typing import Final, final
 
@@ -40,15 +40,13 @@ class CostAccounting:
         self._error_s: dict[int, float] = {}  # by variant: mean prediction error
         # Cost of calls by pipeline, client and pool; cost of keep-warm by pipeline and pool, which
         # is not attributed to any client.
-        self._called_usd: dict[tuple[int, int, int], float] = {}
-        self._warm_usd: dict[tuple[int, int], float] = {}
+        self._called_usd: defaultdict[tuple[int, int, int], float] = defaultdict(float)
+        self._warm_usd: defaultdict[tuple[int, int], float] = defaultdict(float)
 
     def on_node_joined(self, node_id: int, pool_id: int) -> None:
-        """Start to bill a node."""
         self._up_since_ns[node_id] = (pool_id, monotonic_ns())
 
     def on_node_lost(self, node_id: int) -> None:
-        """Stop billing a node."""
         up = self._up_since_ns.pop(node_id, None)
         if up is not None:
             self._up_ns[up[0]] += monotonic_ns() - up[1]
@@ -71,21 +69,18 @@ class CostAccounting:
             return  # a pool paid by the hour
         usd = platform.usd(took_ns) / max(1, sum(items for _, _, items in shares))
         for pipeline_id, client_id, items in shares:
-            key = (pipeline_id, client_id, pool_id)
-            self._called_usd[key] = self._called_usd.get(key, 0.0) + usd * items
+            self._called_usd[pipeline_id, client_id, pool_id] += usd * items
 
     def on_keep_warm_billed(self, pool_id: int, function: str, usd: float) -> None:
         """Attribute the cost of keep-warm to the first pipeline that uses the function."""
         for pipeline in self._app.pipelines:
             if any(stage.function.name == function for stage in pipeline.stages):
-                key = (pipeline.id, pool_id)
-                self._warm_usd[key] = self._warm_usd.get(key, 0.0) + usd
+                self._warm_usd[pipeline.id, pool_id] += usd
                 return
 
     def gauge_snapshot(
         self, view: View | None, calls: list[Call], remote_pools: RemotePools | None = None
     ) -> GaugeSnapshot:
-        """Return the current value of every gauge."""
         app = self._app
         names = [pipeline.name for pipeline in app.pipelines]
         queued = Counter(dict.fromkeys(names, 0))
@@ -109,18 +104,18 @@ class CostAccounting:
         """Return the cost by model, tenant, tier and basis."""
         self._apportion_idle_time()
         app = self._app
-        costs: dict[tuple[str, str, str, str], float] = {}
+        costs: defaultdict[tuple[str, str, str, str], float] = defaultdict(float)
+
+        def add(key: tuple[int, int, int], basis: str, usd: float) -> None:
+            model, tenant = app.pipelines[key[0]].name, app.clients[key[1]].name
+            costs[model, tenant, TIER_NAMES[app.pools[key[2]].tier], basis] += usd
+
         for basis, spent in (("usage", self._busy_ns), ("idle", self._idle_ns)):
-            for (pipeline_id, client_id, pool_id), time_ns in spent.items():
-                pool = app.pools[pool_id]
-                who = (app.pipelines[pipeline_id].name, app.clients[client_id].name)
-                key = (*who, TIER_NAMES[pool.tier], basis)
-                usd = time_ns * pool.usd_per_hour / HOUR_NS / pool.slots
-                costs[key] = costs.get(key, 0.0) + usd
-        for (pipeline_id, client_id, pool_id), usd in self._called_usd.items():
-            who = (app.pipelines[pipeline_id].name, app.clients[client_id].name)
-            key = (*who, TIER_NAMES[app.pools[pool_id].tier], "usage")
-            costs[key] = costs.get(key, 0.0) + usd
+            for key, time_ns in spent.items():
+                pool = app.pools[key[2]]
+                add(key, basis, time_ns * pool.usd_per_hour / HOUR_NS / pool.slots)
+        for key, usd in self._called_usd.items():
+            add(key, "usage", usd)
         for (pipeline_id, pool_id), usd in self._warm_usd.items():
             tier = TIER_NAMES[app.pools[pool_id].tier]
             costs[app.pipelines[pipeline_id].name, "", tier, "warm"] = usd

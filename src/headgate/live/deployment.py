@@ -40,17 +40,14 @@ class Deployment(Struct, frozen=True):
     nodes: list[NodeSpec]
 
     def load(self) -> AppConfig:
-        """Return the application."""
         return from_spec(self.spec, _FILE)
 
 
 def write_deployment(run_dir: Path, deployment: Deployment) -> None:
-    """Write the descriptor into the run directory."""
     (run_dir / _FILE).write_bytes(msgspec.json.encode(deployment))
 
 
 def read_deployment(run_dir: Path) -> Deployment:
-    """Read the descriptor from the run directory."""
     return msgspec.json.decode((run_dir / _FILE).read_bytes(), type=Deployment)
 
 
@@ -60,10 +57,7 @@ def socket_path(run_dir: Path, node_id: int) -> Path:
 
 
 def assign_cores(
-    app: App,
-    cores: Sequence[int],
-    where: str,
-    providers: Sequence[Provider | None] = (),
+    app: App, cores: Sequence[int], where: str, providers: Sequence[Provider | None] = ()
 ) -> list[NodeSpec]:
     """Return the nodes of all local pools, each with cores of its own as far as they suffice.
 
@@ -72,40 +66,28 @@ def assign_cores(
     from the highest number down, because other processes of a machine tend to run on the lowest.
     Without `providers` all pools are local.
     """
-    cores_declared = 0
-    nodes_undeclared = 0
     kinds = [provider.kind if provider is not None else "local" for provider in providers]
     pools = [pool for pool in app.pools if not kinds or kinds[pool.id] == "local"]
     for pool in pools:
         if pool.faas is not None or pool.tier != Tier.DEDICATED:
-            is_gpu = pool.tier == Tier.GPU
-            problem = (
-                "live GPU pools are not available yet"
-                if is_gpu
-                else "cannot be served from here yet"
-            )
+            problem = "cannot be served from here yet"
+            if pool.tier == Tier.GPU:
+                problem = "live GPU pools are not available yet"
             allowed = "tier: dedicated, or headgate simulate"
             raise ConfigError(problem, where=where, key=f"pools.{pool.name}", allowed=allowed)
-        if pool.cpu_milli < UNLIMITED:
-            cores_declared += pool.nodes * _cpus(pool.cpu_milli)
-        else:
-            nodes_undeclared += pool.nodes
-    cores_left = len(cores) - 1 - cores_declared
-    share = max(1, cores_left // nodes_undeclared) if nodes_undeclared else 1
+    undeclared = sum(pool.nodes for pool in pools if pool.cpu_milli >= UNLIMITED)
+    declared = sum(p.nodes * _cpus(p.cpu_milli) for p in pools if p.cpu_milli < UNLIMITED)
+    share = max(1, (len(cores) - 1 - declared) // max(1, undeclared))
     nodes: list[NodeSpec] = []
     ordered_cores = sorted(cores, reverse=True)
     taken = 0
     for pool in pools:
         count = _cpus(pool.cpu_milli) if pool.cpu_milli < UNLIMITED else share
         for number in range(pool.nodes):
-            node_cores = [
-                ordered_cores[(taken + i) % len(ordered_cores)]
-                for i in range(min(count, len(ordered_cores)))
-            ]
+            chosen = range(taken, taken + min(count, len(cores)))
+            own = sorted(ordered_cores[i % len(cores)] for i in chosen)
             taken += count
-            nodes.append(
-                NodeSpec(len(nodes), pool.id, f"{pool.name}{number + 1}", sorted(node_cores))
-            )
+            nodes.append(NodeSpec(len(nodes), pool.id, f"{pool.name}{number + 1}", own))
     return nodes
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection
+from dataclasses import KW_ONLY, dataclass
 from operator import attrgetter
 from pathlib import Path
 from time import monotonic_ns
@@ -99,26 +100,19 @@ class ActionExecutor(Protocol):
 
 
 @final
+@dataclass(eq=False)
 class Driver:
     """Drives one Scheduler on one event loop."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        executor: ActionExecutor,
-        loop: asyncio.AbstractEventLoop,
-        *,
-        record: Record | None = None,
-        count_fault: CountFault = ignore_fault,
-        recheck_s: float = 120.0,
-    ) -> None:
-        """`recheck_s`: how long requests that were open when the Scheduler raised may stay open."""
-        self.scheduler = scheduler
-        self._executor = executor
-        self._loop = loop
-        self._record = record
-        self._count_fault = count_fault
-        self._recheck_s = recheck_s
+    scheduler: Scheduler
+    executor: ActionExecutor
+    loop: asyncio.AbstractEventLoop
+    _: KW_ONLY
+    record: Record | None = None
+    count_fault: CountFault = ignore_fault
+    recheck_s: float = 120.0  # requests open when the Scheduler raised may stay open this long
+
+    def __post_init__(self) -> None:
         self._inbox: list[Event] = []
         self._is_drain_scheduled = False
         self._timers: dict[TimerKey, tuple[int, asyncio.TimerHandle]] = {}
@@ -133,7 +127,7 @@ class Driver:
         self._inbox.append(event)
         if not self._is_drain_scheduled:
             self._is_drain_scheduled = True
-            self._loop.call_soon(self._drain)
+            self.loop.call_soon(self._drain)
 
     def stop(self) -> None:
         """Cancel all timers and drop all further events."""
@@ -166,7 +160,7 @@ class Driver:
             # A defect of the policy. The actions issued before the error stand and must be
             # executed, or workers and Scheduler would disagree.
             _LOG.error("the policy raised an error: %s", error, exc_info=error)
-            self._count_fault("policy")
+            self.count_fault("policy")
             actions = [action for action in error.actions if isinstance(action, Action)]
         except Exception as error:
             self._execute(now_ns, event, self.scheduler.actions_so_far)
@@ -181,15 +175,15 @@ class Driver:
             self._forget_batch(event)
 
     def _execute(self, now_ns: int, event: Event, actions: list[Action]) -> None:
-        if self._record is not None:
+        if self.record is not None:
             try:
-                self._record(now_ns, event, actions)
+                self.record(now_ns, event, actions)
             except Exception:
                 _LOG.exception("the event log failed and ends here; serving continues")
-                self._count_fault("event_log")
-                self._record = None
+                self.count_fault("event_log")
+                self.record = None
         # Dispatches first and responses last: workers run while responses are written.
-        executor = self._executor
+        executor = self.executor
         settled: list[Settle] = []
         for action in actions:
             try:
@@ -219,16 +213,15 @@ class Driver:
 
     def _forget_batch(self, event: Event) -> None:
         """Forget the tasks of a batch that is no longer in flight."""
-        if isinstance(event, BatchFailed | BatchLost | BatchRefused):
-            self._tasks_in_flight.pop(event.batch_id, None)
-        elif isinstance(event, TimerFired) and event.key[0] == "lost":
-            self._tasks_in_flight.pop(event.key[1], None)
+        batch_id = _batch_of(event)
+        if batch_id is not None:
+            self._tasks_in_flight.pop(batch_id, None)
 
     def _action_failed(self, action: Action) -> None:
         """Report the failed action as ended, so that nothing waits for it."""
         kind = type(action).__name__
         _LOG.exception("the action %s failed", kind)
-        self._count_fault(_FAULT_KINDS.get(kind, "order"))
+        self.count_fault(_FAULT_KINDS.get(kind, "order"))
         if isinstance(action, Settle):
             self._fail([action.request_id])
         elif isinstance(action, Dispatch):
@@ -243,14 +236,14 @@ class Driver:
         so it is answered here.
         """
         _LOG.error("the Scheduler rejected an event: %s", error)
-        self._count_fault("event")
+        self.count_fault("event")
         if isinstance(event, RequestArrived):
             self._fail([event.request_id])
 
     def _scheduler_failed(self, event: Event, error: Exception) -> None:
         kind = type(event)
         _LOG.error("the Scheduler failed at %s", kind.__name__, exc_info=error)
-        self._count_fault("scheduler")
+        self.count_fault("scheduler")
         faults = self._faults[kind] = self._faults.get(kind, 0) + 1
         if faults >= FAULTS_MAX:
             _LOG.critical(
@@ -259,7 +252,7 @@ class Driver:
                 kind.__name__,
             )
             self.stop()
-            self._executor.abort(error)
+            self.executor.abort(error)
             return
         request_ids = self._requests_of(event)
         self._forget_batch(event)
@@ -271,33 +264,25 @@ class Driver:
             self._needs_recheck = True
 
     def _requests_of(self, event: Event) -> list[int]:
-        """Return the requests that an event concerns."""
         if isinstance(event, RequestArrived | RequestCancelled):
             return [event.request_id]
-        batch_id = None
-        if isinstance(event, TimerFired):
-            name, number = event.key
-            if name == "deadline":
-                return [number]
-            batch_id = number if name == "lost" else None
-        elif isinstance(event, BatchFinished | BatchFailed | BatchLost | BatchRefused):
-            batch_id = event.batch_id
+        if isinstance(event, TimerFired) and event.key[0] == "deadline":
+            return [event.key[1]]
+        batch_id = _batch_of(event)
         tasks = () if batch_id is None else self._tasks_in_flight.get(batch_id, ())
         return [task_id // STAGES_MAX for task_id in tasks]
 
     def _schedule_recheck(self) -> None:
-        """Check the requests that are open now again later: the Scheduler may have lost some of
-        them.
-        """
+        """Check the requests that are open now again later: the Scheduler may have lost some."""
         self._needs_recheck = False
-        request_ids = list(self._executor.open_requests())
-        self._recheck_timer = self._loop.call_later(
-            self._recheck_s, self._fail_forgotten, request_ids
+        request_ids = list(self.executor.open_requests())
+        self._recheck_timer = self.loop.call_later(
+            self.recheck_s, self._fail_forgotten, request_ids
         )
 
     def _fail_forgotten(self, request_ids: list[int]) -> None:
         self._recheck_timer = None
-        lost = set(self._executor.open_requests()).intersection(request_ids)
+        lost = set(self.executor.open_requests()).intersection(request_ids)
         if lost:
             _LOG.error("%d requests were lost when the Scheduler failed", len(lost))
             self._fail(sorted(lost))
@@ -307,10 +292,10 @@ class Driver:
     def _fail(self, request_ids: list[int], *, cancels: bool = True) -> None:
         """Answer requests with 500 and cancel those that the Scheduler knows."""
         try:
-            self._executor.fail(request_ids)
+            self.executor.fail(request_ids)
         except Exception:
             _LOG.exception("requests could not be answered")
-            self._count_fault("answer")
+            self.count_fault("answer")
         for request_id in request_ids:
             if cancels and request_id in self.scheduler.view.requests:
                 self.post(RequestCancelled(request_id))
@@ -318,7 +303,7 @@ class Driver:
     def _set_timer(self, now_ns: int, key: TimerKey, at_ns: int) -> None:
         self._cancel_timer(key)
         delay_s = max(0, at_ns - now_ns) / 1e9
-        self._timers[key] = (at_ns, self._loop.call_later(delay_s, self._fire, key))
+        self._timers[key] = (at_ns, self.loop.call_later(delay_s, self._fire, key))
 
     def _cancel_timer(self, key: TimerKey) -> None:
         timer = self._timers.pop(key, None)
@@ -336,6 +321,13 @@ class Driver:
             self.post(TimerFired(key))
 
 
+def _batch_of(event: Event) -> int | None:
+    """Return the batch that an event ends; None if it ends none."""
+    if isinstance(event, BatchFinished | BatchFailed | BatchLost | BatchRefused):
+        return event.batch_id
+    return event.key[1] if isinstance(event, TimerFired) and event.key[0] == "lost" else None
+
+
 def make_scheduler(app_config: AppConfig) -> tuple[Scheduler, LogHeader]:
     """Return a Scheduler with the policy of the application, and the header of its event log."""
     policy = app_config.policy
@@ -350,9 +342,7 @@ class EventLogTask:
     """The optional event log of a gateway, flushed periodically."""
 
     def __init__(self, path: Path | None, serve: ServeSpec, *, is_required: bool) -> None:
-        """`is_required`: a log that cannot be opened is an error, as at the first start of a
-        server.
-        """
+        """`is_required`: a log that cannot be opened is an error, as at a server's first start."""
         self._path = path
         self._rotation = Rotation(serve.log_size_bytes, serve.log_age_ns, serve.log_keep)
         self._is_required = is_required

@@ -81,7 +81,6 @@ class EventLog:
         self.sync()  # a reader never finds an empty file
 
     def record(self, now_ns: int, event: Event, actions: list[Action]) -> None:
-        """Append one event and its actions."""
         if not self._is_open:
             return
         try:
@@ -95,9 +94,7 @@ class EventLog:
             self.flush()
 
     def flush(self) -> None:
-        """Submit the buffered lines to the writer thread. Lines not yet written are lost in a
-        crash.
-        """
+        """Submit the buffered lines to the writer thread. A crash loses lines not yet written."""
         if not self._is_open:
             return
         if self._file.is_closed:
@@ -189,7 +186,6 @@ class _LogFile:
         return self._submitted_bytes - self._written_bytes
 
     def write(self, chunk: bytes) -> None:
-        """Submit a chunk."""
         self._submitted_bytes += len(chunk)
         self._queue.put(lambda: self._write(chunk))
 

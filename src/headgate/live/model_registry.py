@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, final
+from typing import Final, Literal, final
 
 from msgspec.structs import replace
 
@@ -86,7 +86,10 @@ def with_measured_profiles(
                 # If the measurement failed, the assumed profile is written: the spec is complete.
                 times_ns = function.exec_ns or variant.profile.exec_ns
                 section["exec_time"] = [f"{time_ns}ns" for time_ns in times_ns]
-            _fill_measured(section, function)
+            if section["cold_start"] == 0:
+                section["cold_start"] = f"{function.start_ns}ns"
+            if section["memory"] == "0B":
+                section["memory"] = f"{function.memory_bytes}B"
     complete = from_spec(spec, where)
     for problem in unreachable_objectives(complete, where):
         _LOG.warning("%s", problem)
@@ -143,9 +146,7 @@ def _model(pipeline: Pipeline, measured: Mapping[str, MeasuredFunction]) -> Serv
 
 
 def _inputs(pipeline: Pipeline, signatures: Sequence[Signature]) -> tuple[TensorSpec, ...]:
-    """Return the inputs of all first stages; empty (unknown) if one of them checks its inputs
-    itself.
-    """
+    """Return the inputs of all first stages; empty (unknown) if one checks its inputs itself."""
     first = [index for index, stage in enumerate(pipeline.stages) if not stage.after]
     if any(not signatures[index].inputs for index in first):
         return ()
@@ -209,13 +210,6 @@ def _mismatch(pipeline: Pipeline, index: int, problem: str) -> ConfigError:
 
 def _stage(pipeline: Pipeline, index: int) -> str:
     return f"stage {pipeline.stages[index].name}"
-
-
-def _fill_measured(section: dict[str, Any], function: MeasuredFunction) -> None:
-    if section["cold_start"] == 0:
-        section["cold_start"] = f"{function.start_ns}ns"
-    if section["memory"] == "0B":
-        section["memory"] = f"{function.memory_bytes}B"
 
 
 def _inspect(config: AppConfig, variant: Variant, base: str) -> MeasuredFunction:

@@ -40,13 +40,13 @@ from headgate.core.events import (
     RequestArrived,
     RequestCancelled,
 )
-from headgate.core.model import App, Function, Variant
+from headgate.core.model import App, Function
 from headgate.core.records import STAGES_MAX
 from headgate.core.states import InstanceState, Outcome, Settlement
 from headgate.core.view import View
 from headgate.functions.lambda_payload import TOO_LARGE, body_bytes
 from headgate.functions.tensor import Signature, TaskInputs
-from headgate.live.call import CANNOT_LOAD, INTERNAL, Call, GatewayPhase, ServedModel
+from headgate.live.call import CANNOT_LOAD, INTERNAL, Call, GatewayPhase, ServedModel, StageOutputs
 from headgate.live.cost_accounting import CostAccounting, breakers
 from headgate.live.deployment import Deployment, NodeSpec
 from headgate.live.driver import Driver, EventLogTask, make_scheduler
@@ -64,7 +64,6 @@ from headgate.live.model_registry import (
 )
 from headgate.live.pools.registry import RemotePools
 from headgate.live.pools.remote_pool import make_remote_call
-from headgate.live.stage_outputs import StageOutputs
 from headgate.live.telemetry.metrics import GaugeSnapshot, Metrics
 from headgate.system.busy_poll import BusyPoll
 
@@ -78,7 +77,7 @@ _RESTARTS: Final = Settlement(Outcome.FAILED, "the gateway restarts", retry_ns=S
 
 @final
 class Runtime:
-    """Serves one application. Implements `FrontEndApi`, `ActionExecutor`, `WorkerLinksListener` and
+    """Serves one application: a `FrontEndApi`, `ActionExecutor`, `WorkerLinksListener` and
     `NodeListener`.
     """
 
@@ -166,11 +165,9 @@ class Runtime:
 
     @property
     def app(self) -> App:
-        """The application that is served."""
         return self._config.app
 
     def problem(self, model: ServedModel) -> str:
-        """Return why a model cannot serve requests now; empty if it can."""
         for stage in model.pipeline.stages:
             problem = self._load_problem(stage.function) or self._no_worker_problem(stage.function)
             if problem:
@@ -188,17 +185,13 @@ class Runtime:
         return f"{CANNOT_LOAD}{reasons[0] if reasons else 'unknown error'}"
 
     def _no_worker_problem(self, function: Function) -> str:
-        return "" if self._runnable_variants(function) else "has no worker to run on"
-
-    def _runnable_variants(self, function: Function) -> list[Variant]:
-        """Return the variants of a function that a connected worker or a remote pool can run."""
         pool_ids = {link.node.pool_id for link in self._links.values()}
         if self._remote_pools is not None:
             pool_ids.update(self._remote_pools.by_pool)
-        return [v for v in function.variants if not pool_ids.isdisjoint(v.pool_ids)]
+        is_runnable = any(not pool_ids.isdisjoint(v.pool_ids) for v in function.variants)
+        return "" if is_runnable else "has no worker to run on"
 
     def gauge_snapshot(self) -> GaugeSnapshot:
-        """Return the current value of every gauge."""
         view = None if self._driver is None else self._driver.scheduler.view
         return self._costs.gauge_snapshot(view, list(self._calls.values()), self._remote_pools)
 
@@ -207,15 +200,12 @@ class Runtime:
         return list(self._worker_pids.values())
 
     def breakers(self) -> Mapping[str, str]:
-        """Return the state of the circuit breaker of each pay-per-call pool."""
         return {} if self._driver is None else breakers(self._driver.scheduler.view)
 
     def now_ns(self) -> int:
-        """Return the time on the monotonic clock."""
         return monotonic_ns()
 
     def submit(self, call: Call) -> None:
-        """Run a call; see `FrontEndApi.submit`."""
         assert self._driver is not None, "front ends reject calls until the runtime is ready"
         request_id = self._next_id
         self._next_id = request_id + 1
@@ -241,13 +231,11 @@ class Runtime:
         )
 
     def cancel(self, call: Call) -> None:
-        """Cancel a call; see `FrontEndApi.cancel`."""
-        call.on_answer = _ignore_answer
+        call.on_answer = lambda call: None
         if self._driver is not None and call.request_id in self._calls:
             self._driver.post(RequestCancelled(call.request_id))
 
     def settle(self, now_ns: int, action: Settle) -> None:
-        """Return a settled call to its front end."""
         call = self._calls.pop(action.request_id, None)
         if call is not None:  # else it was answered already, after a fault
             self._complete(call, action.settlement)
@@ -275,11 +263,9 @@ class Runtime:
             self._drained.set()
 
     def open_requests(self) -> Collection[int]:
-        """Return the requests without a response."""
         return self._calls.keys()
 
     def fail(self, request_ids: Collection[int]) -> None:
-        """Answer requests that are still open with 500, after a defect of the gateway."""
         for request_id in request_ids:
             call = self._calls.pop(request_id, None)
             if call is not None:
@@ -288,7 +274,6 @@ class Runtime:
                 self._complete(call, _INTERNAL)
 
     def dispatch(self, now_ns: int, action: Dispatch) -> None:
-        """Send a batch with its tensors to its worker or remote pool."""
         assert self._driver is not None and self._remote_pools is not None
         link = None if action.node_id is None else self._links.get(action.node_id)
         remote_pool = None if link else self._remote_pools.pool_of(action.pool_id, action.node_id)
@@ -310,7 +295,9 @@ class Runtime:
         self._in_flight[action.batch_id] = (action.variant_id, action.items)
         try:
             if link is not None:
-                self._send(link, action, tasks)
+                assert action.instance_id is not None
+                batch_id, variant_id = action.batch_id, action.variant_id
+                link.run(RunBatch(batch_id, variant_id, action.instance_id, action.items, tasks))
             else:
                 assert remote_pool is not None
                 view = self._driver.scheduler.view
@@ -321,24 +308,11 @@ class Runtime:
         if link is not None and self._has_one_request():
             self._busy_poll.extend(now_ns)
 
-    def _send(self, link: WorkerLink, action: Dispatch, tasks: list[TaskInputs]) -> None:
-        assert action.instance_id is not None
-        link.run(
-            RunBatch(
-                action.batch_id,
-                action.variant_id,
-                action.instance_id,
-                action.items,
-                tasks,
-            )
-        )
-
     def _has_one_request(self) -> bool:
         """Whether exactly one request is in flight, so that busy polling pays off."""
         return len(self._calls) == 1
 
     def execute(self, action: PlacedAction) -> None:
-        """Send any action other than a dispatch to its worker or remote pool."""
         assert self._driver is not None
         link = None if action.node_id is None else self._links.get(action.node_id)
         if link is not None:
@@ -353,7 +327,6 @@ class Runtime:
             self._driver.post(InstanceStopped(action.instance_id, "the worker is disconnected"))
 
     def keep_warm(self, action: KeepWarm) -> None:
-        """Keep instances of a FaaS pool warm from now on."""
         assert self._remote_pools is not None
         self._remote_pools.keep_warm(action)
 
@@ -369,7 +342,6 @@ class Runtime:
             self.failure.set_exception(error)
 
     def on_worker_joined(self, link: WorkerLink) -> None:
-        """Add a worker that has connected, for the first time or again."""
         self._links[link.node.id] = link
         self._worker_pids[link.node.id] = link.hello.pid
         if self._driver is not None:
@@ -379,14 +351,10 @@ class Runtime:
     def _join(self, link: WorkerLink) -> None:
         self.on_node_joined(link.node)
         assert self._driver is not None
-        problems = {
-            measured.function: measured.problem
-            for measured in link.hello.functions
-            if measured.problem
-        }
+        problems = {each.function: each.problem for each in link.hello.functions}
         for variant in self.app.variants:
-            if variant.name in problems:
-                problem = problems[variant.name]
+            problem = problems.get(variant.name)
+            if problem:
                 self._driver.post(LoadFailed(variant.id, link.node.id, problem))
 
     def _add_measured(self, functions: list[MeasuredFunction]) -> None:
@@ -402,7 +370,6 @@ class Runtime:
                 self.abort(error)
 
     def on_node_joined(self, node: NodeSpec) -> None:
-        """Add a node, which has no instances yet."""
         assert self._driver is not None
         self._driver.post(NodeJoined(node.id, node.pool_id, node.name))
         self._costs.on_node_joined(node.id, node.pool_id)
@@ -444,7 +411,6 @@ class Runtime:
         loop.call_soon(self._update_phase)
 
     def on_batch_ran(self, pool_id: int, message: BatchRan) -> None:
-        """Handle the results of a batch from a worker or a remote pool."""
         assert self._driver is not None
         unsure: list[int] = []
         failed: list[int] = []
@@ -480,7 +446,6 @@ class Runtime:
             self._costs.on_batch_ran(variant_id, items, message.ended_ns - message.began_ns)
 
     def on_event(self, event: Event) -> None:
-        """Handle any other event of a worker or a remote pool."""
         assert self._driver is not None
         self._driver.post(event)
         self._in_flight.pop(getattr(event, "batch_id", -1), None)
@@ -504,9 +469,7 @@ class Runtime:
             _LOG.error("%s", error)
 
     def _update_phase(self) -> None:
-        """Become ready once every function has an instance that is not starting, or cannot be
-        loaded.
-        """
+        """Become ready once every function has an instance past starting, or cannot be loaded."""
         if self._driver is None or self.phase is not GatewayPhase.STARTING:
             return
         view = self._driver.scheduler.view
@@ -547,10 +510,6 @@ def _is_starting(view: View, function: Function) -> bool:
         if instance.variant.function_id == function.id
     ]
     return bool(states) and all(state == InstanceState.STARTING for state in states)
-
-
-def _ignore_answer(call: Call) -> None:
-    """`on_answer` of a cancelled call."""
 
 
 def _log_extra(call: Call) -> dict[str, object]:

@@ -24,9 +24,9 @@ import signal
 import socket
 import tempfile
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from time import monotonic
-from types import FrameType
 from typing import Final, final
 
 from headgate.core.errors import ConfigError
@@ -54,23 +54,18 @@ PATH_MAX: Final = 70  # of the parent of run directories: paths of Unix sockets 
 
 
 @final
+@dataclass(eq=False)
 class Supervisor:
     """Runs until a signal stops it."""
 
-    def __init__(
-        self,
-        prepare: Callable[[], Deployment],
-        listener: socket.socket,
-        *,
-        log_path: Path | None,
-        watched_state: Callable[[], object] | None,
-        on_ready: Callable[[bytes], None],
-    ) -> None:
-        self._prepare = prepare
-        self._listener = listener
-        self._log_path = log_path
-        self._watched_state = watched_state  # its return value changes when a watched file does
-        self._on_ready = on_ready
+    prepare: Callable[[], Deployment]
+    listener: socket.socket
+    _: KW_ONLY
+    log_path: Path | None
+    watched_state: Callable[[], object] | None  # its return value changes when a watched file does
+    on_ready: Callable[[bytes], None]
+
+    def __post_init__(self) -> None:
         self._signals: list[int] = []
         self._groups: list[ProcessGroup] = []  # oldest first; the last one is current
         self._groups_started = 0
@@ -83,7 +78,10 @@ class Supervisor:
         wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         previous_fd = signal.set_wakeup_fd(wake_write)
         handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-        handlers = {number: signal.signal(number, self._queue_signal) for number in handled}
+        handlers = {
+            number: signal.signal(number, lambda number, frame: self._signals.append(number))
+            for number in handled
+        }
         try:
             self._groups.append(self._new_group())
             return self._loop(wake_read)
@@ -96,21 +94,15 @@ class Supervisor:
             os.close(wake_read)
             os.close(wake_write)
 
-    def _queue_signal(self, number: int, frame: FrameType | None) -> None:
-        self._signals.append(number)
-
     def _new_group(self) -> ProcessGroup:
         number = self._groups_started
         self._groups_started += 1
         return ProcessGroup(
-            number,
-            self._prepare(),
-            http_fd=self._listener.fileno(),
-            log_path=self._log_path,
+            number, self.prepare(), http_fd=self.listener.fileno(), log_path=self.log_path
         )
 
     def _loop(self, wake_fd: int) -> int:
-        state = None if self._watched_state is None else self._watched_state()
+        state = None if self.watched_state is None else self.watched_state()
         while True:
             ready, _, _ = select.select(
                 [wake_fd], [], [], POLL_S if self._is_ready else STARTING_POLL_S
@@ -120,7 +112,7 @@ class Supervisor:
             while self._signals:
                 if self._on_signal(signal.Signals(self._signals.pop(0))):
                     return 0
-            if self._watched_state is not None and state != (state := self._watched_state()):
+            if self.watched_state is not None and state != (state := self.watched_state()):
                 self._reload()
             status = self._poll()
             if status is not None:
@@ -138,7 +130,7 @@ class Supervisor:
         self._is_stopping = True
         # Gateways have the socket as well and close it when they have drained. Clients that connect
         # after that are refused instead of waiting for an accept that never comes.
-        self._listener.close()
+        self.listener.close()
         for group in self._groups:
             group.drain(number)
         return False
@@ -176,7 +168,7 @@ class Supervisor:
         if newest.ready_line is not None:
             if not self._is_ready:
                 self._is_ready = True
-                self._on_ready(newest.ready_line)
+                self.on_ready(newest.ready_line)
             for older in self._groups[:-1]:
                 if not older.is_draining:
                     _LOG.info("the new configuration is ready and serves")
@@ -189,12 +181,7 @@ class ProcessGroup:
     """The workers and the gateway of one configuration. Starts, watches and restarts them."""
 
     def __init__(
-        self,
-        number: int,
-        deployment: Deployment,
-        *,
-        http_fd: int,
-        log_path: Path | None,
+        self, number: int, deployment: Deployment, *, http_fd: int, log_path: Path | None
     ) -> None:
         self.number = number
         self.deployment = deployment
@@ -256,10 +243,7 @@ class ProcessGroup:
         return line if end and not line.startswith(PROBLEMS_PREFIX) else None
 
     def poll(self) -> int | None:
-        """Handle output, deaths and due restarts.
-
-        Return an exit status if the group cannot go on.
-        """
+        """Handle output, deaths and restarts; return an exit status if the group cannot go on."""
         for node_id, worker in self._workers.items():
             worker.poll_output()
             self._kill_if_silent(worker)
@@ -389,11 +373,8 @@ def _display_name(child: ChildProcess) -> str:
 
 def _parse_problems(crashed: bytes) -> list[str]:
     line = crashed.partition(b"\n")[0]
-    return (
-        list(json.loads(line.removeprefix(PROBLEMS_PREFIX)))
-        if line.startswith(PROBLEMS_PREFIX)
-        else []
-    )
+    is_list = line.startswith(PROBLEMS_PREFIX)
+    return list(json.loads(line.removeprefix(PROBLEMS_PREFIX))) if is_list else []
 
 
 def _make_run_dir() -> Path:

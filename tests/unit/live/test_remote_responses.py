@@ -18,9 +18,8 @@ from headgate.config.providers import Provider
 from headgate.functions.tensor import Tensor
 from headgate.http.interface import STATUS_LINES
 from headgate.live.pools.lambda_pool import LambdaFunctions
-from headgate.live.pools.remote_pool import CallResult, Done, Failed
+from headgate.live.pools.remote_pool import CallResult, Done, Failed, check_outputs
 from headgate.live.pools.sagemaker_pool import SageMakerEndpoints
-from headgate.live.pools.validation import check_outputs
 
 DEEP = b"[" * 1_000_000  # deeper than a parser may recurse
 RIGHT: dict[str, object] = {"name": "y", "datatype": "FP32", "shape": [2], "data": "AAAAAAAAAAA="}

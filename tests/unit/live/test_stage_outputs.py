@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from headgate.core.model import App, Function, Pipeline, Pool, Profile, Slo, Stage, Variant
 from headgate.functions.tensor import Signature, Tensor, TensorSpec
-from headgate.live.call import Call
-from headgate.live.stage_outputs import StageOutputs
+from headgate.live.call import Call, StageOutputs
 
 
 def tensor(name: str) -> Tensor:

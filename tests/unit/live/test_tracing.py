@@ -17,8 +17,8 @@ from headgate.core.clock import MILLISECOND_NS
 from headgate.core.errors import ConfigError
 from headgate.core.states import Outcome, Rejection
 from headgate.live.call import Call
+from headgate.live.gateway.process import make_tracer
 from headgate.live.telemetry.spans import SpanTracer, make_provider
-from headgate.live.telemetry.tracing import make_tracer
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
@@ -146,7 +146,7 @@ def test_missing_extra_disables_tracing(
 
 def test_opentelemetry_is_not_imported_without_tracing() -> None:
     code = (
-        "import sys, headgate.live.telemetry.tracing as t; t.make_tracer([], {});"
+        "import sys, headgate.live.gateway.process as t; t.make_tracer([], {});"
         "assert not any(name.startswith('opentelemetry') for name in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

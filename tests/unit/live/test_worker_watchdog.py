@@ -8,7 +8,7 @@ from collections.abc import Callable
 from threading import Event, Lock
 
 from headgate.live.worker.executor import Executor
-from headgate.live.worker.watchdog import HEARTBEAT_S, Watchdog
+from headgate.live.worker.server import HEARTBEAT_S, Watchdog
 
 
 def make_watchdog(fd: int | None, lock: Lock, on_gone: Callable[[], None]) -> Watchdog:

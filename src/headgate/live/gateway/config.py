@@ -58,7 +58,6 @@ class GatewayConfig(ServeSpec, frozen=True, rename=None):
 
     @property
     def http_limits(self) -> HttpLimits:
-        """The limits of HTTP connections."""
         return replace(
             self.http, body_bytes_max=self.body_bytes_max, connections_max=self.connections_max
         )

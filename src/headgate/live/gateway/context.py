@@ -8,22 +8,31 @@ budget, whichever protocol it speaks.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from email.utils import formatdate
 from random import Random
-from typing import Final, final
+from time import monotonic_ns
+from typing import Final, NamedTuple, final
 
 from headgate.core.clock import SECOND_NS
-from headgate.live.call import FrontEndApi, GatewayPhase
-from headgate.live.gateway.access_log import AccessLog
-from headgate.live.gateway.auth import ApiKeys
+from headgate.live.call import Call, FrontEndApi, GatewayPhase
 from headgate.live.gateway.codec.client import Codec
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.gateway.memory_budget import Budget
+from headgate.live.gateway.tenants import ApiKeys, Budget
 from headgate.live.telemetry.metrics import Responses
 
+TARGET_BYTES_MAX: Final = 1_000  # logged of a request's target
+
+_LOG: Final = logging.getLogger("headgate.access")
+_TEXT: Final = (
+    "%(method)s %(target)s %(status)s %(reason)s tenant=%(tenant)s model=%(model)s "
+    "number=%(number)s in_bytes=%(in_bytes)d out_bytes=%(out_bytes)d total_ms=%(total_ms)s "
+    "queue_ms=%(queue_ms)s exec_ms=%(exec_ms)s"
+)
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
 _RETRY_JITTER: Final = 0.25  # of the time after which a client may retry
 
@@ -98,3 +107,67 @@ class GatewayContext:
         """When a client may retry, with jitter so that not all clients come back at once."""
         wait_ns = wait_ns or int(self.config.retry_after_s * SECOND_NS)
         return int(wait_ns * (1.0 + _RETRY_JITTER * self._rng.random()))
+
+
+class AccessEntry(NamedTuple):
+    """What is known about a request when it arrives."""
+
+    method: str
+    target: str
+    began_ns: int
+
+
+@final
+@dataclass(eq=False)
+class AccessLog:
+    """Logs one line per response. `models` and `tenants` are names by pipeline and client id."""
+
+    models: Sequence[str]
+    tenants: Sequence[str]
+
+    def http_entry(self, method: bytes, target: bytes) -> AccessEntry:
+        """The entry of an HTTP request that arrives now, without its query, which may hold secrets.
+
+        >>> AccessLog([], []).http_entry(b"GET", b"/v2?key=secret").target
+        '/v2'
+        """
+        path = target.partition(b"?")[0][:TARGET_BYTES_MAX]
+        return AccessEntry(method.decode("latin-1"), path.decode("latin-1"), monotonic_ns())
+
+    def write(
+        self,
+        entry: AccessEntry,
+        status: int | str,
+        reason: str,
+        *,
+        request_id: bytes,
+        client_id: int | None,
+        call: Call | None,
+        in_bytes: int,
+        out_bytes: int,
+    ) -> None:
+        """Log one response, of any protocol. `client_id` is None for an anonymous client."""
+        fields: dict[str, object] = {
+            "method": entry.method,
+            "target": entry.target,
+            "status": status,
+            "reason": reason or None,
+            "tenant": None if client_id is None else self.tenants[client_id],
+            "model": None if call is None else self.models[call.pipeline_id],
+            "number": None if call is None else call.request_id,
+            "in_bytes": in_bytes,
+            "out_bytes": out_bytes,
+            "total_ms": _ms(monotonic_ns() - entry.began_ns),
+            "queue_ms": None,
+            "exec_ms": None,
+        }
+        if call is not None and call.began_ns:
+            fields["queue_ms"] = _ms(call.began_ns - call.arrived_ns)
+            fields["exec_ms"] = _ms(call.ended_ns - call.began_ns)
+        texts = {name: "-" if value is None else value for name, value in fields.items()}
+        extra = {"fields": fields, "request_id": request_id.decode("latin-1")}
+        _LOG.info(_TEXT, texts, extra=extra)
+
+
+def _ms(duration_ns: int) -> float:
+    return round(duration_ns * 1e-6, 3)

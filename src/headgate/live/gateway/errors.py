@@ -6,12 +6,8 @@ whichever front end or stage of a request ran into the problem.
 
 from __future__ import annotations
 
-from typing import Final
-
 from headgate.core.states import Settlement
 from headgate.http.interface import HttpError
-
-SHUTDOWN_MESSAGE: Final = "the server shut down before the request was completed"
 
 
 class RequestError(HttpError):

@@ -15,8 +15,9 @@ import signal
 import socket
 import ssl
 from asyncio import FIRST_COMPLETED
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from math import prod
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NoReturn, final
@@ -28,14 +29,12 @@ from headgate.core.errors import ConfigError
 from headgate.functions.tensor import format_spec
 from headgate.live.call import GatewayPhase, ServedModel, problems
 from headgate.live.deployment import read_deployment
-from headgate.live.gateway.access_log import AccessLog
 from headgate.live.gateway.config import gateway_config
-from headgate.live.gateway.context import GatewayContext
+from headgate.live.gateway.context import AccessLog, GatewayContext
 from headgate.live.gateway.http.server import GatewayServer
 from headgate.live.model_registry import LoadsNeeded
 from headgate.live.runtime import Runtime
 from headgate.live.telemetry import Exposition, Metrics
-from headgate.live.telemetry.tracing import make_tracer
 from headgate.system.process import (
     kill_groups_and_exit,
     set_parent_death_signal,
@@ -44,6 +43,7 @@ from headgate.system.process import (
 
 if TYPE_CHECKING:
     from headgate.live.gateway.grpc.server import GrpcServer
+    from headgate.live.telemetry.spans import SpanTracer
 
 POLL_S: Final = 0.005  # while starting, or shutting down
 HEARTBEAT_S: Final = 0.5
@@ -57,6 +57,13 @@ _EXAMPLE_ELEMENTS: Final[dict[str, object]] = {
     "FP64": 1.0,
 }
 _EXAMPLE_ELEMENTS_MAX: Final = 64  # of an example that people can read
+# Any of these variables enables tracing. The specification would export to this machine by default,
+# but a server that logs an error every few seconds because nothing listens there is worse.
+_ENABLING_VARIABLES: Final = (
+    "OTEL_TRACES_EXPORTER",
+    "OTEL_EXPORTER_OTLP_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+)
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -327,10 +334,7 @@ def _curl(url: str, model: ServedModel) -> str:
 
 
 def _elements(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= max(1, size)
-    return count
+    return prod(max(1, size) for size in shape)
 
 
 def tls_context(serve: ServeSpec, base: Path) -> ssl.SSLContext | None:
@@ -350,7 +354,6 @@ def tls_context(serve: ServeSpec, base: Path) -> ssl.SSLContext | None:
 
 
 def _set_threadsafe(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    """Set an event of a loop from another thread."""
     with suppress(RuntimeError):  # the loop has ended
         loop.call_soon_threadsafe(event.set)
 
@@ -358,3 +361,35 @@ def _set_threadsafe(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> No
 def _url_host(host: str) -> str:
     """A host as it is written in a URL."""
     return f"[{host}]" if ":" in host else host
+
+
+def make_tracer(
+    models: Sequence[str], environment: Mapping[str, str] = os.environ
+) -> SpanTracer | None:
+    """Return the tracer that the `OTEL_*` variables configure; None if they enable none.
+
+    `models` are names by pipeline id. Raises `ConfigError` for an unknown exporter. Whole clusters
+    set those variables, so a missing OpenTelemetry package is only a warning.
+    """
+    wanted = _exporters_wanted(environment)
+    if not wanted:
+        return None
+    try:
+        from headgate.live.telemetry.spans import export_spans  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError as missing:
+        _LOG.warning(
+            "OTEL_* variables enable traces, which need headgate[otel]: %s is not installed",
+            missing.name,
+        )
+        return None
+    return export_spans(wanted, environment, models)
+
+
+def _exporters_wanted(environment: Mapping[str, str]) -> list[str]:
+    is_off = environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+    if is_off or not any(environment.get(name) for name in _ENABLING_VARIABLES):
+        return []
+    names = environment.get("OTEL_TRACES_EXPORTER", "") or "otlp"
+    return [
+        name for name in (part.strip() for part in names.split(",")) if name not in ("", "none")
+    ]

@@ -23,17 +23,15 @@ from headgate.functions.tensor import TensorSpec
 from headgate.live.call import Call, GatewayPhase, ServedModel, problems
 from headgate.live.gateway.codec.text import OutputText, ParsedRequest, ReadText, WriteText
 from headgate.live.gateway.errors import RequestError
-from headgate.live.gateway.http.headers import traceparent
 from headgate.live.gateway.http.request import HttpRequest, Rule
 from headgate.live.gateway.http.responses import (
     JSON_HEADER,
     ResponseBody,
+    ResponseFormat,
     error_json,
-    json_headers,
 )
-from headgate.live.gateway.inference import check_open, find_model
-from headgate.live.gateway.oip import binary
-from headgate.live.gateway.oip.http import OipFormat, check_encoding, read_then, submit
+from headgate.live.gateway.inference import check_open, find_model, traceparent
+from headgate.live.gateway.oip.http import OipFormat, check_encoding, json_bytes, read_then, submit
 from headgate.live.gateway.oip.json import (
     InferRequest,
     InputJson,
@@ -46,12 +44,13 @@ ATTRIBUTES: Final = b"x-amzn-sagemaker-custom-attributes"
 TARGET: Final = b"x-amzn-sagemaker-target-model"
 VARIANT: Final = b"x-Amzn-Invoked-Production-Variant: AllTraffic\r\n"
 TRITON: Final = "application/vnd.sagemaker-triton.binary+json"
+_CSV_HEADER: Final = b"Content-Type: text/csv; charset=utf-8\r\n"
+_OPAQUE_HEADER: Final = b"Content-Type: application/octet-stream\r\n"
 _TRITON_SIZE: Final = re.compile(rb";\s*json-header-size=(\d+)\s*$")
 _TEXT_FORMATS: Final = {"application/json": "json", "text/csv": "csv"}
 
 
 def sagemaker_rules() -> dict[str, Rule]:
-    """The rules of SageMaker by path."""
     return {
         "/ping": Rule(b"GET", ping, is_public=True),
         "/invocations": Rule(b"POST", invocations, is_text=is_text),
@@ -75,27 +74,50 @@ class ServiceErrorJson(Struct, gc=False):
 
 
 @final
-class SageMakerFormat:
+class SageMakerFormat(ResponseFormat):
     """Responses in the format of the body; errors of a container, or of the service."""
 
-    __slots__ = ("_is_endpoint", "body_format")
+    __slots__ = ("_format", "_is_endpoint", "_is_triton", "_oip")
 
     def __init__(self, *, is_endpoint: bool) -> None:
         self._is_endpoint = is_endpoint
-        self.body_format: BodyFormat | None = None  # set once the body has been parsed
+        self._oip: OipFormat | None = None  # set once the body has been parsed
+
+    def set_body(self, model: ServedModel, parsed: ParsedRequest, media_type: bytes) -> list[str]:
+        """Respond in the format of a request's body; return the names of requested outputs."""
+        self._format = parsed.format
+        self._is_triton = _kind(media_type) == TRITON
+        self._oip = OipFormat(model.name, parsed.request)
+        return self._oip.names
 
     def response(self, call: Call) -> ResponseBody:
-        """The outputs in the format of the request's body."""
-        assert self.body_format is not None
-        response = self.body_format.response(call)
+        response = self._body(call)
         headers = response.headers
         response.headers = lambda text_bytes: headers(text_bytes) + VARIANT
+        return response
+
+    def _body(self, call: Call) -> ResponseBody:
+        if self._format == "opaque":
+            string = _only_string(call)
+            if string is not None:
+                return ResponseBody(b"", (), [string], lambda text_bytes: _OPAQUE_HEADER)
+        elif self._format != "oip":
+            outputs = [OutputText(t.name, t.datatype, t.shape) for t in call.outputs]
+            text = WriteText(self._format, "", "", outputs)
+            data = [memoryview_of(tensor) for tensor in call.outputs]
+            if self._format == "csv":
+                return ResponseBody(text, data, (), lambda text_bytes: _CSV_HEADER)
+            return ResponseBody(text, data)
+        assert self._oip is not None
+        response = self._oip.response(call)
+        if self._is_triton:
+            response.headers = _triton_headers
         return response
 
     def error(self, error: RequestError, request_id: bytes) -> tuple[int, bytes, bytes]:
         """A container's error, or the service's."""
         if not self._is_endpoint:
-            return error.status, JSON_HEADER, error_json(error, request_id)
+            return super().error(error, request_id)
         status, kind = _service_error(error)
         body = ServiceErrorJson(error.message)
         if kind == "ModelError":
@@ -149,12 +171,11 @@ def _invoke(request: HttpRequest, name: str) -> None:
     parts = split_body(media_type, body, model)
 
     def on_read(parsed: ParsedRequest) -> None:
-        body_format = BodyFormat(model, parsed, media_type)
-        response_format.body_format = body_format
+        names = response_format.set_body(model, parsed, media_type)
         if attributes:
             parsed.request.parameters = attributes | (parsed.request.parameters or {})
         rest = body[:0] if parts is None else parts.rest
-        submit(request, model, arrived_ns, parsed, rest, body_format.names)
+        submit(request, model, arrived_ns, parsed, rest, names)
 
     if parts is None:
         on_read(opaque(body, model))
@@ -212,7 +233,7 @@ def split_body(media_type: bytes, body: memoryview, model: ServedModel) -> BodyP
         size = _TRITON_SIZE.search(media_type)
         if size is None:
             raise RequestError(400, f"the media type {TRITON} requires json-header-size=N")
-        at = binary.json_bytes(size[1], len(body))
+        at = json_bytes(size[1], len(body))
         return BodyParts(body[:at], body[at:], ReadText("oip", model.name))
     if kind not in _TEXT_FORMATS:
         return None
@@ -227,35 +248,6 @@ def opaque(body: memoryview, model: ServedModel) -> ParsedRequest:
     return ParsedRequest("opaque", InferRequest([described]), [memoryview(pack_strings([body]))])
 
 
-@final
-class BodyFormat:
-    """The response format that corresponds to the format of a request's body."""
-
-    def __init__(self, model: ServedModel, parsed: ParsedRequest, media_type: bytes) -> None:
-        self._model = model
-        self._format = parsed.format
-        self._is_triton = _kind(media_type) == TRITON
-        self._oip = OipFormat(model.name, parsed.request)
-        self.names = self._oip.names
-
-    def response(self, call: Call) -> ResponseBody:
-        """The outputs in the format of the request's body."""
-        if self._format == "opaque":
-            string = _only_string(call)
-            if string is not None:
-                return ResponseBody(b"", (), [string], _opaque_headers)
-        elif self._format != "oip":
-            outputs = [OutputText(t.name, t.datatype, t.shape) for t in call.outputs]
-            text = WriteText(self._format, self._model.name, "", outputs)
-            data = [memoryview_of(tensor) for tensor in call.outputs]
-            headers = _csv_headers if self._format == "csv" else json_headers
-            return ResponseBody(text, data, (), headers)
-        response = self._oip.response(call)
-        if self._is_triton:
-            response.headers = _triton_headers
-        return response
-
-
 def _kind(media_type: bytes) -> str:
     return media_type.partition(b";")[0].strip().lower().decode("latin-1")
 
@@ -267,14 +259,6 @@ def _only_string(call: Call) -> memoryview | None:
     data = memoryview_of(call.outputs[0])
     size = int.from_bytes(data[:4], "little")
     return data[4:] if len(data) >= 4 and len(data) == 4 + size else None
-
-
-def _csv_headers(text_bytes: int) -> bytes:
-    return b"Content-Type: text/csv; charset=utf-8\r\n"
-
-
-def _opaque_headers(text_bytes: int) -> bytes:
-    return b"Content-Type: application/octet-stream\r\n"
 
 
 def _triton_headers(text_bytes: int) -> bytes:

@@ -86,9 +86,7 @@ class CrashMarkers:
             self._suspect_path(step, variant_id).unlink()
 
     def take_interrupted(self, node_id: int) -> list[tuple[str, int]]:
-        """Return the steps that a dead worker was in, as (step, variant id), and remove their
-        markers.
-        """
+        """Return the steps that a dead worker was in, with variant ids; remove their markers."""
         interrupted: set[tuple[str, int]] = set()
         for step in STEPS:
             for path in self._run_dir.glob(f"{step}-{node_id}-*.marker"):

@@ -7,11 +7,12 @@ vocabulary. Only messages that carry tensors have a format of their own. Nothing
 
 from __future__ import annotations
 
-from typing import Final, final
+from typing import Final, Protocol, final
 
 from msgspec import MsgspecError, Struct
 from msgspec.msgpack import Decoder, Encoder
 
+from headgate.core.events import Event
 from headgate.functions.tensor import Signature, TaskInputs, TaskResult
 
 
@@ -58,9 +59,7 @@ class MeasuredFunction(Struct, array_like=True):
 
 @final
 class Hello(Message, tag=4):
-    """To a gateway, first: the worker introduces itself. Comes with the descriptor of its shared
-    memory.
-    """
+    """To a gateway, first, with the descriptor of the worker's shared memory."""
 
     node_id: int
     pid: int
@@ -96,6 +95,16 @@ class FunctionLoaded(Message, tag=7):
     function: MeasuredFunction
 
 
+class BatchListener(Protocol):
+    """Receives the results of batches, from workers and from remote pools."""
+
+    def on_batch_ran(self, pool_id: int, message: BatchRan) -> None:
+        """Handle the results of a batch. The listener owns the tensors."""
+
+    def on_event(self, event: Event) -> None:
+        """Handle any other event."""
+
+
 AnyMessage = RunBatch | ActionMessage | Release | Hello | BatchRan | EventMessage | FunctionLoaded
 
 ENCODER: Final = Encoder()
@@ -104,7 +113,7 @@ LENGTH_BYTES: Final = 4
 MESSAGE_BYTES_MAX: Final = 1 << 30
 
 
-def frame(message: Message) -> bytes:
+def frame(message: Struct) -> bytes:
     """Return a message with its length prefix. Raises `ValueError` if it is too long.
 
     >>> from headgate.live.ipc.messages import Release

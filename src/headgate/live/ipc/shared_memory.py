@@ -91,7 +91,6 @@ class Arena:
 
     @property
     def size(self) -> int:
-        """The size of the region in bytes."""
         return self._size
 
     def allocate(self, data: memoryview) -> Block | None:
@@ -126,9 +125,7 @@ class Arena:
             self._too_large = self._size + 1
 
     def view(self, block: Block) -> memoryview:
-        """Return the content of a block, read-only. Raises `ValueError` if it is outside the
-        region.
-        """
+        """Return the content of a block, read-only. Raises `ValueError` outside the region."""
         offset, size = block.offset, block.size
         if offset < 0 or size < 0 or offset + size > self._size:
             raise ValueError(f"{size} bytes at {offset} are outside the region of {self._size}")

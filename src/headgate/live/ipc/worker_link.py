@@ -12,7 +12,9 @@ import logging
 import os
 import socket
 from collections import deque
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Final, Protocol, cast, final
 
@@ -26,6 +28,7 @@ from headgate.live.ipc.messages import (
     MESSAGE_BYTES_MAX,
     ActionMessage,
     AnyMessage,
+    BatchListener,
     BatchRan,
     EventMessage,
     Frames,
@@ -49,14 +52,8 @@ _NO_COPIES: Final[Copies] = deque()
 _LOG: Final = logging.getLogger(__name__)
 
 
-class WorkerListener(Protocol):
+class WorkerListener(BatchListener, Protocol):
     """Receives the messages of workers."""
-
-    def on_batch_ran(self, pool_id: int, message: BatchRan) -> None:
-        """Handle the results of a batch. The listener owns the tensors."""
-
-    def on_event(self, event: Event) -> None:
-        """Handle any other event."""
 
     def on_function_loaded(self, function: MeasuredFunction) -> None:
         """Handle a function that has loaded after earlier failures."""
@@ -76,33 +73,27 @@ class WorkerLinksListener(WorkerListener, Protocol):
 
 
 @final
+@dataclass(eq=False)
 class WorkerLinks:
     """Maintains one `WorkerLink` per node."""
 
-    def __init__(
-        self,
-        run_dir: Path,
-        nodes: list[NodeSpec],
-        listener: WorkerLinksListener,
-        *,
-        arena_bytes: int,
-        count_fault: CountFault = ignore_fault,
-    ) -> None:
-        self._run_dir = run_dir
-        self._nodes = nodes
-        self._listener = listener
-        self._arena_bytes = arena_bytes
-        self._count_fault = count_fault
+    run_dir: Path
+    nodes: list[NodeSpec]
+    listener: WorkerLinksListener
+    _: KW_ONLY
+    arena_bytes: int
+    count_fault: CountFault = ignore_fault
+
+    def __post_init__(self) -> None:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Start to connect to every node, and reconnect forever."""
-        self._tasks = [asyncio.create_task(self._reconnect_forever(node)) for node in self._nodes]
+        self._tasks = [asyncio.create_task(self._reconnect_forever(node)) for node in self.nodes]
         for task in self._tasks:
             task.add_done_callback(self._on_task_done)
 
     async def stop(self) -> None:
-        """Close all connections."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -110,7 +101,7 @@ class WorkerLinks:
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            self._listener.abort(error)
+            self.listener.abort(error)
 
     async def _reconnect_forever(self, node: NodeSpec) -> None:
         while True:
@@ -118,7 +109,7 @@ class WorkerLinks:
                 is_lost = await self._serve(node)
             except Exception:
                 _LOG.exception("the connection to worker %s failed; reconnecting", node.name)
-                self._count_fault("worker_connection")
+                self.count_fault("worker_connection")
                 await asyncio.sleep(FAULT_RETRY_S)
             else:
                 if not is_lost:
@@ -130,7 +121,7 @@ class WorkerLinks:
         if link is None:
             return False
         try:
-            self._listener.on_worker_joined(link)
+            self.listener.on_worker_joined(link)
             _LOG.info("worker %s (process %d) connected", node.name, link.hello.pid)
             await link.closed
             _LOG.info("worker %s (process %d) disconnected", node.name, link.hello.pid)
@@ -141,19 +132,19 @@ class WorkerLinks:
     async def _connect(self, node: NodeSpec) -> WorkerLink | None:
         """Return a link once the worker has sent its `Hello`; None if it is not listening yet."""
         loop = asyncio.get_running_loop()
-        path = str(socket_path(self._run_dir, node.id))
+        path = str(socket_path(self.run_dir, node.id))
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             # In a thread: a worker sends its `Hello` only after its warm-up, which may take a
             # while.
             hello, peer_arena = await loop.run_in_executor(None, _handshake, sock, path)
-            arena = Arena.create(self._arena_bytes)
+            arena = Arena.create(self.arena_bytes)
             with ExitStack() as unless_linked:
                 unless_linked.callback(arena.close)
                 unless_linked.callback(peer_arena.close)
                 socket.send_fds(sock, [b"\0"], [arena.fd])
                 sock.setblocking(False)
-                link = WorkerLink(node, hello, self._listener, arena, peer_arena, self._count_fault)
+                link = WorkerLink(node, hello, self.listener, arena, peer_arena, self.count_fault)
                 await loop.create_unix_connection(lambda: link, sock=sock)
                 unless_linked.pop_all()
         except (OSError, ValueError):
@@ -168,25 +159,19 @@ class WorkerLinks:
 
 
 @final
+@dataclass(eq=False)
 class WorkerLink(asyncio.Protocol):
     """The gateway's end of the connection to one worker, from handshake to close."""
 
-    def __init__(
-        self,
-        node: NodeSpec,
-        hello: Hello,
-        listener: WorkerListener,
-        arena: Arena,
-        peer_arena: Arena,
-        count_fault: CountFault = ignore_fault,
-    ) -> None:
-        self.node = node
-        self.hello = hello
+    node: NodeSpec
+    hello: Hello
+    listener: WorkerListener
+    arena: Arena
+    peer_arena: Arena
+    count_fault: CountFault = ignore_fault
+
+    def __post_init__(self) -> None:
         self.closed = asyncio.get_running_loop().create_future()
-        self._listener = listener
-        self._arena = arena
-        self._peer_arena = peer_arena
-        self._count_fault = count_fault
         self._frames = Frames()
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -224,7 +209,6 @@ class WorkerLink(asyncio.Protocol):
         self._send(ActionMessage(wire))
 
     def close(self) -> None:
-        """Close the connection."""
         if self._transport is not None:
             self._transport.close()
 
@@ -238,9 +222,9 @@ class WorkerLink(asyncio.Protocol):
             if isinstance(data, Block) or data.nbytes < INLINE_BYTES_MAX:
                 continue
             if data.nbytes <= COPY_BYTES_MAX:
-                block = self._arena.allocate(data)
+                block = self.arena.allocate(data)
             else:
-                reserved = self._arena.reserve(data.nbytes)
+                reserved = self.arena.reserve(data.nbytes)
                 block = None if reserved is None else reserved[0]
                 if reserved is not None:
                     copies.append((reserved[1], data))
@@ -271,7 +255,7 @@ class WorkerLink(asyncio.Protocol):
             self._transport.write(data)
         except Exception:
             _LOG.exception("cannot write to worker %s; disconnecting", self.node.name)
-            self._count_fault("worker_connection")
+            self.count_fault("worker_connection")
             self._transport.abort()
 
     def _copy_unsent(self) -> None:
@@ -287,7 +271,6 @@ class WorkerLink(asyncio.Protocol):
             self._loop.call_soon(self._copy_unsent)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
         # The transport of uvloop is no subclass of it.
         self._transport = cast(asyncio.Transport, transport)
 
@@ -311,7 +294,7 @@ class WorkerLink(asyncio.Protocol):
     def _protocol_error(self, error: Exception) -> None:
         """Close the connection after an invalid message."""
         _LOG.error("worker %s sent an invalid message; disconnecting: %s", self.node.name, error)
-        self._count_fault("worker_message")
+        self.count_fault("worker_message")
         self._pending.clear()
         self.close()
 
@@ -324,13 +307,9 @@ class WorkerLink(asyncio.Protocol):
         if not self.closed.done():
             self.closed.set_result(None)
         lost, self._batch_ids = sorted(self._batch_ids), set()
-        try:
-            self._listener.on_worker_lost(self, lost)
-        except Exception:
-            self._listener_failed(None)
-        finally:
-            self._arena.close()
-            self._peer_arena.close()
+        self._notify(self.listener.on_worker_lost, self, lost)
+        self.arena.close()
+        self.peer_arena.close()
 
     def _on_message(self, message: Message) -> None:
         if isinstance(message, BatchRan):
@@ -342,33 +321,24 @@ class WorkerLink(asyncio.Protocol):
                 raise ValueError(f"{message.wire} is not an event")
             if isinstance(event, BatchRefused):
                 self._batch_ids.discard(event.batch_id)
-            try:
-                self._listener.on_event(event)
-            except Exception:
-                self._listener_failed(None)
+            self._notify(self.listener.on_event, event)
         elif isinstance(message, Release):
             self._free(message.offsets)
         elif isinstance(message, FunctionLoaded):
-            try:
-                self._listener.on_function_loaded(message.function)
-            except Exception:
-                self._listener_failed(None)
+            self._notify(self.listener.on_function_loaded, message.function)
         else:
             raise ValueError(f"{type(message).__name__} is not for a gateway")
 
-    def _listener_failed(self, batch_id: int | None) -> None:
-        """Handle an exception of the listener: a defect of the gateway, so the batch ends and
-        reading continues.
-        """
+    def _notify(self, tell: Callable[..., None], *news: object) -> None:
+        try:
+            tell(*news)
+        except Exception:
+            self._listener_failed()
+
+    def _listener_failed(self) -> None:
+        """Log and count what the listener raised, a defect of the gateway; reading goes on."""
         _LOG.exception("a message of worker %s could not be handled", self.node.name)
-        self._count_fault("report")
-        if batch_id is not None:
-            try:
-                self._listener.on_event(BatchLost(batch_id))
-            except Exception:
-                _LOG.exception(
-                    "batch %d of worker %s could not be reported as lost", batch_id, self.node.name
-                )
+        self.count_fault("report")
 
     def _take_outputs(self, message: BatchRan) -> None:
         """Copy the outputs out of the worker's shared memory, release it, and report the batch."""
@@ -378,7 +348,7 @@ class WorkerLink(asyncio.Protocol):
             for tensor in result.outputs:
                 if isinstance(tensor.data, Block):
                     offsets.append(tensor.data.offset)
-                    view = self._peer_arena.view(tensor.data)
+                    view = self.peer_arena.view(tensor.data)
                     if len(view) <= COPY_BYTES_MAX:
                         tensor.data = memoryview(bytes(view))
                         continue
@@ -408,13 +378,14 @@ class WorkerLink(asyncio.Protocol):
         if offsets:
             self._send(Release(offsets))
         try:
-            self._listener.on_batch_ran(self.node.pool_id, message)
+            self.listener.on_batch_ran(self.node.pool_id, message)
         except Exception:
-            self._listener_failed(message.batch_id)
+            self._listener_failed()
+            self._notify(self.listener.on_event, BatchLost(message.batch_id))
 
     def _free(self, offsets: list[int]) -> None:
         for offset in offsets:
-            self._arena.free(offset)
+            self.arena.free(offset)
 
 
 def _copy_chunk(copies: Copies) -> None:

@@ -57,13 +57,7 @@ _DENIED_CODES: Final = (
 
 
 def make_client(
-    service: Service,
-    provider: Provider,
-    *,
-    connections: int,
-    hang_s: float,
-    where: str,
-    key: str,
+    service: Service, provider: Provider, *, connections: int, hang_s: float, where: str, key: str
 ) -> Any:  # boto3 has no types: it creates its classes at run time
     """Return a thread-safe client. Raises `ConfigError` if it could never work."""
     config = Config(
@@ -98,15 +92,19 @@ def classify_error(
     `throttles` are the HTTP statuses that mean throttling, `too_large` those that mean too large a
     payload.
     """
+    text = first_line(error)
     if isinstance(error, ClientError):
-        if status_of(error) in too_large:
-            return Refused(Refusal.TOO_LARGE, first_line(error))
-        return _classify_response(error, throttles)
+        status, code = status_of(error), error.response.get("Error", {}).get("Code", "")
+        if status in too_large:
+            return Refused(Refusal.TOO_LARGE, text)
+        if status in throttles:
+            return Refused(Refusal.THROTTLED, text)
+        if status in _DENIED_STATUSES or code in _DENIED_CODES:
+            return Refused(Refusal.GONE, text)
+        return Failed(text)
     if isinstance(error, _BEFORE_SENDING):
-        return Refused(Refusal.GONE, first_line(error))
-    if isinstance(error, BotoCoreError):
-        return Lost(first_line(error))  # read timeout or broken connection
-    return Lost(first_line(error))
+        return Refused(Refusal.GONE, text)
+    return Lost(text)  # among others a read timeout or a broken connection
 
 
 def first_line(error: Exception) -> str:
@@ -121,7 +119,6 @@ def first_line(error: Exception) -> str:
 
 
 def status_of(error: ClientError) -> int:
-    """Return the HTTP status of an error."""
     status: int = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     return status
 
@@ -142,9 +139,7 @@ def _aws_client(service: Service, provider: Provider, config: Config, where: str
 
 
 def _local_client(service: Service, provider: Provider, config: Config, url: str) -> Any:
-    """Return a client for an endpoint on this machine. No AWS setting is used except for the
-    region.
-    """
+    """Return a client for an endpoint on this machine. Of AWS settings only the region counts."""
     session = get_session()
     # The only credential provider, so that no AWS credentials can be found.
     session.register_component("credential_provider", _PlatformKeys(url))
@@ -164,20 +159,9 @@ class _PlatformKeys(Credentials):  # type: ignore[misc]  # botocore has no types
         self._url = url
 
     def load_credentials(self) -> _PlatformKeys:
-        """Return the credentials of a session."""
         return self
 
     def get_frozen_credentials(self) -> ReadOnlyCredentials:
         """Return the credentials that the next request is signed with."""
         keys = keys_for(self._url)
         return ReadOnlyCredentials(keys.access_key_id, keys.secret_access_key, None)
-
-
-def _classify_response(error: ClientError, throttles: tuple[int, ...]) -> CallResult:
-    status = status_of(error)
-    if status in throttles:
-        return Refused(Refusal.THROTTLED, first_line(error))
-    code = error.response.get("Error", {}).get("Code", "")
-    if status in _DENIED_STATUSES or code in _DENIED_CODES:
-        return Refused(Refusal.GONE, first_line(error))
-    return Failed(first_line(error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
 from time import monotonic_ns
 from typing import Any, Final, final
 
@@ -19,8 +20,15 @@ from headgate.functions.lambda_payload import (
     encode_request,
 )
 from headgate.live.pools.aws_client import classify_error, first_line
-from headgate.live.pools.remote_pool import CallResult, Done, Failed, Refused, RemoteCall
-from headgate.live.pools.validation import check_outputs, error_status
+from headgate.live.pools.remote_pool import (
+    CallResult,
+    Done,
+    Failed,
+    Refused,
+    RemoteCall,
+    check_outputs,
+    error_status,
+)
 
 THROTTLES: Final = (429,)  # the call has not run
 TOO_LARGE: Final = (413,)  # the call has not run either; no other status says so for certain
@@ -29,17 +37,17 @@ _TOOK_MS_MAX: Final = 1e9  # bound for the duration that a platform reports
 
 
 @final
+@dataclass(eq=False)
 class LambdaFunctions:
     """Calls functions. All methods block, and none raises."""
 
-    def __init__(self, client: Any, provider: Provider, payload_bytes_max: int) -> None:
-        self._client = client  # boto3 has no types
-        self._provider = provider
-        self._payload_bytes_max = payload_bytes_max
+    client: Any  # boto3 has no types
+    provider: Provider
+    payload_bytes_max: int
 
     def call(self, call: RemoteCall) -> CallResult:
         """Run a batch and wait for its result."""
-        size, limit = body_bytes([task.inputs for task in call.tasks]), self._payload_bytes_max
+        size, limit = body_bytes([task.inputs for task in call.tasks]), self.payload_bytes_max
         if size > limit:
             return Refused(Refusal.TOO_LARGE, f"the payload has {size} bytes; at most {limit}")
         body = encode_request(
@@ -58,20 +66,18 @@ class LambdaFunctions:
 
     def provision(self, function: str, count: int) -> str:
         """Set the provisioned concurrency; return the problem, if any."""
-        target = self._provider.target_of(function)
+        target = self.provider.target_of(function)
         head, _, qualifier = target.rpartition(":")
         # An ARN itself contains colons: arn:aws:lambda:REGION:ACCOUNT:function:NAME[:QUALIFIER].
         if not head or (target.startswith("arn:") and target.count(":") < 7):
             return f"{target}: only an alias can have provisioned instances (target: name:alias)"
         try:
             if count:
-                self._client.put_provisioned_concurrency_config(
-                    FunctionName=head,
-                    Qualifier=qualifier,
-                    ProvisionedConcurrentExecutions=count,
+                self.client.put_provisioned_concurrency_config(
+                    FunctionName=head, Qualifier=qualifier, ProvisionedConcurrentExecutions=count
                 )
             else:
-                self._client.delete_provisioned_concurrency_config(
+                self.client.delete_provisioned_concurrency_config(
                     FunctionName=head, Qualifier=qualifier
                 )
         except Exception as error:  # boto3 may raise anything
@@ -80,8 +86,8 @@ class LambdaFunctions:
 
     def _invoke(self, function: str, body: bytes) -> CallResult:
         try:
-            response = self._client.invoke(
-                FunctionName=self._provider.target_of(function), Payload=body
+            response = self.client.invoke(
+                FunctionName=self.provider.target_of(function), Payload=body
             )
             payload: bytes = response["Payload"].read()
         except Exception as error:  # boto3 may raise anything

@@ -74,21 +74,16 @@ class RemotePools:
             sys.setswitchinterval(SWITCH_S)
 
     def join(self) -> None:
-        """Report the nodes of all pools as joined."""
         for node in self._nodes.values():
             node.join()
 
     async def stop(self) -> None:
-        """Stop all pools."""
         await asyncio.gather(*(keeper.stop() for keeper in self.warm_keepers.values()))
         for remote_pool in self.by_pool.values():
             remote_pool.stop()
 
     def pool_of(self, pool_id: int, node_id: int | None) -> RemotePool | None:
-        """Return the pool that runs batches on a node, or without a node.
-
-        None if it is not remote.
-        """
+        """Return the pool that runs batches on a node, or without a node; None if not remote."""
         if node_id is None:
             return self.by_pool.get(pool_id)
         node = self._nodes.get(node_id)
@@ -104,7 +99,6 @@ class RemotePools:
         return node is not None
 
     def keep_warm(self, action: KeepWarm) -> None:
-        """Set the number of instances of a function to keep warm."""
         function_id = self._app.variants[action.variant_id].function_id
         name = self._app.functions[function_id].name
         self.warm_keepers[action.pool_id].set_target(

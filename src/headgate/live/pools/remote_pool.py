@@ -11,8 +11,9 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
+from http import HTTPStatus
 from time import monotonic_ns
 from typing import Final, Protocol, TypeAlias, final
 
@@ -29,7 +30,6 @@ from headgate.core.events import (
     BatchFailed,
     BatchLost,
     BatchRefused,
-    Event,
     InstanceStarted,
     InstanceStopped,
     Refusal,
@@ -40,10 +40,13 @@ from headgate.core.model import App, FaasPlatform, Function, Pool
 from headgate.core.records import STAGES_MAX
 from headgate.core.view import View
 from headgate.functions.error_text import error_text
-from headgate.functions.tensor import Signature, TaskInputs, TaskResult
+from headgate.functions.tensor import ITEM_BYTES, Signature, TaskInputs, TaskResult, Tensor
 from headgate.live.call import Call
 from headgate.live.deployment import NodeSpec
-from headgate.live.ipc.messages import BatchRan
+from headgate.live.gateway.config import GatewayConfig
+from headgate.live.gateway.errors import RequestError
+from headgate.live.gateway.oip.json import element_count, holds_strings, memoryview_of
+from headgate.live.ipc.messages import BatchListener, BatchRan
 from headgate.system.threads import BlockingCalls
 
 Shares: TypeAlias = tuple[tuple[int, int, int], ...]  # (pipeline, client, items) of each request
@@ -55,6 +58,9 @@ WARNING_INTERVAL_S: Final = 5.0  # per pool
 DEPROVISION_WAIT_S: Final = 3.0
 POLL_S: Final = 0.01
 OUTCOMES: Final = ("finished", "failed", "refused", "throttled", "lost")
+_LIMITS: Final = GatewayConfig()
+_ERROR_STATUSES: Final = frozenset(status.value for status in HTTPStatus if status.value >= 400)
+_NAME_MAX: Final = 80  # characters of a name in an error
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -158,16 +164,6 @@ class Lost:
 CallResult: TypeAlias = Done | Failed | Refused | Lost
 
 
-class RemoteCallListener(Protocol):
-    """Receives the results of calls."""
-
-    def on_batch_ran(self, pool_id: int, message: BatchRan) -> None:
-        """Handle the results of a batch. The listener owns the tensors."""
-
-    def on_event(self, event: Event) -> None:
-        """Handle any other event."""
-
-
 class CostSink(Protocol):
     """Receives the cost of calls and of keep-warm."""
 
@@ -184,38 +180,30 @@ def _failed(error: BaseException) -> CallResult:
 
 
 @final
+@dataclass(eq=False)
 class RemotePool:
     """Sends calls to one pool."""
 
-    def __init__(
-        self,
-        pool: Pool,
-        call: Callable[[RemoteCall], CallResult],
-        listener: RemoteCallListener,
-        costs: CostSink,
-        on_cold_start: OnColdStart,
-        threads: BlockingCalls,
-        *,
-        hang_ns: int,
-    ) -> None:
-        self.pool = pool
-        self.threads = threads
+    pool: Pool
+    call: Callable[[RemoteCall], CallResult]
+    listener: BatchListener
+    costs: CostSink
+    on_cold_start: OnColdStart
+    threads: BlockingCalls
+    _: KW_ONLY
+    hang_ns: int
+
+    def __post_init__(self) -> None:
         self.outcomes: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))  # by `OUTCOMES`
         self.running: Counter[str] = Counter()  # calls in flight by function
         # The target does not exist or denies access.
         self.on_unreachable: Callable[[RemoteCall], None] | None = None
-        self._call = call
-        self._listener = listener
-        self._costs = costs
-        self._on_cold_start = on_cold_start
-        self._hang_ns = hang_ns
         self._loop = asyncio.get_running_loop()
         self._in_flight: dict[int, tuple[RemoteCall, int, asyncio.TimerHandle]] = {}  # by batch
         self._next_warning_s = 0.0
 
     @property
     def in_flight(self) -> int:
-        """The number of calls in flight."""
         return len(self._in_flight)
 
     def send(self, now_ns: int, call: RemoteCall) -> None:
@@ -224,14 +212,14 @@ class RemotePool:
             problem = f"{self.threads.count_max} calls are in flight already"
             self._finish(call, Refused(Refusal.THROTTLED, problem), 0)
             return
-        limit_ns = self._hang_ns
+        limit_ns = self.hang_ns
         if call.is_hard:
             limit_ns = min(limit_ns, max(0, call.deadline_ns - now_ns) + GRACE_NS)
         timer = self._loop.call_later(limit_ns / 1e9, self._time_out, call.batch_id)
         self._in_flight[call.batch_id] = (call, now_ns, timer)
         self.running[call.function] += 1
         self.threads.submit(
-            partial(self._call, call), partial(self._on_return, call.batch_id), _failed
+            partial(self.call, call), partial(self._on_return, call.batch_id), _failed
         )
 
     def warn(self, text: str) -> None:
@@ -262,7 +250,7 @@ class RemotePool:
         self._finish(call, outcome, monotonic_ns() - sent_ns)
 
     def _finish(self, call: RemoteCall, outcome: CallResult, round_trip_ns: int) -> None:
-        listener = self._listener
+        listener = self.listener
         if isinstance(outcome, Done):
             self._finish_done(call, outcome, round_trip_ns)
             return
@@ -276,7 +264,7 @@ class RemotePool:
                     self.on_unreachable(call)
             return
         # An upper bound of what is billed.
-        self._costs.on_call_billed(self.pool.id, call.shares, round_trip_ns)
+        self.costs.on_call_billed(self.pool.id, call.shares, round_trip_ns)
         if isinstance(outcome, Failed):
             self.outcomes["failed"] += 1
             self.warn(outcome.reason)
@@ -291,11 +279,11 @@ class RemotePool:
         took_ns = min(outcome.took_ns, round_trip_ns)
         platform = self.pool.faas
         is_billed_whole = outcome.is_cold and platform is not None and platform.bills_cold_start
-        self._costs.on_call_billed(
+        self.costs.on_call_billed(
             self.pool.id, call.shares, round_trip_ns if is_billed_whole else took_ns
         )
         if outcome.is_cold:
-            self._on_cold_start(call.function, round_trip_ns - took_ns)
+            self.on_cold_start(call.function, round_trip_ns - took_ns)
         by_id = {result.task_id: result for result in outcome.results}
         missing = "the response contains no result for this task"
         results = [
@@ -304,32 +292,26 @@ class RemotePool:
         ]
         ended_ns = monotonic_ns()
         ran = BatchRan(call.batch_id, ended_ns - took_ns, ended_ns, results)
-        self._listener.on_batch_ran(self.pool.id, ran)
+        self.listener.on_batch_ran(self.pool.id, ran)
 
 
 @final
+@dataclass(eq=False)
 class WarmKeeper:
     """Keeps instances of one pool warm, by pings or provisioned concurrency.
 
     There is one target per function; a new one replaces the last.
     """
 
-    def __init__(
-        self,
-        pool: RemotePool,
-        platform: FaasPlatform,
-        ping: Callable[[str], CallResult],
-        provision: Callable[[str, int], str],
-        costs: CostSink,
-        on_cold_start: OnColdStart,
-    ) -> None:
+    pool: RemotePool
+    platform: FaasPlatform
+    ping: Callable[[str], CallResult]
+    provision: Callable[[str, int], str]
+    costs: CostSink
+    on_cold_start: OnColdStart
+
+    def __post_init__(self) -> None:
         self.pings = 0
-        self._pool = pool
-        self._platform = platform
-        self._ping = ping
-        self._provision = provision
-        self._costs = costs
-        self._on_cold_start = on_cold_start
         self._loop = asyncio.get_running_loop()
         self._ping_targets: dict[str, int] = {}  # instances to keep warm by pings
         # Provisioned instances, and since when they are unbilled.
@@ -338,9 +320,7 @@ class WarmKeeper:
         self._provisioning_calls = 0  # calls in flight
 
     def set_target(self, function: str, count: int, *, is_provisioned: bool) -> None:
-        """Keep this many instances warm from now on, by this means. Surplus instances expire by
-        themselves.
-        """
+        """Keep this many instances warm from now on. Surplus instances expire by themselves."""
         before = self._ping_targets.get(function, 0)
         self._ping_targets[function] = 0 if is_provisioned else count
         self._set_provisioned(function, count if is_provisioned else 0)
@@ -377,25 +357,25 @@ class WarmKeeper:
             )  # repeated, because somebody else may have changed it
             self._bill_provisioned(function)
         # Running instances are warm already.
-        wanted = pinged - self._pool.running[function]
-        for _ in range(max(0, min(wanted, self._pool.threads.free))):
+        wanted = pinged - self.pool.running[function]
+        for _ in range(max(0, min(wanted, self.pool.threads.free))):
             self.pings += 1
             done = partial(self._on_ping_done, function, monotonic_ns())
-            self._pool.threads.submit(partial(self._ping, function), done, _failed)
-        every_s = self._platform.ping_every_ns / 1e9
+            self.pool.threads.submit(partial(self.ping, function), done, _failed)
+        every_s = self.platform.ping_every_ns / 1e9
         self._timers[function] = self._loop.call_later(every_s, self._refresh, function)
 
     def _on_ping_done(self, function: str, sent_ns: int, outcome: CallResult) -> None:
         if not isinstance(outcome, Done):
             message = outcome.message if isinstance(outcome, Refused | Lost) else outcome.reason
-            self._pool.warn(f"cannot keep {function} warm: {message}")
+            self.pool.warn(f"cannot keep {function} warm: {message}")
             return
-        pool_id, round_trip_ns = self._pool.pool.id, monotonic_ns() - sent_ns
-        is_billed_whole = outcome.is_cold and self._platform.bills_cold_start
-        usd = self._platform.usd(round_trip_ns if is_billed_whole else outcome.took_ns)
-        self._costs.on_keep_warm_billed(pool_id, function, usd)
+        pool_id, round_trip_ns = self.pool.pool.id, monotonic_ns() - sent_ns
+        is_billed_whole = outcome.is_cold and self.platform.bills_cold_start
+        usd = self.platform.usd(round_trip_ns if is_billed_whole else outcome.took_ns)
+        self.costs.on_keep_warm_billed(pool_id, function, usd)
         if outcome.is_cold:
-            self._on_cold_start(function, max(0, round_trip_ns - outcome.took_ns))
+            self.on_cold_start(function, max(0, round_trip_ns - outcome.took_ns))
 
     def _set_provisioned(self, function: str, count: int) -> None:
         before = self._provisioned.get(function, (0, 0))[0]
@@ -406,30 +386,30 @@ class WarmKeeper:
                 self._request_provisioned(function, 0)
 
     def _request_provisioned(self, function: str, count: int) -> None:
-        if self._pool.threads.free:
+        if self.pool.threads.free:
             self._provisioning_calls += 1
-            self._pool.threads.submit(
-                partial(self._provision, function, count), self._on_provisioning_done, error_text
+            self.pool.threads.submit(
+                partial(self.provision, function, count), self._on_provisioning_done, error_text
             )
 
     def _on_provisioning_done(self, problem: str) -> None:
         self._provisioning_calls -= 1
         if problem:
-            self._pool.warn(f"cannot set provisioned concurrency: {problem}")
+            self.pool.warn(f"cannot set provisioned concurrency: {problem}")
 
     def _bill_provisioned(self, function: str) -> None:
         """Bill the provisioned instances up to now."""
         count, since_ns = self._provisioned.get(function, (0, 0))
         if count:
             now_ns = monotonic_ns()
-            rate = self._platform.provisioned_usd_per_gb_s * self._platform.gigabytes
-            self._costs.on_keep_warm_billed(
-                self._pool.pool.id, function, count * rate * (now_ns - since_ns) / 1e9
+            rate = self.platform.provisioned_usd_per_gb_s * self.platform.gigabytes
+            self.costs.on_keep_warm_billed(
+                self.pool.pool.id, function, count * rate * (now_ns - since_ns) / 1e9
             )
             self._provisioned[function] = (count, now_ns)
 
 
-class NodeListener(RemoteCallListener, Protocol):
+class NodeListener(BatchListener, Protocol):
     """Receives nodes that join and are lost, and the results of calls."""
 
     def on_node_joined(self, node: NodeSpec) -> None:
@@ -443,24 +423,18 @@ Ping = Callable[[str, int, Signature], str]
 
 
 @final
+@dataclass(eq=False)
 class EndpointNode:
     """Executes the actions for one node of a pool."""
 
-    def __init__(
-        self,
-        node: NodeSpec,
-        app: App,
-        signatures: Sequence[Signature],
-        pool: RemotePool,
-        ping: Ping,
-        listener: NodeListener,
-    ) -> None:
-        self.node = node
-        self.pool = pool
-        self._app = app
-        self._signatures = signatures
-        self._ping = ping
-        self._listener = listener
+    node: NodeSpec
+    app: App
+    signatures: Sequence[Signature]
+    pool: RemotePool
+    ping: Ping
+    listener: NodeListener
+
+    def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._is_up = False
         self._starting: dict[int, Function] = {}  # by instance
@@ -468,14 +442,13 @@ class EndpointNode:
     def join(self) -> None:
         """Report the node as up. Whether it responds is found out when an instance is started."""
         self._is_up = True
-        self._listener.on_node_joined(self.node)
+        self.listener.on_node_joined(self.node)
 
     def execute(self, action: PlacedAction) -> None:
-        """Execute any action other than a dispatch."""
-        listener = self._listener
+        listener = self.listener
         if isinstance(action, StartInstance):
-            function_id = self._app.variants[action.variant_id].function_id
-            self._starting[action.instance_id] = self._app.functions[function_id]
+            function_id = self.app.variants[action.variant_id].function_id
+            self._starting[action.instance_id] = self.app.functions[function_id]
             self._try_start(action.instance_id)
         elif isinstance(action, StopInstance):
             self._starting.pop(action.instance_id, None)
@@ -490,9 +463,9 @@ class EndpointNode:
         if self._is_up:
             self._is_up = False
             self._starting.clear()
-            self._listener.on_node_lost(self.node)
-            function_id = self._app.variants[call.variant_id].function_id
-            self._recheck(self._app.functions[function_id])
+            self.listener.on_node_lost(self.node)
+            function_id = self.app.variants[call.variant_id].function_id
+            self._recheck(self.app.functions[function_id])
 
     def _try_start(self, instance_id: int) -> None:
         function = self._starting.get(instance_id)
@@ -507,7 +480,7 @@ class EndpointNode:
             self._loop.call_later(RETRY_S, self._try_start, instance_id)
             return
         del self._starting[instance_id]
-        self._listener.on_event(InstanceStarted(instance_id, self.node.id))
+        self.listener.on_event(InstanceStarted(instance_id, self.node.id))
 
     def _recheck(self, function: Function) -> None:
         self._ping_then(function, partial(self._on_recheck_ping, function))
@@ -523,7 +496,34 @@ class EndpointNode:
         if not threads.free:
             self._loop.call_later(RETRY_S, self._ping_then, function, then)
             return
-        signature = self._signatures[function.id]
-        threads.submit(
-            partial(self._ping, function.name, self.node.id, signature), then, error_text
-        )
+        signature = self.signatures[function.id]
+        threads.submit(partial(self.ping, function.name, self.node.id, signature), then, error_text)
+
+
+def check_outputs(outputs: Sequence[Tensor]) -> None:
+    """Check that the metadata of tensors agrees with their data. Raises `ValueError`.
+
+    Whatever runs behind a platform may be outdated, broken or hostile.
+    """
+    for tensor in outputs:
+        name, datatype, data = tensor.name[:_NAME_MAX], tensor.datatype, memoryview_of(tensor)
+        if datatype not in ITEM_BYTES:
+            raise ValueError(f"output {name!r} has an unknown datatype")
+        try:
+            count = element_count(tensor.shape, name, _LIMITS.dims_max, _LIMITS.elements_max)
+        except RequestError as problem:
+            raise ValueError(problem.message) from None
+        is_right = len(data) == count * ITEM_BYTES[datatype]
+        if datatype == "BYTES":
+            is_right = holds_strings(data, count)
+        if not is_right:
+            raise ValueError(f"output {name!r}: {len(data)} bytes are not {count} {datatype}")
+
+
+def error_status(status: object) -> int:
+    """Return an HTTP error status that can be forwarded: 500 for anything that is not one.
+
+    >>> error_status(413), error_status(200), error_status(777), error_status("400")
+    (413, 500, 500, 500)
+    """
+    return status if isinstance(status, int) and status in _ERROR_STATUSES else 500

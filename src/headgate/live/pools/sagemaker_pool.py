@@ -7,6 +7,7 @@ endpoint is a node: it is up when it responds, and nothing has to be loaded onto
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 from time import monotonic_ns
 from typing import Any, Final, final
@@ -36,23 +37,24 @@ from headgate.live.pools.remote_pool import (
     Failed,
     Refused,
     RemoteCall,
+    error_status,
 )
-from headgate.live.pools.validation import error_status
 
 THROTTLES: Final = (429, 503)
 MODEL_ERROR: Final = 424
 UNSURE: Final = "unsure"
 _JSON: Final = "application/json"
+_LIMITS: Final = GatewayConfig()
 
 
 @final
+@dataclass(eq=False)
 class SageMakerEndpoints:
     """Calls the endpoints of the nodes of one pool. All methods block, and none raises."""
 
-    def __init__(self, client: Any, provider: Provider, first_node_id: int) -> None:
-        self._client = client  # boto3 has no types
-        self._provider = provider
-        self._first_node_id = first_node_id
+    client: Any  # boto3 has no types
+    provider: Provider
+    first_node_id: int
 
     def call(self, call: RemoteCall) -> CallResult:
         """Run a batch as one request, or task by task if that is impossible or fails."""
@@ -62,9 +64,10 @@ class SageMakerEndpoints:
         outcome: CallResult | list[TaskResult] = Failed("")
         if inputs is not None:
             outcome = self._invoke(call, tasks, inputs)
-        if len(tasks) > 1 and (
-            inputs is None or isinstance(outcome, Failed) or _has_errors(outcome)
-        ):
+        has_failed = isinstance(outcome, Failed)  # also if it cannot be one request
+        if isinstance(outcome, list):
+            has_failed = any(result.error for result in outcome)
+        if len(tasks) > 1 and has_failed:
             outcome = self._invoke_each(call)
         if isinstance(outcome, list):
             return Done(outcome, monotonic_ns() - began_ns)
@@ -76,7 +79,7 @@ class SageMakerEndpoints:
         target = self._target(function, node_id)
         try:
             body = _encode_inputs(example)
-            self._client.invoke_endpoint(EndpointName=target, ContentType=_JSON, Body=body)
+            self.client.invoke_endpoint(EndpointName=target, ContentType=_JSON, Body=body)
         except ClientError as error:
             status = status_of(error)
             message = str(error)
@@ -88,8 +91,8 @@ class SageMakerEndpoints:
         return ""
 
     def _target(self, function: str, node_id: int | None) -> str:
-        number = 1 + (node_id or 0) - self._first_node_id
-        return self._provider.target_of(function, number)
+        number = 1 + (node_id or 0) - self.first_node_id
+        return self.provider.target_of(function, number)
 
     def _invoke_each(self, call: RemoteCall) -> CallResult | list[TaskResult]:
         results: list[TaskResult] = []
@@ -104,7 +107,7 @@ class SageMakerEndpoints:
         self, call: RemoteCall, tasks: list[TaskInputs], inputs: list[Tensor]
     ) -> CallResult | list[TaskResult]:
         try:
-            response = self._client.invoke_endpoint(
+            response = self.client.invoke_endpoint(
                 EndpointName=self._target(call.function, call.node_id),
                 ContentType=_JSON,
                 Accept=_JSON,
@@ -119,7 +122,8 @@ class SageMakerEndpoints:
         except Exception as error:  # boto3 may raise anything
             return classify_error(error, throttles=THROTTLES)
         try:
-            parts = split_by_items(_decode_outputs(body), [task.items for task in tasks])
+            outputs = [oip.tensor(output, _LIMITS) for output in _DECODER.decode(body).outputs]
+            parts = split_by_items(outputs, [task.items for task in tasks])
         except (ValueError, RecursionError, NotSendable) as error:
             return Failed(f"invalid response: {error_text(error)}")
         return [
@@ -129,10 +133,7 @@ class SageMakerEndpoints:
 
 
 def concatenate(tasks: Sequence[TaskInputs]) -> list[Tensor] | None:
-    """Return the inputs of all tasks as those of one request.
-
-    None if they cannot be concatenated.
-    """
+    """Return the inputs of all tasks as those of one request; None if that is impossible."""
     if len(tasks) == 1:
         return tasks[0].inputs
     keys = {
@@ -192,9 +193,7 @@ class _Response(Struct, gc=False):
 
 
 def _attributes(call: RemoteCall) -> dict[str, str]:
-    """Return the custom attributes. The server may drop the request at `timeout_ms`, as the client
-    does.
-    """
+    """Return the custom attributes. Server and client may drop the request at `timeout_ms`."""
     attributes = []
     time_left_ms = call.time_left_ms(monotonic_ns())
     if time_left_ms is not None:
@@ -220,10 +219,6 @@ def _error_results(error: ClientError, tasks: list[TaskInputs]) -> CallResult | 
     return [TaskResult(task.task_id, [], sendable(str(message)), status) for task in tasks]
 
 
-def _has_errors(outcome: CallResult | list[TaskResult]) -> bool:
-    return isinstance(outcome, list) and any(result.error for result in outcome)
-
-
 def _is_unsure(tensor: Tensor) -> bool:
     is_boolean = tensor.name == UNSURE and tensor.datatype == "BOOL"
     return is_boolean and any(memoryview_of(tensor))
@@ -232,21 +227,13 @@ def _is_unsure(tensor: Tensor) -> bool:
 def _example(spec: TensorSpec) -> Tensor:
     """Return a tensor of zeros; dimensions of any size are 1."""
     shape = tuple(1 if size < 0 else size for size in spec.shape)
-    count = 1
-    for size in shape:
-        count *= size
     # An empty string has a length prefix of four bytes.
-    data = bytes(count * (ITEM_BYTES[spec.datatype] or 4))
+    data = bytes(prod(shape) * (ITEM_BYTES[spec.datatype] or 4))
     return Tensor(spec.name, spec.datatype, shape, memoryview(data))
 
 
 def _encode_inputs(inputs: list[Tensor]) -> bytes:
     return _ENCODER.encode({"inputs": [oip.output(tensor) for tensor in inputs]})
-
-
-def _decode_outputs(body: bytes) -> list[Tensor]:
-    limits = GatewayConfig()
-    return [oip.tensor(output, limits) for output in _DECODER.decode(body).outputs]
 
 
 _ENCODER: Final = Encoder()

@@ -26,8 +26,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, NoReturn, Protocol, TextIO, final
+from typing import Final, NoReturn, TextIO, final
+
+from headgate.config import ServeSpec
 
 QUEUE_BYTES_MAX: Final = 4 << 20
 WRITE_BYTES: Final = 64 << 10  # approximate size of one write
@@ -42,23 +45,8 @@ _TRUNCATED: Final = b"... (cut off)\n"
 _LOG: Final = logging.getLogger(__name__)
 
 
-class LogSettings(Protocol):
-    """The logging options of an application: a `ServeSpec`."""
-
-    @property
-    def log_level(self) -> str:
-        """One of `debug`, `info`, `warning` and `error`."""
-
-    @property
-    def log_format(self) -> str:
-        """`text` or `json`."""
-
-
-def configure(settings: LogSettings, process_name: str) -> None:
-    """Make logging and `print` of this process non-blocking and failsafe.
-
-    Call `flush` before the process exits.
-    """
+def configure(settings: ServeSpec, process_name: str) -> None:
+    """Make logging and `print` non-blocking and failsafe. Call `flush` before the process exits."""
     reopen_standard_fds()
     errors = Output(2)
     prints = errors if is_same_file(1, 2) else Output(1)
@@ -80,9 +68,7 @@ def configure(settings: LogSettings, process_name: str) -> None:
 
 
 def flush(limit_s: float = EXIT_FLUSH_S) -> None:
-    """Wait until all output has been written, for at most `limit_s`. Call it before the process
-    exits.
-    """
+    """Wait until all output has been written, for at most `limit_s`, before the process exits."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # a function may have replaced the stream
             stream.flush()
@@ -92,7 +78,7 @@ def flush(limit_s: float = EXIT_FLUSH_S) -> None:
 
 
 @contextmanager
-def configured(settings: LogSettings, process_name: str) -> Iterator[None]:
+def configured(settings: ServeSpec, process_name: str) -> Iterator[None]:
     """`configure` for the duration of a block, then `flush` and restore the previous state."""
     loggers = (logging.getLogger("headgate"), logging.getLogger())
     states = [(logger, list(logger.handlers), logger.level) for logger in loggers]
@@ -112,9 +98,7 @@ def configured(settings: LogSettings, process_name: str) -> Iterator[None]:
 
 
 def exit_process(status: int) -> NoReturn:
-    """Exit at once, whatever threads of models and libraries do, and terminate their child
-    processes.
-    """
+    """Exit at once, whatever threads of models and libraries do, with all child processes."""
     flush()
     if os.getpgrp() == os.getpid():  # otherwise the group belongs to the parent
         os.killpg(os.getpid(), signal.SIGTERM)  # this process itself ignores SIGTERM
@@ -201,14 +185,12 @@ class RepeatLimiter:
 
 
 @final
+@dataclass(slots=True, eq=False)
 class _RepeatCount:
     """Repetitions of one message until a point in time."""
 
-    __slots__ = ("count", "until_s")
-
-    def __init__(self, until_s: float) -> None:
-        self.until_s = until_s
-        self.count = 0
+    until_s: float
+    count: int = 0
 
 
 class TextFormatter(logging.Formatter):
@@ -220,10 +202,9 @@ class TextFormatter(logging.Formatter):
 
     def __init__(self, process_name: str) -> None:
         super().__init__()
-        self._process_name = process_name
+        self.process_name = process_name
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
         text = record.getMessage()
         request_id = getattr(record, "request_id", None)
         if request_id is not None:
@@ -231,27 +212,28 @@ class TextFormatter(logging.Formatter):
         note = getattr(record, "note", None)
         if note is not None:
             text += f" ({note})"
-        trace = _trace(self, record)
+        trace = self.trace(record)
         if trace:
             text += f"\n{trace}"
-        head = f"{_timestamp(record)} {record.levelname} {record.name} [{self._process_name}]"
+        head = f"{_timestamp(record)} {record.levelname} {record.name} [{self.process_name}]"
         return f"{head} {text}".translate(_ESCAPES)
 
+    def trace(self, record: logging.LogRecord) -> str:
+        """Return the traceback and the stack of a record, as far as it has them."""
+        trace = self.formatException(record.exc_info) if record.exc_info else ""
+        stack = self.formatStack(record.stack_info) if record.stack_info else ""
+        return "\n".join(filter(None, (trace, stack)))
 
-class JsonFormatter(logging.Formatter):
+
+class JsonFormatter(TextFormatter):
     """One JSON object per record."""
 
-    def __init__(self, process_name: str) -> None:
-        super().__init__()
-        self._process_name = process_name
-
     def format(self, record: logging.LogRecord) -> str:
-        """Return the object."""
         content: dict[str, object] = {
             "ts": _timestamp(record),
             "level": record.levelname,
             "logger": record.name,
-            "process": self._process_name,
+            "process": self.process_name,
             "pid": os.getpid(),
             "message": record.getMessage(),
         }
@@ -260,7 +242,7 @@ class JsonFormatter(logging.Formatter):
             if value is not None:
                 content[name] = str(value)
         content.update(getattr(record, "fields", {}))
-        trace = _trace(self, record)
+        trace = self.trace(record)
         if trace:
             content["exc"] = trace
         return json.dumps(content, default=str)
@@ -272,14 +254,12 @@ class Output:
 
     def __init__(self, fd: int, *, queue_bytes_max: int = QUEUE_BYTES_MAX) -> None:
         self.fd = fd
-        self.on_recovered: Callable[[int], None] = (
-            _ignore_dropped  # gets the number of dropped chunks
-        )
+        # Gets the number of dropped chunks.
+        self.on_recovered: Callable[[int], object] = lambda dropped: None
         self._queue_bytes_max = queue_bytes_max
         self._chunks: deque[bytes] = deque()
         self._queued_bytes = 0  # queued and being written
-        self._dropped = 0  # chunks dropped since the last report
-        self._is_writing = False
+        self.dropped = 0  # chunks since the last report
         self._ends_mid_line = False  # the last write ended in the middle of a line
         self._is_forked = False
         # A reentrant lock: a signal handler or a destructor may log while this thread is in `put`.
@@ -297,7 +277,7 @@ class Output:
             chunk = chunk[: CHUNK_BYTES_MAX - len(_TRUNCATED)] + _TRUNCATED
         with self._changed:
             if self._queued_bytes + len(chunk) > self._queue_bytes_max:
-                self._dropped += 1
+                self.dropped += 1
                 return
             self._chunks.append(chunk)
             self._queued_bytes += len(chunk)
@@ -310,15 +290,8 @@ class Output:
         with self._changed:
             return self._changed.wait_for(lambda: not self._queued_bytes, limit_s)
 
-    @property
-    def dropped(self) -> int:
-        """Chunks dropped and not yet reported."""
-        return self._dropped
-
     def _after_fork(self) -> None:
-        """Switch to direct writes in a forked child, which has no thread, and whose lock may be
-        held forever.
-        """
+        """Write directly in a forked child: it has no thread, and its lock may be held forever."""
         self._is_forked = True
         self._chunks = deque()
 
@@ -333,14 +306,14 @@ class Output:
                     chunks.append(self._chunks.popleft())
                     size += len(chunks[-1])
             is_written = self._write(b"".join(chunks))
-            if is_written and self._dropped:
+            if is_written and self.dropped:
                 with self._changed:
-                    dropped, self._dropped = self._dropped, 0
+                    dropped, self.dropped = self.dropped, 0
                 self.on_recovered(dropped)
             with self._changed:
                 self._queued_bytes -= size
                 if not is_written:
-                    self._dropped += len(chunks)
+                    self.dropped += len(chunks)
                 self._changed.notify_all()
 
     def _write(self, data: bytes) -> bool:
@@ -398,9 +371,7 @@ def text_stream(output: Output, fd: int) -> TextIO:
 
 
 def reopen_standard_fds() -> None:
-    """Open those of stdin, stdout and stderr that are closed, or the next socket would take their
-    number.
-    """
+    """Open closed ones of stdin, stdout and stderr, or the next socket would take their number."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
@@ -420,21 +391,9 @@ def is_same_file(fd: int, other_fd: int) -> bool:
         return False
 
 
-def _ignore_dropped(dropped: int) -> None: ...
-
-
 def _timestamp(record: logging.LogRecord) -> str:
     seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
     return f"{seconds}.{int(record.msecs):03d}Z"
-
-
-def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
-    parts = []
-    if record.exc_info:
-        parts.append(formatter.formatException(record.exc_info))
-    if record.stack_info:
-        parts.append(formatter.formatStack(record.stack_info))
-    return "\n".join(parts)
 
 
 def _log_dropped(dropped: int) -> None:

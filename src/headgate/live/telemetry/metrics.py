@@ -70,7 +70,6 @@ class Histogram:
 
 
 def latency_bounds_ns(slo_ns: int) -> list[int]:
-    """Return the bucket bounds of latencies for an SLO."""
     return _times(_TIMES_SLO, slo_ns)
 
 
@@ -233,9 +232,7 @@ class ModelMetrics:
         self._count_arrivals(arrived_ns)
 
     def arrival_rps(self, now_ns: int) -> float:
-        """Return the mean over the last whole seconds. One second late, for requests still in
-        progress.
-        """
+        """Return the mean over whole seconds, one second late for requests still in progress."""
         last_s = now_ns // SECOND_NS - 1
         window = range(last_s - ARRIVAL_WINDOW_S, last_s)
         return sum(self.arrivals.get(second, 0) for second in window) / ARRIVAL_WINDOW_S
@@ -297,7 +294,6 @@ class Metrics:
         self._used_bytes = used_bytes + _ROW_BYTES
 
     def cold_started(self, function: str, duration_ns: int) -> None:
-        """Record the duration of a cold start."""
         starts = self.starts.setdefault(function, Histogram(START_BOUNDS_NS))
         starts.add(np.array([duration_ns], np.int64))
 
@@ -336,9 +332,7 @@ class Metrics:
             )
 
     def _reason_id(self, reason: str) -> int:
-        """Return the id of a reason. Policies may use any text, but only `REASONS_MAX` are
-        distinguished.
-        """
+        """Return the id of a reason. Policies may use any text; `REASONS_MAX` are told apart."""
         known = self._reason_ids.get(reason)
         if known is None:
             if len(self._reasons) >= REASONS_MAX - 1:

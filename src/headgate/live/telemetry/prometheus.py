@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from math import inf
 from platform import python_version
-from typing import Final, final
+from typing import Final, TypeAlias, final
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -31,44 +32,40 @@ from headgate.live.telemetry.metrics import (
     GaugeSnapshot,
     Histogram,
     Metrics,
-    ModelMetrics,
 )
 
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 OPEN_METRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
-_HISTOGRAMS: Final[tuple[tuple[str, str, int, Callable[[ModelMetrics], Histogram]], ...]] = (
-    (
-        "headgate_request_duration_seconds",
+# By name: help text, unit, and the attribute of `ModelMetrics`.
+_HISTOGRAMS: Final[Mapping[str, tuple[str, int, str]]] = {
+    "request_duration_seconds": (
         "Time from arrival to response of requests that were answered, in time or late.",
         SECOND_NS,
-        lambda model: model.request,
+        "request",
     ),
-    (
-        "headgate_queue_duration_seconds",
+    "queue_duration_seconds": (
         "Time from arrival to the start of execution of requests that were run.",
         SECOND_NS,
-        lambda model: model.queue,
+        "queue",
     ),
-    (
-        "headgate_execute_duration_seconds",
+    "execute_duration_seconds": (
         "Execution time of the batch that a request was in.",
         SECOND_NS,
-        lambda model: model.execute,
+        "execute",
     ),
-    (
-        "headgate_deadline_slack_seconds",
+    "deadline_slack_seconds": (
         "Time left until the deadline when a request was answered; negative if it was late.",
         SECOND_NS,
-        lambda model: model.slack,
+        "slack",
     ),
-    (
-        "headgate_batch_size",
+    "batch_size": (
         "Items in the batch that a request was in, counted once per request.",
         1,
-        lambda model: model.batch,
+        "batch",
     ),
-)
+}
+_Values: TypeAlias = Iterable[tuple[tuple[str, ...], float]]  # by label values
 
 
 @final
@@ -133,65 +130,57 @@ class _Families(Collector):
 
     def collect(self) -> Iterator[Metric]:
         self._metrics.fold()
-        yield InfoMetricFamily(
-            "headgate_build",
-            "Versions of Headgate and Python.",
-            {"version": __version__, "python": python_version()},
-        )
-        yield self._requests()
-        yield self._responses()
-        yield self._rejections()
-        yield self._faults()
+        versions = {"version": __version__, "python": python_version()}
+        yield InfoMetricFamily("headgate_build", "Versions of Headgate and Python.", versions)
+        yield from self._counters()
         yield from self._objectives()
-        yield from self._histograms()
-        yield from self._cold_starts()
+        for name, (help_text, unit, attribute) in _HISTOGRAMS.items():
+            histograms = {model.name: getattr(model, attribute) for model in self._metrics.models}
+            yield _histogram(name, help_text, "model", histograms, unit)
+        starts = self._metrics.starts
+        counts = {function: float(each.counts.sum()) for function, each in starts.items()}
+        yield _counter("cold_starts", "Cold starts of instances.", "function", _labelled(counts))
+        help_text = "Duration of cold starts."
+        yield _histogram("cold_start_duration_seconds", help_text, "function", starts, SECOND_NS)
         yield from self._gauges()
 
-    def _requests(self) -> Metric:
-        family = CounterMetricFamily(
-            "headgate_requests",
-            "Requests that have ended, by outcome.",
-            labels=("model", "tier", "class", "outcome"),
-        )
+    def _counters(self) -> Iterator[Metric]:
         # Including counters that are still zero, because a rate needs an initial value.
-        counts = Counter[tuple[str, ...]]()
-        for model in self._metrics.models:
-            for outcome_name in OUTCOME_NAMES:
-                counts[model.name, model.tier, CLASS_NAMES[1], outcome_name] = 0
-        for count, model, _, _, priority_class, outcome in self._metrics.counted():
-            counts[model.name, model.tier, priority_class, OUTCOME_NAMES[outcome]] += count
-        return _filled(family, counts.items())
-
-    def _responses(self) -> Metric:
-        family = CounterMetricFamily(
-            "headgate_responses",
-            "Responses of the front ends, by protocol, status and reason; 499: client gone.",
-            labels=("protocol", "code", "reason"),
+        models = self._metrics.models
+        requests = Counter[tuple[str, ...]](
+            {(m.name, m.tier, CLASS_NAMES[1], name): 0 for m in models for name in OUTCOME_NAMES}
         )
-        return _filled(family, self._metrics.responses.counted())
-
-    def _faults(self) -> Metric:
-        family = CounterMetricFamily(
-            "headgate_internal_errors",
-            "Defects of the server or of a policy that serving has survived, by kind.",
-            labels=("kind",),
+        rejections = Counter[tuple[str, ...]](
+            {(model.name, reason): 0 for model in models for reason in REJECTIONS}
         )
-        return _filled(family, (((kind,), count) for kind, count in self._metrics.faults.items()))
-
-    def _rejections(self) -> Metric:
-        family = CounterMetricFamily(
-            "headgate_admission_rejections",
-            "Requests rejected at admission, by reason.",
-            labels=("model", "reason"),
-        )
-        counts = Counter[tuple[str, ...]]()
-        for model in self._metrics.models:
-            for reason in REJECTIONS:
-                counts[model.name, reason] = 0
-        for count, model, _, reason, _, outcome in self._metrics.counted():
+        for count, model, _, reason, priority_class, outcome in self._metrics.counted():
+            requests[model.name, model.tier, priority_class, OUTCOME_NAMES[outcome]] += count
             if outcome == Outcome.REJECTED:
-                counts[model.name, reason] += count
-        return _filled(family, counts.items())
+                rejections[model.name, reason] += count
+        yield _counter(
+            "requests",
+            "Requests that have ended, by outcome.",
+            "model tier class outcome",
+            requests.items(),
+        )
+        yield _counter(
+            "responses",
+            "Responses of the front ends, by protocol, status and reason; 499: client gone.",
+            "protocol code reason",
+            self._metrics.responses.counted(),
+        )
+        yield _counter(
+            "admission_rejections",
+            "Requests rejected at admission, by reason.",
+            "model reason",
+            rejections.items(),
+        )
+        yield _counter(
+            "internal_errors",
+            "Defects of the server or of a policy that serving has survived, by kind.",
+            "kind",
+            _labelled(self._metrics.faults),
+        )
 
     def _objectives(self) -> Iterator[Metric]:
         attained = Counter[tuple[str, ...]]()
@@ -201,145 +190,121 @@ class _Families(Collector):
                 # Both counters exist from the first request, because a ratio needs both.
                 attained[model.name, tenant] += count if outcome == Outcome.MET else 0
                 missed[model.name, tenant] += count if outcome != Outcome.MET else 0
-        for name, help_text, counts in (
-            ("attained", "Requests answered by their deadline.", attained),
-            (
-                "missed",
-                "Requests that were late, rejected, expired or failed; not cancelled ones.",
-                missed,
-            ),
-        ):
-            family = CounterMetricFamily(
-                f"headgate_slo_{name}", help_text, labels=("model", "tenant")
-            )
-            yield _filled(family, counts.items())
-        gauge = GaugeMetricFamily("headgate_slo_seconds", "Latency SLO.", labels=("model",))
-        for model in self._metrics.models:
-            if model.slo_ns != NEVER_NS:
-                gauge.add_metric((model.name,), model.slo_ns / SECOND_NS)
-        yield gauge
-
-    def _histograms(self) -> Iterator[Metric]:
-        for name, help_text, unit, of in _HISTOGRAMS:
-            family = HistogramMetricFamily(name, help_text, labels=("model",))
-            for model in self._metrics.models:
-                _add_histogram(family, model.name, of(model), unit)
-            yield family
-
-    def _cold_starts(self) -> Iterator[Metric]:
-        labels = ("function",)
-        count = CounterMetricFamily(
-            "headgate_cold_starts", "Cold starts of instances.", labels=labels
-        )
-        duration = HistogramMetricFamily(
-            "headgate_cold_start_duration_seconds",
-            "Duration of cold starts.",
-            labels=labels,
-        )
-        for function, histogram in self._metrics.starts.items():
-            count.add_metric((function,), int(histogram.counts.sum()))
-            _add_histogram(duration, function, histogram, SECOND_NS)
-        yield count
-        yield duration
+        labels = "model tenant"
+        help_text = "Requests answered by their deadline."
+        yield _counter("slo_attained", help_text, labels, attained.items())
+        help_text = "Requests that were late, rejected, expired or failed; not cancelled ones."
+        yield _counter("slo_missed", help_text, labels, missed.items())
+        slos_ns = {model.name: model.slo_ns for model in self._metrics.models}
+        known = {name: slo_ns / SECOND_NS for name, slo_ns in slos_ns.items() if slo_ns != NEVER_NS}
+        yield _gauge("slo_seconds", "Latency SLO.", "model", _labelled(known))
 
     def _gauges(self) -> Iterator[Metric]:
         now_ns = self._metrics.now_ns()
         gauges = self._read_gauges()
         arrival_rps = {model.name: model.arrival_rps(now_ns) for model in self._metrics.models}
+        error = "Recent mean of execution time minus predicted time of batches."
         for name, help_text, label, values in (
             ("queue_depth", "Requests waiting in queues.", "model", gauges.queue_depth),
             ("inflight", "Requests accepted and not yet settled.", "model", gauges.inflight),
             ("arrival_rps", "Arrivals per second, mean of the last 10 s.", "model", arrival_rps),
-            (
-                "prediction_error_seconds",
-                "Recent mean of execution time minus predicted time of batches.",
-                "function",
-                gauges.prediction_error_s,
-            ),
+            ("prediction_error_seconds", error, "function", gauges.prediction_error_s),
         ):
-            gauge = GaugeMetricFamily(f"headgate_{name}", help_text, labels=(label,))
-            yield _filled(gauge, (((key,), value) for key, value in values.items()))
-        replicas = GaugeMetricFamily(
-            "headgate_replicas", "Instances, by state.", labels=("function", "state")
-        )
-        yield _filled(replicas, gauges.replicas.items())
-        cost = CounterMetricFamily(
-            "headgate_cost_usd",
+            yield _gauge(name, help_text, label, _labelled(values))
+        labels = "function state"
+        yield _gauge("replicas", "Instances, by state.", labels, gauges.replicas.items())
+        yield _counter(
+            "cost_usd",
             "Cost, by basis: usage, idle time of nodes, or instances kept warm.",
-            labels=("model", "tenant", "tier", "basis"),
+            "model tenant tier basis",
+            gauges.cost_usd.items(),
         )
-        yield _filled(cost, gauges.cost_usd.items())
         if gauges.faas_pools:
             yield from _faas_pool_families(gauges.faas_pools)
 
 
 def _faas_pool_families(pools: Mapping[str, FaasPoolGauges]) -> Iterator[Metric]:
-    for name, help_text, values in (
-        (
-            "breaker_state",
-            "State of the circuit breaker of a pay-per-call pool: 0 closed, 1 open, 2 half-open.",
-            {pool: pool_gauges.breaker for pool, pool_gauges in pools.items()},
-        ),
-        (
-            "open",
-            "Whether the pool can take a call now: breaker, back-off and budgets allow it.",
-            {pool: int(not pool_gauges.blocked_by) for pool, pool_gauges in pools.items()},
-        ),
-        (
-            "inflight",
-            "Calls in flight to the pool.",
-            {pool: s.in_flight for pool, s in pools.items()},
-        ),
-    ):
-        gauge = GaugeMetricFamily(f"headgate_spill_{name}", help_text, labels=("pool",))
-        yield _filled(gauge, (((pool,), value) for pool, value in values.items()))
-    closed = GaugeMetricFamily(
-        "headgate_spill_closed",
+    yield _gauge(
+        "spill_breaker_state",
+        "State of the circuit breaker of a pay-per-call pool: 0 closed, 1 open, 2 half-open.",
+        "pool",
+        (((name,), pool.breaker) for name, pool in pools.items()),
+    )
+    yield _gauge(
+        "spill_open",
+        "Whether the pool can take a call now: breaker, back-off and budgets allow it.",
+        "pool",
+        (((name,), not pool.blocked_by) for name, pool in pools.items()),
+    )
+    yield _gauge(
+        "spill_inflight",
+        "Calls in flight to the pool.",
+        "pool",
+        (((name,), pool.in_flight) for name, pool in pools.items()),
+    )
+    yield _gauge(
+        "spill_closed",
         "Whether this reason blocks calls to the pool now.",
-        labels=("pool", "reason"),
+        "pool reason",
+        (
+            ((name, reason), pool.blocked_by == reason)
+            for name, pool in pools.items()
+            for reason in CALL_BLOCKS
+        ),
     )
-    spent = CounterMetricFamily(
-        "headgate_spill_spent_usd",
+    yield _counter(
+        "spill_spent_usd",
         "Spending that counts against the budgets: calls, and instances kept warm.",
-        labels=("pool",),
+        "pool",
+        (((name,), pool.spent_usd) for name, pool in pools.items()),
     )
-    calls = CounterMetricFamily(
-        "headgate_spill_calls",
+    yield _counter(
+        "spill_calls",
         "Calls to the pool that have ended, by outcome.",
-        labels=("pool", "outcome"),
+        "pool outcome",
+        (
+            ((name, *call), count)
+            for name, pool in pools.items()
+            for call, count in _labelled(pool.calls)
+        ),
     )
-    pings = CounterMetricFamily(
-        "headgate_spill_pings",
+    yield _counter(
+        "spill_pings",
         "Calls to the pool that only kept an instance warm.",
-        labels=("pool",),
+        "pool",
+        (((name,), pool.pings) for name, pool in pools.items()),
     )
-    for pool, pool_gauges in pools.items():
-        for reason in CALL_BLOCKS:
-            closed.add_metric((pool, reason), int(pool_gauges.blocked_by == reason))
-        spent.add_metric((pool,), pool_gauges.spent_usd)
-        pings.add_metric((pool,), pool_gauges.pings)
-        for outcome, count in pool_gauges.calls.items():
-            calls.add_metric((pool, outcome), count)
-    yield closed
-    yield spent
-    yield calls
-    yield pings
 
 
-def _filled(
-    family: CounterMetricFamily | GaugeMetricFamily,
-    values: Iterable[tuple[tuple[str, ...], float]],
+def _labelled(values: Mapping[str, float]) -> _Values:
+    return (((label,), value) for label, value in values.items())
+
+
+def _family(
+    kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
+    name: str,
+    help_text: str,
+    labels: str,  # separated by spaces
+    values: _Values,
 ) -> Metric:
-    for labels, value in values:
-        family.add_metric(labels, value)
+    family = kind(f"headgate_{name}", help_text, labels=labels.split())
+    for label_values, value in values:
+        family.add_metric(label_values, value)
     return family
 
 
-def _add_histogram(
-    family: HistogramMetricFamily, label: str, histogram: Histogram, unit: int
-) -> None:
-    buckets = [
-        ("+Inf" if bound == inf else repr(bound), float(count))
-        for bound, count in histogram.cumulative(unit=unit)
-    ]
-    family.add_metric((label,), buckets, histogram.total / unit)
+_counter: Final = partial(_family, CounterMetricFamily)
+_gauge: Final = partial(_family, GaugeMetricFamily)
+
+
+def _histogram(
+    name: str, help_text: str, label: str, histograms: Mapping[str, Histogram], unit: int
+) -> Metric:
+    family = HistogramMetricFamily(f"headgate_{name}", help_text, labels=(label,))
+    for value, histogram in histograms.items():
+        buckets = [
+            ("+Inf" if bound == inf else repr(bound), float(count))
+            for bound, count in histogram.cumulative(unit=unit)
+        ]
+        family.add_metric((value,), buckets, histogram.total / unit)
+    return family

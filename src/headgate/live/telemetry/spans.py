@@ -24,9 +24,7 @@ _ERRORS: Final = (Outcome.EXPIRED, Outcome.FAILED)
 def export_spans(
     exporters: list[str], environment: Mapping[str, str], models: Sequence[str]
 ) -> SpanTracer:
-    """Return a tracer that exports its spans in batches. Raises `ConfigError` for an unknown
-    exporter.
-    """
+    """Return a tracer that exports spans in batches. Raises `ConfigError` for unknown exporters."""
     created = [_exporter(name, environment) for name in exporters]
     provider = make_provider()
     for exporter in created:
@@ -106,9 +104,7 @@ class SpanTracer:
 
 
 def make_provider() -> TracerProvider:
-    """Return a provider configured by the environment (sampler, limits, resource). The default
-    service name is `headgate`.
-    """
+    """Return a provider configured by the environment; its service is `headgate` by default."""
     resource = Resource.create()
     if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
         resource = resource.merge(Resource({SERVICE_NAME: "headgate"}))

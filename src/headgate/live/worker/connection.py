@@ -66,17 +66,13 @@ class GatewayConnection:
         self.send(data[sent:])
 
     def local_id(self, id: int) -> int:
-        """Return the worker-wide id for an id of the gateway. Raises `ValueError` if it is out of
-        range.
-        """
+        """Return the worker-wide id for an id of the gateway. Raises `ValueError` out of range."""
         if not 0 <= id < self.IDS:
             raise ValueError(f"{id} is not a valid id")
         return self.first_id + id
 
     def read(self) -> list[AnyMessage] | None:
-        """Return the received messages; None if the gateway has closed. Raises `ValueError` for
-        invalid ones.
-        """
+        """Return received messages; None if the gateway has closed. Raises `ValueError`."""
         if self._peer_arena is None:
             return self._read_arena()
         try:
@@ -86,10 +82,7 @@ class GatewayConnection:
         return self._frames.feed(data) if data else None
 
     def resolve_blocks(self, run: RunBatch) -> None:
-        """Replace references to blocks by their content.
-
-        Raises `ValueError` for an invalid block.
-        """
+        """Replace references to blocks by their content. Raises `ValueError` for invalid ones."""
         for task in run.tasks:
             for tensor in task.inputs:
                 data = tensor.data
@@ -106,7 +99,6 @@ class GatewayConnection:
                 return released
 
     def send_released(self) -> None:
-        """Send the gateway the blocks that are no longer referenced."""
         if self._released:
             self.send(frame(Release(self.take_released())))
 
@@ -127,7 +119,6 @@ class GatewayConnection:
         self._released.append(offset)
 
     def report(self, event: Event) -> None:
-        """Send an event, in ids of the gateway."""
         self.send(frame(EventMessage(to_wire(event))))
 
     def send(self, data: bytes) -> None:
@@ -155,7 +146,6 @@ class GatewayConnection:
         self.is_blocked = False
 
     def close(self) -> None:
-        """Close the socket and release the shared memory."""
         self.sock.close()
         self.arena.close()
         if self._peer_arena is not None:

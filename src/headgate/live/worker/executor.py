@@ -27,8 +27,7 @@ from headgate.live.ipc.messages import MESSAGE_BYTES_MAX, BatchRan, frame
 from headgate.live.ipc.shared_memory import INLINE_BYTES_MAX, Arena
 from headgate.live.telemetry.logs import INTERNAL_ERROR_EXIT, exit_process
 from headgate.live.worker.connection import GatewayConnection
-from headgate.live.worker.loading import Loader, LoadError
-from headgate.live.worker.model_cache import ModelCache
+from headgate.live.worker.model_cache import Loader, LoadError, ModelCache
 from headgate.live.worker.trial_load import run_trial
 from headgate.system.threads import DaemonThreads
 
@@ -67,9 +66,7 @@ class Executor:
         self._threads = DaemonThreads("executor")
 
     def submit(self, job: Job, *, runs_inline: bool = False) -> None:
-        """Start a job at once. With `runs_inline` the creating thread is to run it, if it is the
-        caller.
-        """
+        """Start a job at once; with `runs_inline`, in the creating thread if that is the caller."""
         self.running.add(job)
         if runs_inline and self.inline_job is None and get_ident() == self._home_thread:
             self.inline_job = job
@@ -77,7 +74,6 @@ class Executor:
         self._threads.run(partial(self._run_in_thread, job), len(self.running))
 
     def run_here(self, job: Job) -> None:
-        """Run a job in the calling thread."""
         job.began_ns = monotonic_ns()
         job.run()
         self._on_done(job)
@@ -146,16 +142,13 @@ class BatchJob(Job):
                 if size > bytes_left:
                     problem = f"its outputs of {size} bytes exceed the size limit of the reply"
                 if problem:
-                    self._free_outputs(result)
+                    for tensor in result.outputs:
+                        if isinstance(tensor.data, Block):
+                            self.connection.arena.free(tensor.data.offset)
                     ran.results[index] = TaskResult(result.task_id, [], problem, 500)
                 else:
                     bytes_left -= size
             return frame(ran)
-
-    def _free_outputs(self, result: TaskResult) -> None:
-        for tensor in result.outputs:
-            if isinstance(tensor.data, Block):
-                self.connection.arena.free(tensor.data.offset)
 
     def on_done(self) -> None:
         self.callback(self)
@@ -178,9 +171,7 @@ class PrepareJob(Job):
         self.description = f"loading {self.variant.name!r}"
 
     def run(self) -> None:
-        """Take a model from the cache. `LoadWeights` needs nothing: weights are always in host
-        memory.
-        """
+        """Take a model from the cache. `LoadWeights` needs nothing: host memory has all weights."""
         if self.model_cache is None:
             return
         try:

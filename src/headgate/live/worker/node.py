@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic_ns
 from typing import Final, final
@@ -22,15 +23,7 @@ from headgate.core.actions import (
     StartInstance,
     StopInstance,
 )
-from headgate.core.backend import (
-    Backend,
-    Drain,
-    Effect,
-    Ended,
-    IdleTimer,
-    Message,
-    SchedulerLeft,
-)
+from headgate.core.backend import Backend, Drain, Effect, Ended, IdleTimer, Message, SchedulerLeft
 from headgate.core.clock import NEVER_NS
 from headgate.core.events import (
     BatchRefused,
@@ -46,8 +39,7 @@ from headgate.functions.tensor import TaskInputs
 from headgate.live.ipc.messages import FunctionLoaded, MeasuredFunction, RunBatch, frame
 from headgate.live.worker.connection import GatewayConnection
 from headgate.live.worker.executor import BatchJob, Executor, PrepareJob, TrialJob, UnloadJob
-from headgate.live.worker.loading import LOAD_TIMEOUT_FACTOR, Loader
-from headgate.live.worker.model_cache import ModelCache
+from headgate.live.worker.model_cache import LOAD_TIMEOUT_FACTOR, Loader, ModelCache
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -55,31 +47,22 @@ SHORT_NS: Final = 5_000_000  # with one slot, nothing waits for the reading thre
 
 
 @final
+@dataclass(eq=False)
 class WorkerNode:
     """Executes the actions of all gateways. Calls must be serialised."""
 
-    def __init__(
-        self,
-        id: int,
-        pool: Pool,
-        app: App,
-        run_dir: Path,
-        model_cache: ModelCache,
-        loader: Loader,
-        measured: dict[int, MeasuredFunction],
-        executor: Executor,
-        hang_ns: int,
-    ) -> None:
-        self.backend = Backend(pool, app.variants)
-        self._id = id
-        self._pool = pool
-        self._app = app
-        self._run_dir = run_dir
-        self._model_cache = model_cache
-        self._loader = loader
-        self._measured = measured  # by variant id; updated here
-        self._executor = executor
-        self._hang_ns = hang_ns
+    id: int
+    pool: Pool
+    app: App
+    run_dir: Path
+    model_cache: ModelCache
+    loader: Loader
+    measured: dict[int, MeasuredFunction]  # by variant id; updated here
+    executor: Executor
+    hang_ns: int
+
+    def __post_init__(self) -> None:
+        self.backend = Backend(self.pool, self.app.variants)
         self._connections: dict[int, GatewayConnection] = {}  # by `first_id`
         self._runners: dict[int, tuple[Variant, BatchRunner]] = {}  # by instance
         self._held_tasks: dict[int, list[TaskInputs]] = {}  # inputs by batch that has not begun
@@ -97,7 +80,6 @@ class WorkerNode:
 
     @property
     def is_draining(self) -> bool:
-        """Whether the node accepts no more actions."""
         return self.backend.is_draining
 
     def drain(self) -> None:
@@ -113,8 +95,8 @@ class WorkerNode:
             run.variant_id,
             [],
             run.items,
-            self._pool.id,
-            self._id,
+            self.pool.id,
+            self.id,
             connection.local_id(run.instance_id),
         )
         if batch_id in self._held_tasks:
@@ -126,7 +108,7 @@ class WorkerNode:
         """Execute any other action. Raises `ValueError` if it is invalid."""
         if isinstance(action, CancelBatch):
             batch_id = connection.local_id(action.batch_id)
-            self._handle(CancelBatch(batch_id, self._pool.id, self._id))
+            self._handle(CancelBatch(batch_id, self.pool.id, self.id))
             return
         if not isinstance(action, StartInstance | LoadWeights | EvictWeights | StopInstance):
             raise ValueError(f"{type(action).__name__} is not for a worker")
@@ -134,37 +116,35 @@ class WorkerNode:
         if isinstance(action, StartInstance):
             self._start_instance(connection, action)
         elif isinstance(action, EvictWeights):
-            self._handle(EvictWeights(instance_id, self._id))
+            self._handle(EvictWeights(instance_id, self.id))
         elif isinstance(action, StopInstance):
-            self._handle(StopInstance(instance_id, self._id))
+            self._handle(StopInstance(instance_id, self.id))
         elif instance_id in self.backend.instances and instance_id not in self._runners:
             raise ValueError(f"instance {action.instance_id} has not been started yet")
         else:
-            self._handle(LoadWeights(instance_id, self._id))
+            self._handle(LoadWeights(instance_id, self.id))
 
     def _start_instance(self, connection: GatewayConnection, action: StartInstance) -> None:
         instance_id = connection.local_id(action.instance_id)
         if instance_id in self.backend.instances:
             raise ValueError(f"instance {action.instance_id} exists already")
-        variants = self._app.variants
+        variants = self.app.variants
         is_known = 0 <= action.variant_id < len(variants)
-        if not is_known or self._pool.id not in variants[action.variant_id].pool_ids:
+        if not is_known or self.pool.id not in variants[action.variant_id].pool_ids:
             raise ValueError(f"variant {action.variant_id} does not run on this node")
         blocked = "" if self.is_draining else self._load_block_reason(variants[action.variant_id])
         if blocked:
             connection.report(InstanceStopped(action.instance_id, blocked))
         else:
-            self._handle(StartInstance(instance_id, action.variant_id, self._pool.id, self._id))
+            self._handle(StartInstance(instance_id, action.variant_id, self.pool.id, self.id))
 
     def _load_block_reason(self, variant: Variant) -> str:
-        """Return why a function must not be loaded now; may start a trial of it, which uses no
-        slot.
-        """
-        reason = "" if self._model_cache.has(variant) else self._loader.block_reason(variant)
-        if reason and self._loader.try_begin_trial(variant):
-            limit_ns, memory_bytes = LOAD_TIMEOUT_FACTOR * self._hang_ns, self._pool.memory_bytes
-            self._executor.submit(
-                TrialJob(variant, self._loader, self._run_dir, limit_ns, memory_bytes)
+        """Return why a function must not be loaded now; may begin a trial, which uses no slot."""
+        reason = "" if self.model_cache.has(variant) else self.loader.block_reason(variant)
+        if reason and self.loader.try_begin_trial(variant):
+            limit_ns, memory_bytes = LOAD_TIMEOUT_FACTOR * self.hang_ns, self.pool.memory_bytes
+            self.executor.submit(
+                TrialJob(variant, self.loader, self.run_dir, limit_ns, memory_bytes)
             )
         return reason
 
@@ -189,17 +169,17 @@ class WorkerNode:
                 action.batch_id - action.batch_id % GatewayConnection.IDS
             ]
             tasks = self._held_tasks.pop(action.batch_id)
-            job = BatchJob(action, tasks, runner, connection, self._on_batch_done, self._hang_ns)
+            job = BatchJob(action, tasks, runner, connection, self._on_batch_done, self.hang_ns)
             # Inline only with a single slot: with more, batches in other slots would wait for the
             # reading thread.
-            runs_inline = self._pool.slots == 1 and runner.mean_exec_ns < SHORT_NS
-            self._executor.submit(job, runs_inline=runs_inline)
+            runs_inline = self.pool.slots == 1 and runner.mean_exec_ns < SHORT_NS
+            self.executor.submit(job, runs_inline=runs_inline)
             return
         assert isinstance(action, StartInstance | LoadWeights)
         variant = self.backend.instances[action.instance_id].variant
-        model_cache = self._model_cache if isinstance(action, StartInstance) else None
-        limit_ns = LOAD_TIMEOUT_FACTOR * self._hang_ns
-        self._executor.submit(PrepareJob(action, variant, model_cache, self._on_prepared, limit_ns))
+        model_cache = self.model_cache if isinstance(action, StartInstance) else None
+        limit_ns = LOAD_TIMEOUT_FACTOR * self.hang_ns
+        self.executor.submit(PrepareJob(action, variant, model_cache, self._on_prepared, limit_ns))
 
     def _on_batch_done(self, job: BatchJob) -> None:
         action = job.action
@@ -217,12 +197,12 @@ class WorkerNode:
         has_failed = isinstance(action, StartInstance) and job.runner is None
         effects = self.backend.handle(monotonic_ns(), Ended(action, has_failed))
         if has_failed:
-            if job.variant.id in self._measured:
-                self._measured[job.variant.id].problem = job.error
+            if job.variant.id in self.measured:
+                self.measured[job.variant.id].problem = job.error
             self._report(InstanceStopped(instance_id, job.error))
         elif job.runner is not None:
             self._runners[instance_id] = (job.variant, job.runner)
-            self._report(InstanceStarted(instance_id, self._id))
+            self._report(InstanceStarted(instance_id, self.id))
             self._report_recovered(job.variant, job.runner)
         else:
             self._report(WeightsLoaded(instance_id))
@@ -230,7 +210,7 @@ class WorkerNode:
 
     def _report_recovered(self, variant: Variant, runner: BatchRunner) -> None:
         """If a function had failed to load before, send its signature to every gateway."""
-        measured = self._measured.get(variant.id)
+        measured = self.measured.get(variant.id)
         if measured is not None and measured.problem:
             measured.problem = ""
             measured.signature = runner.signature
@@ -239,7 +219,6 @@ class WorkerNode:
                 connection.send(frame(FunctionLoaded(measured)))
 
     def next_timer_ns(self) -> int:
-        """Return when `retire_idle` is next due."""
         return self._idle_timers[0].at_ns if self._idle_timers else NEVER_NS
 
     def retire_idle(self, now_ns: int) -> None:
@@ -256,10 +235,10 @@ class WorkerNode:
             # A gateway that is connected wants the memory back; the next one may want the model.
             owner_id = event.instance_id - event.instance_id % GatewayConnection.IDS
             if self.is_draining or owner_id not in self._connections:
-                self._model_cache.release(variant, runner, keep=True)
+                self.model_cache.release(variant, runner, keep=True)
             else:
-                limit_ns = LOAD_TIMEOUT_FACTOR * self._hang_ns
-                self._executor.submit(UnloadJob(variant, runner, self._model_cache, limit_ns))
+                limit_ns = LOAD_TIMEOUT_FACTOR * self.hang_ns
+                self.executor.submit(UnloadJob(variant, runner, self.model_cache, limit_ns))
 
     def _report(self, event: Event) -> None:
         """Send an event to the gateway that it concerns, with the gateway's own id."""

@@ -17,9 +17,12 @@ import os
 import select
 import signal
 import socket
+import time
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread
 from time import monotonic_ns
 from typing import Final, final
 
@@ -31,13 +34,12 @@ from headgate.core.event_log import from_wire
 from headgate.live.deployment import NodeSpec
 from headgate.live.ipc.crash_markers import CrashMarkers
 from headgate.live.ipc.messages import ActionMessage, AnyMessage, Hello, Release, RunBatch
+from headgate.live.telemetry.logs import HUNG_EXIT, exit_process
 from headgate.live.worker.connection import UNSENT_BYTES_MAX, GatewayConnection
 from headgate.live.worker.executor import Executor, Job
-from headgate.live.worker.loading import LOAD_TIMEOUT_FACTOR, Loader
-from headgate.live.worker.model_cache import ModelCache
+from headgate.live.worker.model_cache import LOAD_TIMEOUT_FACTOR, Loader, ModelCache
 from headgate.live.worker.node import WorkerNode
 from headgate.live.worker.warmup import Warmup
-from headgate.live.worker.watchdog import Watchdog
 from headgate.system.busy_poll import BusyEpoll
 from headgate.system.process import private_bytes
 
@@ -45,6 +47,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 LINGER_NS: Final = 1_000_000_000  # for gateways to read the last replies
 CONNECTIONS_MAX: Final = 64
+HEARTBEAT_S: Final = 0.5
 
 
 @final
@@ -134,7 +137,8 @@ class Server:
             elif fd in self._connections:
                 self._read_from(self._connections[fd], events)
         if self._is_stop_requested and not self._node.is_draining:
-            self._begin_drain()
+            self._listener.close()
+            self._node.drain()
         now_ns = monotonic_ns()
         if now_ns >= self._node.next_timer_ns():
             self._node.retire_idle(now_ns)
@@ -253,10 +257,6 @@ class Server:
         self._is_stop_requested = True
         self._wake()
 
-    def _begin_drain(self) -> None:
-        self._listener.close()
-        self._node.drain()
-
     def _linger(self) -> None:
         """Wait up to `LINGER_NS` for gateways to read the last replies."""
         until_ns = monotonic_ns() + LINGER_NS
@@ -264,3 +264,53 @@ class Server:
             connection.sock.settimeout(max(0.01, (until_ns - monotonic_ns()) / 1e9))
             with suppress(OSError):
                 connection.flush()
+
+
+@final
+@dataclass(eq=False)
+class Watchdog:
+    """Sends heartbeats from a thread of its own: no long batch or read may delay them."""
+
+    name: str
+    fd: int | None
+    executor: Executor
+    lock: Lock
+    on_supervisor_gone: Callable[[], None]
+
+    def start(self) -> None:
+        """Start the thread. `on_supervisor_gone` is called when the pipe is closed at its end."""
+        if self.fd is not None:
+            os.set_blocking(self.fd, False)
+        self._send_heartbeat()  # now, because a function that holds the GIL may delay the thread
+        Thread(target=self._run, name="watchdog", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            self._exit_if_hung()
+            with self.lock:  # take the lock: a deadlocked worker must stop sending heartbeats
+                self._send_heartbeat()
+            time.sleep(HEARTBEAT_S)
+
+    def _exit_if_hung(self) -> None:
+        now_ns = time.monotonic_ns()
+        job = self.executor.overdue_job(now_ns)
+        if job is not None:
+            seconds = (now_ns - job.began_ns) / 1e9
+            _LOG.error(
+                "worker %s: %s hung for %.1f s; the worker exits",
+                self.name,
+                job.description,
+                seconds,
+            )
+            exit_process(HUNG_EXIT)
+
+    def _send_heartbeat(self) -> None:
+        if self.fd is None:
+            return
+        try:
+            os.write(self.fd, b".")
+        except BlockingIOError:
+            pass  # the pipe is full: the supervisor is busy
+        except OSError:  # the supervisor has died
+            self.fd = None
+            self.on_supervisor_gone()

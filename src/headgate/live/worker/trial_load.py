@@ -21,7 +21,7 @@ from headgate.functions.loader import load_runner
 from headgate.live.deployment import read_deployment
 from headgate.live.ipc.crash_markers import CrashMarkers
 from headgate.live.telemetry import logs
-from headgate.live.worker.loading import failure_reason, log_once
+from headgate.live.worker.model_cache import failure_reason, log_once
 from headgate.system.process import ChildProcess, describe_exit, set_parent_death_signal
 
 POLL_S: Final = 0.02

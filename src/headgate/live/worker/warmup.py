@@ -24,8 +24,7 @@ from headgate.functions.tensor import Signature, Tensor
 from headgate.live.ipc.crash_markers import MEASURE, CrashMarkers
 from headgate.live.ipc.messages import MeasuredFunction
 from headgate.live.worker.executor import Job
-from headgate.live.worker.loading import Loader, LoadError
-from headgate.live.worker.model_cache import ModelCache
+from headgate.live.worker.model_cache import Loader, LoadError, ModelCache
 from headgate.system.process import private_bytes
 
 BUDGET_NS: Final = 400_000_000  # to measure one function

@@ -12,11 +12,9 @@ import uvloop
 from fake_runtime import FakeRuntime
 from grpc.aio import AioRpcError, Channel, UnaryUnaryMultiCallable, insecure_channel
 
-from headgate.live.gateway.access_log import AccessLog
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.gateway.context import GatewayContext
-from headgate.live.gateway.grpc.messages import SERVICE, Messages
-from headgate.live.gateway.grpc.server import GrpcServer
+from headgate.live.gateway.context import AccessLog, GatewayContext
+from headgate.live.gateway.grpc.server import SERVICE, GrpcServer, Messages
 
 DEFAULTS = GatewayConfig()
 Trailers = dict[str, str | bytes]

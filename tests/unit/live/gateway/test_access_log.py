@@ -12,8 +12,8 @@ import pytest
 from gateway_rig import QUICK, Rig, body, infer, request, rig, run_on_loop
 from msgspec.structs import replace
 
-from headgate.live.gateway.access_log import AccessLog
 from headgate.live.gateway.config import ApiKey, GatewayConfig
+from headgate.live.gateway.context import AccessLog
 
 MODELS = ["echo", "bytes", "free", "whole", "two"]
 KEY = "open sesame"

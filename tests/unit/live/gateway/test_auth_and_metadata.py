@@ -11,11 +11,11 @@ import pytest
 from gateway_rig import QUICK, Rig, body, request, run
 from msgspec.structs import replace
 
-from headgate.live.gateway.auth import ApiKeys, Tenant
 from headgate.live.gateway.config import ApiKey, GatewayConfig, TenantLimit
 from headgate.live.gateway.errors import RequestError
-from headgate.live.gateway.http.headers import timeout_ns
 from headgate.live.gateway.http.openapi import document
+from headgate.live.gateway.inference import timeout_ns
+from headgate.live.gateway.tenants import ApiKeys, Tenant
 
 MS = 1_000_000
 HOUR_NS = 3_600_000 * MS

@@ -22,7 +22,7 @@ from headgate.live.call import GatewayPhase
 from headgate.live.gateway.config import ApiKey, GatewayConfig, TenantLimit
 from headgate.live.gateway.grpc import admission as grpc_admission
 from headgate.live.gateway.grpc.admission import LOOKAHEAD_BYTES, WAITING_MAX
-from headgate.live.gateway.grpc.messages import SERVICE
+from headgate.live.gateway.grpc.server import SERVICE
 
 INFER = f"/{SERVICE}/ModelInfer"
 CHECK = "/grpc.health.v1.Health/Check"

@@ -16,8 +16,8 @@ from headgate.core.states import Outcome, Settlement
 from headgate.functions.tensor import ITEM_BYTES, Tensor
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.errors import RequestError
-from headgate.live.gateway.grpc.messages import Messages
 from headgate.live.gateway.grpc.rpc import trailers_of
+from headgate.live.gateway.grpc.server import Messages
 from headgate.live.gateway.grpc.tensors import FIELDS_MAX, encode_response, split_message, tensors
 from headgate.live.gateway.oip.json import STRINGS_MAX
 

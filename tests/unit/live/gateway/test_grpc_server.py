@@ -28,8 +28,7 @@ from grpc_rig import Rig, context_of, run
 from headgate.core.errors import ConfigError
 from headgate.live.call import GatewayPhase
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.gateway.grpc.messages import COMPILED, Messages
-from headgate.live.gateway.grpc.server import GrpcServer
+from headgate.live.gateway.grpc.server import COMPILED, GrpcServer, Messages
 
 
 def test_health_methods_of_the_protocol() -> None:

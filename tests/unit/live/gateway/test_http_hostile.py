@@ -16,7 +16,7 @@ from headgate.core.states import Outcome, Settlement
 from headgate.live.call import Call, GatewayPhase
 from headgate.live.gateway.config import ApiKey, GatewayConfig
 from headgate.live.gateway.http.responses import error_of
-from headgate.live.gateway.http.router import CACHED_MAX
+from headgate.live.gateway.http.server import CACHED_MAX
 
 BINARY = {"binary_data_output": True}
 ROW = infer(body()).partition(b"\r\n\r\n")[2]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from headgate.live.gateway.config import ApiKey, TenantLimit
-from headgate.live.gateway.memory_budget import Budget, Hold
+from headgate.live.gateway.tenants import Budget, Hold
 
 KEYS = (ApiKey(sha256(b"first").hexdigest(), 1), ApiKey(sha256(b"second").hexdigest(), 2))
 BINARY = {"binary_data_output": True}

@@ -16,8 +16,8 @@ from headgate.functions.tensor import ITEM_BYTES, Tensor
 from headgate.live.gateway.codec.text import ReadText, read_text
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.errors import RequestError
-from headgate.live.gateway.oip import binary
 from headgate.live.gateway.oip import json as oip
+from headgate.live.gateway.oip.http import read_tensors
 from headgate.live.gateway.oip.json import pack_strings, split_strings, to_json
 
 LIMITS = GatewayConfig(elements_max=10_000)
@@ -133,12 +133,12 @@ def test_json_and_binary_inputs_are_equal(data: st.DataObject) -> None:
     raw = array.tobytes()
     for listed in (array.tolist(), array.ravel().tolist()):
         text = {"inputs": [{"name": "x", "shape": shape, "datatype": datatype, "data": listed}]}
-        (tensor,) = binary.tensors(read_text(OIP, json.dumps(text).encode(), LIMITS), LIMITS)
+        (tensor,) = read_tensors(read_text(OIP, json.dumps(text).encode(), LIMITS), LIMITS)
         assert bytes(tensor.data) == raw  # type: ignore[arg-type]
     size = {"binary_data_size": len(raw)}
     text = {"inputs": [{"name": "x", "shape": shape, "datatype": datatype, "parameters": size}]}
     read = read_text(OIP, json.dumps(text).encode(), LIMITS)
-    (tensor,) = binary.tensors(read, LIMITS, memoryview(raw))
+    (tensor,) = read_tensors(read, LIMITS, memoryview(raw))
     assert list(to_json(tensor)) == array.ravel().tolist()
 
 
@@ -193,7 +193,7 @@ def test_decoders_return_valid_tensors_or_raise(text: object, raw: bytes) -> Non
         return
     for rest in (memoryview(b""), memoryview(raw)):
         try:
-            made = binary.tensors(read, LIMITS, rest)
+            made = read_tensors(read, LIMITS, rest)
         except RequestError as refused:
             assert refused.status == 400
             assert "\n" not in refused.message

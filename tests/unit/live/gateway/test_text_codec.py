@@ -29,8 +29,8 @@ from headgate.live.gateway.codec.text import (
 )
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.errors import RequestError
-from headgate.live.gateway.memory_budget import Budget, Hold
 from headgate.live.gateway.oip.json import PIECE, from_json
+from headgate.live.gateway.tenants import Budget, Hold
 
 LIMITS = GatewayConfig()
 # Low limits, so that small requests count as long.

@@ -22,7 +22,6 @@ from typing import Final, final
 import msgspec
 
 from headgate.live.gateway.codec.process import (
-    LENGTH_BYTES,
     NO_MEMORY,
     REPLIES,
     AnyReply,
@@ -30,12 +29,12 @@ from headgate.live.gateway.codec.process import (
     ErrorResult,
     FailedResult,
     ReadResult,
-    packed,
 )
 from headgate.live.gateway.codec.text import ParsedRequest, ReadText, WriteText
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.errors import RequestError, draining, internal_error, memory_exhausted
-from headgate.live.gateway.memory_budget import Hold
+from headgate.live.gateway.tenants import Hold
+from headgate.live.ipc.messages import LENGTH_BYTES, frame
 from headgate.live.ipc.shared_memory import allocate_buffer
 
 _LOG: Final = logging.getLogger(__name__)
@@ -91,12 +90,10 @@ class Codec:
         self.processes[size > _LARGE_BYTES].submit(job)
 
     def sweep(self, now_s: float) -> None:
-        """Fail jobs that have been queued for too long."""
         for process in self.processes:
             process.sweep(now_s)
 
     def close(self) -> None:
-        """Kill the processes; unfinished jobs fail."""
         for process in self.processes:
             process.close()
 
@@ -123,7 +120,6 @@ class CodecProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process id, if the process is running."""
         return None if self._process is None else self._process.pid
 
     def submit(self, job: TextJob) -> None:
@@ -152,7 +148,7 @@ class CodecProcess:
         for waiting in list(self._waiting.values()):
             while waiting and waiting[0].since_s < oldest_s:
                 waiting.popleft().finish(_codec_busy())
-        self._reap()
+        self._killed = [process for process in self._killed if process.poll() is None]
 
     def close(self) -> None:
         """Kill the process; unfinished jobs fail."""
@@ -187,7 +183,7 @@ class CodecProcess:
             _LOG.error("the codec process cannot be started: %s", error)
             self._kill(_codec_lost())
             return
-        header = packed(CodecJob(job.message, [len(part) for part in job.parts]))
+        header = frame(CodecJob(job.message, [len(part) for part in job.parts]))
         self._out = [memoryview(header), *(memoryview(part) for part in job.parts)]
         self._write()
 
@@ -244,10 +240,6 @@ class CodecProcess:
         self._out = []
         if self._job is not None:
             self._finish(error)
-
-    def _reap(self) -> None:
-        if self._killed:
-            self._killed = [process for process in self._killed if process.poll() is None]
 
     def _write(self) -> None:
         """Send as much of the job as the socket takes."""
@@ -341,7 +333,6 @@ class _Reply:
         return self._next_part()
 
     def result(self) -> Result:
-        """The result of the job."""
         header = self._header
         if isinstance(header, ErrorResult):
             return RequestError(header.status, header.message, reason=header.reason)

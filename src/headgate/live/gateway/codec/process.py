@@ -22,15 +22,15 @@ from typing import Final, final
 
 import msgspec
 from msgspec import Struct
-from msgspec.msgpack import Decoder, Encoder
+from msgspec.msgpack import Decoder
 
 from headgate.live.gateway.codec.text import ReadText, WriteText, read_text, write_text
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.errors import RequestError
 from headgate.live.gateway.oip.json import InferRequest
+from headgate.live.ipc.messages import ENCODER, LENGTH_BYTES, frame
 from headgate.system.process import memory_bytes, set_parent_death_signal
 
-LENGTH_BYTES: Final = 4
 NICENESS: Final = 5  # workers have precedence
 # Memory of a text as Python objects, as a multiple of the largest text.
 MEMORY_FACTOR: Final = 6
@@ -83,15 +83,8 @@ class FailedResult(Struct, array_like=True, tag="broken"):
 
 AnyReply = ReadResult | WriteResult | ErrorResult | FailedResult
 
-ENCODER: Final = Encoder()
 REPLIES: Final[Decoder[AnyReply]] = Decoder(AnyReply)
 _JOBS: Final[Decoder[CodecJob]] = Decoder(CodecJob)
-
-
-def packed(header: CodecJob | AnyReply) -> bytes:
-    """A header behind its length."""
-    data = ENCODER.encode(header)
-    return len(data).to_bytes(LENGTH_BYTES, "little") + data
 
 
 def run_job(
@@ -135,7 +128,7 @@ def serve(connection: socket.socket, limits: GatewayConfig) -> None:
             parts.append(memoryview(part).toreadonly())
         reply, raw = run_job(job.message, parts, limits)
         del parts
-        connection.sendall(packed(reply))
+        connection.sendall(frame(reply))
         for each in raw:
             connection.sendall(each)
         if isinstance(reply, ErrorResult) and reply.reason == NO_MEMORY:

@@ -30,9 +30,7 @@ from grpc import StatusCode
 from grpc.aio import BaseError, ServicerContext
 
 from headgate.live.call import Call
-from headgate.live.gateway.access_log import AccessEntry
-from headgate.live.gateway.auth import Tenant
-from headgate.live.gateway.context import GatewayContext
+from headgate.live.gateway.context import AccessEntry, GatewayContext
 from headgate.live.gateway.errors import (
     RequestError,
     internal_error,
@@ -40,8 +38,8 @@ from headgate.live.gateway.errors import (
     too_many_unread,
 )
 from headgate.live.gateway.grpc.rpc import PendingCall, details_of, status_of, trailers_of
-from headgate.live.gateway.memory_budget import Hold
 from headgate.live.gateway.oip.json import check_response_size
+from headgate.live.gateway.tenants import Hold, Tenant
 from headgate.live.telemetry.metrics import GRPC
 
 if TYPE_CHECKING:

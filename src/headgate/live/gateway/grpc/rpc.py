@@ -12,7 +12,7 @@ from grpc import StatusCode
 from headgate.live.call import Call, FrontEndApi
 from headgate.live.gateway.errors import RequestError, internal_error
 from headgate.live.gateway.http.responses import ErrorJson, deadline_exceeded, error_fields
-from headgate.live.gateway.memory_budget import Hold
+from headgate.live.gateway.tenants import Hold
 
 DETAILS_CHARACTERS_MAX: Final = 1000  # peers accept some 8 KiB of metadata in all
 
@@ -38,7 +38,6 @@ _CODES: Final[Mapping[int, StatusCode]] = {
 
 
 def status_of(error: RequestError) -> StatusCode:
-    """The gRPC status for an error."""
     return _CODES.get(error.status) or _CODES[400 if error.status < 500 else 500]
 
 
@@ -138,7 +137,6 @@ class PendingCall:
             self._hold = hold
 
     def abort(self, error: RequestError) -> None:
-        """Cancel the call and respond with `error`."""
         if not self._response.done():
             if self._cancel is not None:
                 self._cancel()

@@ -21,7 +21,6 @@ _ENCODER: Final = Encoder()
 
 
 def health_rules() -> dict[str, Rule]:
-    """The rules by path."""
     rules = {
         path: Rule(b"GET", live, is_public=True)
         for path in ("/v2/health/live", "/livez", "/healthz")
@@ -95,7 +94,6 @@ class ModelJson(Struct, gc=False):
 
 
 def live(request: HttpRequest) -> None:
-    """The process responds, so it is alive."""
     _respond(request, 200, LiveJson())
 
 
@@ -108,7 +106,6 @@ def ready(request: HttpRequest) -> None:
 
 
 def server_metadata(request: HttpRequest) -> None:
-    """The server's name, version and extensions."""
     _respond(request, 200, ServerJson(request.context.config.server_name, __version__, EXTENSIONS))
 
 

@@ -60,19 +60,16 @@ _TIMEOUT: Final[Document] = {
 
 
 def openapi_rules() -> dict[str, Rule]:
-    """The rule by path."""
     return {"/openapi.json": Rule(b"GET", openapi, is_public=True)}
 
 
 def openapi(request: HttpRequest) -> None:
-    """Respond with the document."""
     context = request.context
     content = document(sorted(context.api.models), has_keys=bool(context.config.keys))
     request.respond(200, JSON_HEADER, encode(content))
 
 
 def document(model_names: list[str], *, has_keys: bool = False) -> Document:
-    """The document for a server with these models."""
     components: Document = {"schemas": _SCHEMAS}
     content: Document = {
         "openapi": "3.1.0",
@@ -116,10 +113,7 @@ def _server_paths() -> Document:
 def _model_paths(names: list[str]) -> Document:
     paths: Document = {}
     raw: Document = {"application/octet-stream": {"schema": {}}}  # JSON, then raw tensors
-    outputs: Document = {
-        "description": "The outputs.",
-        "content": _json(_ref(InferResponse)) | raw,
-    }
+    outputs: Document = {"description": "The outputs.", "content": _json(_ref(InferResponse)) | raw}
     for version in (False, True):
         path = "/v2/models/{model}" + ("/versions/{version}" if version else "")
         parameters = [_parameter("model", names)]
@@ -171,7 +165,7 @@ def _sagemaker_paths(names: list[str]) -> Document:
     }
     return {
         "/invocations": {
-            "post": post | {"parameters": [target], "responses": {"200": ok} | _errors(_INFER)},
+            "post": post | {"parameters": [target], "responses": {"200": ok} | _errors(_INFER)}
         },
         "/endpoints/{model}/invocations": {
             "post": post | {"responses": {"200": ok} | _errors((401,)) | service | early},

@@ -11,24 +11,22 @@ import logging
 from asyncio import TimerHandle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, cast, final
+from typing import Final, cast, final
 
 from headgate.core.states import Outcome, Settlement
 from headgate.functions.tensor import Tensor
+from headgate.http.connection import HttpConnection
 from headgate.http.interface import STATUS_LINES, HttpError
 from headgate.live.call import Call, ServedModel
-from headgate.live.gateway.access_log import AccessEntry
-from headgate.live.gateway.auth import Tenant
 from headgate.live.gateway.codec.client import Part, Result, TextJob
 from headgate.live.gateway.codec.text import ParsedRequest, ReadText, WriteText, write_text
-from headgate.live.gateway.context import GatewayContext
+from headgate.live.gateway.context import AccessEntry, GatewayContext
 from headgate.live.gateway.errors import (
     RequestError,
     internal_error,
     memory_exhausted,
     too_many_unread,
 )
-from headgate.live.gateway.http.headers import priority_of, timeout_ns, traceparent
 from headgate.live.gateway.http.responses import (
     ERRORS_ONLY,
     ResponseBody,
@@ -39,14 +37,14 @@ from headgate.live.gateway.http.responses import (
     retry_headers,
     timing_header,
 )
-from headgate.live.gateway.inference import make_call
-from headgate.live.gateway.memory_budget import Hold
+from headgate.live.gateway.inference import make_call, priority_of, timeout_ns
 from headgate.live.gateway.oip.json import (
     check_response_size,
     elements_in,
     min_text_bytes,
     text_too_long,
 )
+from headgate.live.gateway.tenants import Hold, Tenant
 from headgate.live.telemetry.metrics import HTTP
 
 _LOG: Final = logging.getLogger(__name__)
@@ -81,79 +79,33 @@ class Route:
     version: str = ""
 
 
-class ResponseWriter(Protocol):
-    """What a request uses of its connection."""
-
-    def send(
-        self,
-        head: bytes,
-        body: Sequence[bytes | memoryview],
-        request: HttpRequest,
-        hold: Hold | None,
-    ) -> None:
-        """Write the response of `request`. `hold` is released once the client has read it."""
-
-
 @final
+@dataclass(slots=True, eq=False)
 class HttpRequest:
     """A request as handlers see it, with the methods that respond to it."""
 
-    __slots__ = (
-        "_body_bytes_max",
-        "_connection",
-        "_hold",
-        "_is_done",
-        "_is_head",
-        "_is_in_flight",
-        "_job",
-        "_timer",
-        "access_entry",
-        "body",
-        "body_bytes",
-        "call",
-        "closes",
-        "context",
-        "error",
-        "headers",
-        "keeps_body",
-        "request_id",
-        "response_format",
-        "route",
-        "tenant",
-        "trace",
-    )
-
-    def __init__(
-        self,
-        connection: ResponseWriter,
-        context: GatewayContext,
-        route: Route | None,
-        tenant: Tenant | None,
-        headers: Headers,
-        is_head: bool,
-    ) -> None:
-        self._connection = connection
-        self.context = context
-        self.route = route
-        self.tenant = tenant
-        self.headers = headers
-        self._is_head = is_head
-        self.body: bytes | bytearray | memoryview = b""
-        self.body_bytes = 0  # received, whether or not they were kept
-        self._body_bytes_max = context.config.body_bytes_max
-        self.keeps_body = False  # otherwise the body is read and discarded
-        self.closes = False  # the connection is closed after this response
-        self.error: HttpError | None = None  # known before the whole body has arrived
-        self.response_format: ResponseFormat = ERRORS_ONLY
-        self.call: Call | None = None
-        self.access_entry: AccessEntry | None = None  # where there is an access log
-        self.request_id = context.request_id(headers.get(b"x-request-id"))
-        self.trace = traceparent(headers[b"traceparent"]) if b"traceparent" in headers else b""
-        self._hold: Hold | None = None  # of the memory budget
-        self._is_in_flight = False  # counted in its tenant's concurrency
-        self._job: TextJob | None = None  # its text that the codec is reading or writing
-        self._timer: TimerHandle | None = None
-        self._is_done = False
+    _connection: HttpConnection
+    context: GatewayContext
+    route: Route | None
+    tenant: Tenant | None
+    headers: Headers
+    _is_head: bool
+    request_id: bytes
+    trace: bytes
+    error: HttpError | None  # known before the whole body has arrived
+    access_entry: AccessEntry | None  # where there is an access log
+    _body_bytes_max: int
+    body: bytes | bytearray | memoryview = b""
+    body_bytes: int = 0  # received, whether or not they were kept
+    keeps_body: bool = False  # otherwise the body is read and discarded
+    closes: bool = False  # the connection is closed after this response
+    response_format: ResponseFormat = ERRORS_ONLY
+    call: Call | None = None
+    _hold: Hold | None = None  # of the memory budget
+    _is_in_flight: bool = False  # counted in its tenant's concurrency
+    _job: TextJob | None = None  # its text that the codec is reading or writing
+    _timer: TimerHandle | None = None
+    _is_done: bool = False
 
     def admit(self, body_bytes: int) -> None:
         """Reserve what the request needs, before its body is read.
@@ -182,7 +134,6 @@ class HttpRequest:
         self.keeps_body = True
 
     def reserve_more(self, size: int, total: int) -> RequestError | None:
-        """Reserve memory for more of a chunked body. Returns the error if there is no room."""
         if total > self._body_bytes_max:
             return text_too_long(self.context.config)
         if self._hold is None or not self._hold.grow(size):
@@ -190,7 +141,6 @@ class HttpRequest:
         return None
 
     def reject_body(self, error: HttpError) -> None:
-        """Respond with `error` once the body has arrived, and discard the rest of the body."""
         self.error = error
         self.keeps_body = False
         self.body = b""
@@ -198,7 +148,6 @@ class HttpRequest:
             self._hold.release()
 
     def handle(self) -> None:
-        """Run the handler, which responds now or later. Never raises."""
         if self.error is not None:
             self.respond_error(self.error)
             return
@@ -287,7 +236,6 @@ class HttpRequest:
             self._respond_internal_error()
 
     def respond_error(self, error: HttpError) -> None:
-        """Send an error response."""
         if not isinstance(error, RequestError):  # the connection's own
             error = RequestError(
                 error.status, error.message, reason=error.reason, closes=error.closes
@@ -373,18 +321,13 @@ class HttpRequest:
     def abort(self, error: HttpError) -> None:
         """Cancel the call and respond with `error`, unless the response is being written."""
         call = self.call
-        if self.is_writing:
+        if call is not None and self._job is not None:  # the codec is writing the response
             self.closes = True
             return
         if call is not None:
             call.settlement = _CANCELLED
             self.context.api.cancel(call)
         self.respond_error(error)
-
-    @property
-    def is_writing(self) -> bool:
-        """Whether the codec is writing the text of the response."""
-        return self.call is not None and self._job is not None
 
     def _expire_at(self, deadline_ns: int) -> None:
         wait_s = (deadline_ns - self.context.api.now_ns()) * 1e-9

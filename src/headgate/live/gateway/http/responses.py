@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil
-from typing import Final, Protocol, final
+from typing import Final, final
 
 from msgspec import Struct
 from msgspec.json import Encoder
@@ -58,16 +58,6 @@ class ResponseBody(Struct, gc=False):
     headers: Callable[[int], bytes] = json_headers  # header lines, given the length of the text
 
 
-class ResponseFormat(Protocol):
-    """How responses to one kind of request look."""
-
-    def response(self, call: Call) -> ResponseBody:
-        """The response to a call that succeeded. May raise `RequestError`."""
-
-    def error(self, error: RequestError, request_id: bytes) -> tuple[int, bytes, bytes]:
-        """Status, header lines and body for a request that failed."""
-
-
 @final
 class ErrorJson(Struct, gc=False, omit_defaults=True):
     """The body of an error. The Open Inference Protocol defines `error`; the rest is ours."""
@@ -89,20 +79,21 @@ _OF_SETTLEMENT: Final = tuple(
 )
 
 
-@final
-class ErrorsOnlyFormat:
-    """The format of requests that lead to no call: their handlers write responses themselves."""
+class ResponseFormat:
+    """How responses to one kind of request look; this one is for requests that lead to no call."""
+
+    __slots__ = ()
 
     def response(self, call: Call) -> ResponseBody:
-        """Never called: there is no call."""
+        """The response to a call that succeeded. May raise `RequestError`."""
         raise NotImplementedError
 
     def error(self, error: RequestError, request_id: bytes) -> tuple[int, bytes, bytes]:
-        """The error of the Open Inference Protocol."""
+        """Status, header lines and body for a request that failed."""
         return error.status, JSON_HEADER, error_json(error, request_id)
 
 
-ERRORS_ONLY: Final = ErrorsOnlyFormat()
+ERRORS_ONLY: Final = ResponseFormat()
 
 
 def error_fields(error: RequestError, request_id: bytes) -> ErrorJson:
@@ -123,7 +114,6 @@ def error_fields(error: RequestError, request_id: bytes) -> ErrorJson:
 
 
 def error_json(error: RequestError, request_id: bytes) -> bytes:
-    """The body of an error response."""
     return _ENCODER.encode(error_fields(error, request_id))
 
 

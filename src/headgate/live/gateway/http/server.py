@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import final
+from collections.abc import Callable, Mapping
+from typing import Final, final
+from urllib.parse import unquote_to_bytes
 
 from headgate.http.connection import HttpConnection
 from headgate.http.server import HttpServer
@@ -14,11 +15,17 @@ from headgate.live.gateway.context import GatewayContext
 from headgate.live.gateway.errors import RequestError
 from headgate.live.gateway.http.health import health_rules
 from headgate.live.gateway.http.openapi import openapi_rules
-from headgate.live.gateway.http.request import HttpRequest, Route
-from headgate.live.gateway.http.router import Router
+from headgate.live.gateway.http.request import HttpRequest, Route, Rule
+from headgate.live.gateway.inference import traceparent
 from headgate.live.gateway.oip.http import infer_rules
 from headgate.live.gateway.sagemaker import sagemaker_rules
 from headgate.live.telemetry.metrics import Responses
+
+Methods = Mapping[bytes, Route]
+
+# Bounds of the cache: clients choose the targets, and can make up any number of them.
+CACHED_MAX: Final = 1024
+CACHED_BYTES_MAX: Final = 256  # of one target
 
 
 @final
@@ -41,16 +48,13 @@ class GatewayServer(HttpServer):
         )
 
     def refresh(self) -> None:
-        """Refresh the context, a few times a second."""
         self.context.refresh(self.state.clock_s)
 
     def start(self) -> None:
-        """Start the sweep on the running loop."""
         self.context.loop = asyncio.get_running_loop()
         super().start()
 
     def close(self) -> None:
-        """Close everything at once."""
         self.context.close()
         super().close()
 
@@ -67,8 +71,83 @@ class GatewayServer(HttpServer):
             tenant = keys.anonymous if route.rule.is_public else keys.tenant(headers)
         except RequestError as problem:
             error = problem.with_traceback(None)  # a traceback and its frame would be a cycle
-        request = HttpRequest(connection, context, route, tenant, headers, method == b"HEAD")
-        request.error = error
-        if context.access_log is not None:
-            request.access_entry = context.access_log.http_entry(method or b"-", target or b"-")
-        return request
+        log = context.access_log
+        return HttpRequest(
+            connection,
+            context,
+            route,
+            tenant,
+            headers,
+            method == b"HEAD",
+            context.request_id(headers.get(b"x-request-id")),
+            traceparent(headers[b"traceparent"]) if b"traceparent" in headers else b"",
+            error,
+            None if log is None else log.http_entry(method or b"-", target or b"-"),
+            context.config.body_bytes_max,
+        )
+
+
+@final
+class Router:
+    """All paths. In a path, `{name}` and `{version}` stand for one segment each.
+
+    Resolved targets are cached: clients use few different targets, and parsing one costs more than
+    a whole response. A target with a name is cached only if `is_model` knows the name.
+
+    >>> router = Router({"/a/{name}/b": Rule(b"GET", print)}, is_model=lambda name: True)
+    >>> router.find(b"GET", b"/a/x%20y/b?q=1").name
+    'x y'
+    """
+
+    def __init__(self, rules: Mapping[str, Rule], is_model: Callable[[str], bool]) -> None:
+        self._is_model = is_model
+        self._cached: dict[bytes, Methods] = {}
+        self._fixed = {path.encode(): rule for path, rule in rules.items() if "{" not in path}
+        self._patterns = [(path.encode().split(b"/"), rule) for path, rule in rules.items()]
+
+    def find(self, method: bytes, target: bytes) -> Route:
+        """The route of a request. Raises `RequestError` (404, 405)."""
+        methods = self._cached.get(target) or self._resolve(target)
+        route = methods.get(method)
+        if route is None:
+            allow = ", ".join(sorted(name.decode() for name in methods))
+            raise RequestError(405, f"{_quoted(target)} allows only {allow}", allow=allow)
+        return route
+
+    def _resolve(self, target: bytes) -> Methods:
+        path = target.partition(b"?")[0].partition(b"#")[0]
+        if not path.startswith(b"/"):  # the absolute form that proxies use, or nonsense
+            path = b"/" + path.partition(b"://")[2].partition(b"/")[2]
+        rule = self._fixed.get(path)
+        route = Route(rule) if rule is not None else None
+        if rule is None or route is None:
+            rule, route = self._match(path.split(b"/"))
+        if rule is None or route is None:
+            raise RequestError(404, f"no route matches {_quoted(path)}", reason="unknown_path")
+        methods = {rule.method: route}
+        if rule.method == b"GET":
+            methods[b"HEAD"] = route
+        if len(target) <= CACHED_BYTES_MAX and (not route.name or self._is_model(route.name)):
+            if len(self._cached) >= CACHED_MAX:
+                self._cached.clear()  # made-up targets: those in use are cached again at once
+            self._cached[target] = methods
+        return methods
+
+    def _match(self, segments: list[bytes]) -> tuple[Rule, Route] | tuple[None, None]:
+        for pattern, rule in self._patterns:
+            if len(pattern) != len(segments):
+                continue
+            names = {}
+            for expected, segment in zip(pattern, segments, strict=True):
+                if expected in (b"{name}", b"{version}") and segment:
+                    names[expected] = unquote_to_bytes(segment).decode("utf-8", "replace")
+                elif expected != segment:
+                    break
+            else:
+                name, version = names.get(b"{name}", ""), names.get(b"{version}", "")
+                return rule, Route(rule, name, version)
+        return None, None
+
+
+def _quoted(target: bytes) -> str:
+    return repr(target[:100].decode("latin-1"))

@@ -1,8 +1,15 @@
-"""Inference over HTTP: `POST /v2/models/{name}/infer`, in JSON or with binary tensors."""
+"""Inference over HTTP: `POST /v2/models/{name}/infer`, in JSON or with binary tensors.
+
+Binary tensors are Triton's extension: raw elements of inputs follow the JSON, in its order. A
+header gives the length of the JSON, and each input the number of its bytes after the JSON. A
+request may send some inputs this way and others in the JSON.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import Final, final
 
 from headgate.functions.tensor import Tensor
@@ -15,42 +22,44 @@ from headgate.live.gateway.codec.text import (
     WriteText,
     read_text,
 )
+from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.errors import RequestError
-from headgate.live.gateway.http.headers import timeout_ns
 from headgate.live.gateway.http.request import HttpRequest, Rule
-from headgate.live.gateway.http.responses import (
-    JSON_HEADER,
-    ResponseBody,
-    error_json,
-    json_headers,
+from headgate.live.gateway.http.responses import ResponseBody, ResponseFormat, json_headers
+from headgate.live.gateway.inference import (
+    check_open,
+    check_outputs,
+    find_model,
+    requested_outputs,
+    timeout_ns,
 )
-from headgate.live.gateway.inference import check_open, check_outputs, find_model
-from headgate.live.gateway.oip import binary
 from headgate.live.gateway.oip import json as oip
 from headgate.live.gateway.oip.json import (
     InferRequest,
     InferResponse,
     OutputJson,
+    RequestedOutput,
+    check_bytes,
+    check_strings,
+    element_count,
     memoryview_of,
     to_json,
 )
 
+LENGTH_HEADER: Final = b"inference-header-content-length"
+_DIGITS: Final = re.compile(rb"[0-9]{1,12}")
 _EMPTY: Final = memoryview(b"")
 _SHORT_BYTES: Final = 1 << 14  # outputs that are encoded at once, whatever their datatype
 _OIP: Final = ReadText("oip", "")
 
 
 def infer_rules() -> dict[str, Rule]:
-    """The rules of inference by path."""
-    rule = Rule(b"POST", infer, is_text=lambda headers: binary.LENGTH_HEADER not in headers)
-    return {
-        "/v2/models/{name}/infer": rule,
-        "/v2/models/{name}/versions/{version}/infer": rule,
-    }
+    rule = Rule(b"POST", infer, is_text=lambda headers: LENGTH_HEADER not in headers)
+    return {"/v2/models/{name}/infer": rule, "/v2/models/{name}/versions/{version}/infer": rule}
 
 
 @final
-class OipFormat:
+class OipFormat(ResponseFormat):
     """Responses of the Open Inference Protocol: which outputs, and which of them as raw bytes."""
 
     __slots__ = ("_id", "_is_binary", "_model_name", "_requested", "names")
@@ -62,11 +71,11 @@ class OipFormat:
         self._requested: dict[str, bool] = {}  # requested outputs, and whether as raw bytes
         self.names: list[str] = []  # of requested outputs; empty: all
         if request.parameters:
-            self._is_binary = binary.bool_parameter(request.parameters, "binary_data_output", False)
+            self._is_binary = bool_parameter(request.parameters, "binary_data_output", False)
         if request.outputs:
             self.names = [output.name for output in request.outputs]
             self._requested = {
-                output.name: binary.is_binary(output, self._is_binary) for output in request.outputs
+                output.name: is_binary(output, self._is_binary) for output in request.outputs
             }
 
     def response(self, call: Call) -> ResponseBody:
@@ -80,30 +89,18 @@ class OipFormat:
             return ResponseBody(oip.encode(response))
         return self._long_response(call)
 
-    def error(self, error: RequestError, request_id: bytes) -> tuple[int, bytes, bytes]:
-        """The protocol's error."""
-        return error.status, JSON_HEADER, error_json(error, request_id)
-
     def _long_response(self, call: Call) -> ResponseBody:
         data: list[memoryview] = []
         raw: list[memoryview] = []
         outputs: list[OutputText] = []
-        for tensor, is_binary in self._requested_outputs(call):
+        for tensor in requested_outputs(call.outputs, self.names):
+            is_binary = self._requested.get(tensor.name, self._is_binary)
             elements = memoryview_of(tensor)
             size = len(elements) if is_binary else -1
             outputs.append(OutputText(tensor.name, tensor.datatype, tensor.shape, size))
             (raw if is_binary else data).append(elements)
         text = WriteText("oip", self._model_name, self._id, outputs)
         return ResponseBody(text, data, raw, _binary_headers if raw else json_headers)
-
-    def _requested_outputs(self, call: Call) -> list[tuple[Tensor, bool]]:
-        if not self._requested:
-            return [(tensor, self._is_binary) for tensor in call.outputs]
-        by_name = {tensor.name: tensor for tensor in call.outputs}
-        for name in self._requested:
-            if name not in by_name:
-                raise RequestError(400, f"the model returned no output {name[:80]!r}")
-        return [(by_name[name], is_binary) for name, is_binary in self._requested.items()]
 
 
 def infer(request: HttpRequest) -> None:
@@ -116,10 +113,10 @@ def infer(request: HttpRequest) -> None:
     check_encoding(headers)
     text: Part = request.body
     rest = _EMPTY
-    length = headers.get(binary.LENGTH_HEADER)
+    length = headers.get(LENGTH_HEADER)
     if length is not None:
         body = memoryview(text)
-        at = binary.json_bytes(length, len(body))
+        at = json_bytes(length, len(body))
         text, rest = body[:at], body[at:]
 
     def on_read(parsed: ParsedRequest) -> None:
@@ -143,10 +140,7 @@ def read_then(
     arrived_ns: int,
     then: Callable[[ParsedRequest], None],
 ) -> None:
-    """Read text and pass it to `then`: at once, or, where it is long, after the codec has read it.
-
-    Raises `RequestError`; so may `then`.
-    """
+    """Read text, in the codec if long, and pass it to `then`. Both may raise `RequestError`."""
     context = request.context
     if len(text) <= context.config.inline_bytes_max:
         then(read_text(message, text, context.config))
@@ -173,7 +167,7 @@ def submit(
     """Submit the call of a request; `rest` follows its text. Raises `RequestError`."""
     if outputs:
         check_outputs(model, outputs)
-    inputs = binary.tensors(parsed, request.context.config, rest)
+    inputs = read_tensors(parsed, request.context.config, rest)
     # Tensors that are views of the body keep the whole body in memory.
     held_bytes = len(request.body) if len(rest) else 0
     for data in parsed.data:
@@ -195,3 +189,65 @@ def _binary_headers(text_bytes: int) -> bytes:
         b"Content-Type: application/octet-stream\r\nInference-Header-Content-Length: %d\r\n"
         % text_bytes
     )
+
+
+def json_bytes(text: bytes, body_bytes: int) -> int:
+    """The length of a body's JSON, from the header's text. Raises `RequestError` (400)."""
+    if not _DIGITS.fullmatch(text) or int(text) > body_bytes:
+        raise RequestError(
+            400,
+            f"the length of the JSON cannot be {text[:40].decode('latin-1')!r}: "
+            f"the body has {body_bytes} bytes",
+        )
+    return int(text)
+
+
+def read_tensors(
+    parsed: ParsedRequest, limits: GatewayConfig, rest: memoryview = _EMPTY
+) -> list[Tensor]:
+    """The inputs of a request; `rest` is what follows its text. Raises `RequestError` (400)."""
+    inputs = []
+    at = strings = 0
+    for given, data in zip(parsed.request.inputs, parsed.data, strict=True):
+        size = given.parameters.get("binary_data_size") if given.parameters else None
+        if size is None:
+            if data is None:
+                raise RequestError(400, f"input {given.name!r} has no data")
+        elif data is not None:
+            raise RequestError(400, f"input {given.name!r} has both data and binary_data_size")
+        elif type(size) is not int or not 0 <= size <= len(rest) - at:
+            raise RequestError(
+                400,
+                f"input {given.name!r}: binary_data_size is {str(size)[:40]}; "
+                f"{len(rest) - at} bytes are left",
+            )
+        else:
+            data = rest[at : at + size]
+            at += size
+            count = element_count(given.shape, given.name, limits.dims_max, limits.elements_max)
+            check_bytes(data, given.name, given.datatype, count)
+        if given.datatype == "BYTES":
+            strings += prod(given.shape)
+            check_strings(strings)
+        inputs.append(Tensor(given.name, given.datatype, given.shape, data))
+    if at != len(rest):
+        raise RequestError(400, f"{len(rest) - at} bytes after the JSON belong to no input")
+    return inputs
+
+
+def is_binary(output: RequestedOutput, by_default: bool) -> bool:
+    """Whether an output is requested as raw bytes. Raises `RequestError` (400)."""
+    if not output.parameters:
+        return by_default
+    for unsupported in ("classification", "shared_memory_region"):
+        if unsupported in output.parameters:
+            raise RequestError(400, f"output {output.name!r}: {unsupported} is not supported")
+    return bool_parameter(output.parameters, "binary_data", by_default)
+
+
+def bool_parameter(parameters: Mapping[str, object] | None, name: str, by_default: bool) -> bool:
+    """The value of a boolean parameter. Raises `RequestError` (400) if it is not one."""
+    value = parameters.get(name, by_default) if parameters else by_default
+    if not isinstance(value, bool):
+        raise RequestError(400, f"{name} must be true or false")
+    return value

@@ -1,13 +1,19 @@
-"""Authentication and rate limits: API keys, and a rate and a concurrency limit per tenant.
+"""Tenants: API keys, and what each tenant may use: a rate, a concurrency and a share of the memory.
 
 Only SHA-256 hashes of keys are kept. A key is looked up by its hash, so the time of a lookup tells
 an attacker nothing about the key; the hashes are compared in constant time all the same.
+
+The memory budget bounds the memory that clients can make the server hold. Request bodies until
+their response, tensors decoded from text, and responses that clients have not read yet are reserved
+in it before they are held. Each tenant has a guaranteed share. The rest is first come, first
+served, up to a maximum per tenant that leaves room for the others.
 """
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import final
 
@@ -21,12 +27,7 @@ from headgate.live.gateway.errors import RequestError
 class Tenant:
     """One client's limits and what it uses of them: a token bucket, and requests in flight."""
 
-    __slots__ = (
-        "_bucket",
-        "_concurrency_max",
-        "client_id",
-        "in_flight",
-    )
+    __slots__ = ("_bucket", "_concurrency_max", "client_id", "in_flight")
 
     def __init__(self, limit: TenantLimit) -> None:
         self.client_id = limit.client_id
@@ -51,7 +52,6 @@ class Tenant:
         self.in_flight += 1
 
     def finish(self) -> None:
-        """End a request."""
         self.in_flight -= 1
 
     def refund(self) -> None:
@@ -102,3 +102,84 @@ def _key_in(headers: Mapping[bytes, bytes]) -> bytes:
     if scheme.lower() == b"bearer":
         return token.strip()
     return headers.get(b"x-api-key", b"")
+
+
+@final
+class Budget:
+    """A number of bytes, divided among tenants.
+
+    Half of the total is split evenly among the tenants, or more where each share would be smaller
+    than `largest` bytes; the rest is common. No tenant has more than half of the total, unless its
+    share is larger than that.
+
+    >>> budget = Budget(1000, [1, 2], largest=100)
+    >>> budget.reserve(1, 500), budget.reserve(1, 1), budget.reserve(2, 500), budget.used
+    (True, False, True, 1000)
+    """
+
+    def __init__(self, total: int, tenants: Collection[int], largest: int) -> None:
+        count = len(tenants)
+        self.total = total
+        self.used = 0
+        self.share = min(total // count, max(total // 2 // count, largest))  # of each tenant
+        self._tenant_max = max(total // 2, self.share)
+        if count == 1:
+            self.share = self._tenant_max = total
+        self._common_left = total - self.share * count
+        self._used = dict.fromkeys(tenants, 0)
+
+    def reserve(self, tenant: int, size: int) -> bool:
+        """Reserve bytes for a tenant, by its client id. Returns whether there was room."""
+        used = self._used[tenant]
+        wanted = used + size
+        if wanted > self.share:
+            common = wanted - max(used, self.share)
+            if common > self._common_left or wanted > self._tenant_max:
+                return False
+            self._common_left -= common
+        self._used[tenant] = wanted
+        self.used += size
+        return True
+
+    def release(self, tenant: int, size: int) -> None:
+        """Give bytes back that were reserved."""
+        used = self._used[tenant]
+        assert size <= used, "more bytes are released than were reserved"
+        if used > self.share:
+            self._common_left += used - max(used - size, self.share)
+        self._used[tenant] = used - size
+        self.used -= size
+
+    def used_by(self, tenant: int) -> int:
+        return self._used[tenant]
+
+
+@final
+@dataclass(slots=True, eq=False)
+class Hold:
+    """The bytes of the budget that one request has reserved."""
+
+    _budget: Budget
+    _tenant: int
+    size: int = 0
+
+    def grow(self, size: int) -> bool:
+        """Reserve `size` more bytes. Returns False, and changes nothing, if there is no room."""
+        if not self._budget.reserve(self._tenant, size):
+            return False
+        self.size += size
+        return True
+
+    def resize(self, size: int) -> bool:
+        """Hold exactly `size` bytes. Returns False, and changes nothing, if there is no room."""
+        if size > self.size:
+            return self.grow(size - self.size)
+        self._budget.release(self._tenant, self.size - size)
+        self.size = size
+        return True
+
+    def release(self) -> None:
+        """Give everything back. A second call does nothing."""
+        if self.size:
+            self._budget.release(self._tenant, self.size)
+            self.size = 0
