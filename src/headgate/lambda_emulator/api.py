@@ -79,9 +79,8 @@ class Api:
         request_id = str(uuid.uuid4())
         try:
             if request.is_too_long:
-                raise ServiceError(
-                    413, "RequestEntityTooLargeException", "The request is too large."
-                )
+                problem = "The request is too large."
+                raise ServiceError(413, "RequestEntityTooLargeException", problem)
             self.auth.check(request)
             _check_query(request)
             response = await self._route(request, request_id)
@@ -276,12 +275,8 @@ class Api:
         settings, size = self.settings, len(request.body)
         limit = settings.event_payload_bytes if kind == "Event" else settings.sync_payload_bytes
         if size > limit:
-            raise ServiceError(
-                413,
-                "RequestTooLargeException",
-                f"{size} byte payload is too large for the {kind} invocation type "
-                f"(limit {limit} bytes)",
-            )
+            problem = f"{size} byte payload is too large for the {kind} invocation type"
+            raise ServiceError(413, "RequestTooLargeException", f"{problem} (limit {limit} bytes)")
         payload = request.body or b"{}"
         try:
             msgspec.json.decode(payload)

@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Protocol, final
+from typing import Final, final
 
 from headgate.core.errors import ConfigError
 from headgate.lambda_emulator.cleanup_process import kill_control_group, remove_control_group
@@ -29,11 +29,11 @@ QUOTA_US_MIN: Final = 1_000  # the kernel accepts no less
 _KILL_TIMEOUT_S: Final = 1.0  # to wait for processes that have been killed
 
 
-class CpuLimiter(Protocol):
-    """Limits the CPU time of processes."""
+class CpuLimiter:
+    """Limits the CPU time of processes. This one does not; the other modes derive from it."""
 
-    description: str
-    group: Path | None  # the control group that holds all processes, if there is one
+    description = "not limited"
+    group: Path | None = None  # the control group that holds all processes, if there is one
 
     def confine(self, pid: int, vcpus: float) -> None:
         """Limit a process that has just been started."""
@@ -62,46 +62,26 @@ def make_cpu_limiter(mode: CpuMode, cpus: tuple[int, ...] | None) -> CpuLimiter:
     allowed = sorted(os.sched_getaffinity(0))
     selected = list(cpus) if cpus is not None else allowed
     if not selected or not set(selected) <= set(allowed):
-        names = ", ".join(map(str, allowed))
-        raise ConfigError(
-            "not available to this process", where="platform", key="cpus", value=cpus, allowed=names
-        )
+        problem, names = "not available to this process", ", ".join(map(str, allowed))
+        raise ConfigError(problem, where="platform", key="cpus", value=cpus, allowed=names)
     if mode == "none":
-        return _NoLimiter()
+        return CpuLimiter()
     if mode != "affinity":
         group = next(filter(None, map(_make_group, _candidates())), None)
         if group is not None:
             return _CgroupLimiter(*group, None if cpus is None else selected)
     if mode == "cgroup":
-        problem = "no control group with a CPU quota can be created here"
-        raise ConfigError(
-            problem, where="platform", key="cpu", value=mode, allowed="auto, affinity"
-        )
+        problem, others = "no control group with a CPU quota can be created here", "auto, affinity"
+        raise ConfigError(problem, where="platform", key="cpu", value=mode, allowed=others)
     return _AffinityLimiter(selected)
 
 
 @final
-class _NoLimiter:
-    def __init__(self) -> None:
-        self.description = "not limited"
-        self.group: Path | None = None
+class _CgroupLimiter(CpuLimiter):
+    description = "quota of a control group"
 
-    def confine(self, pid: int, vcpus: float) -> None:
-        pass
-
-    def release(self, pid: int) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-@final
-class _CgroupLimiter:
     def __init__(self, group: Path, lock: int, cpus: list[int] | None) -> None:
-        self.description = "quota of a control group"
-        self.group: Path | None = group
-        self._group = group
+        self.group = self._group = group
         self._lock = lock  # held until `close`, or until this process exits
         self._cpus = cpus
 
@@ -132,10 +112,10 @@ class _CgroupLimiter:
 
 
 @final
-class _AffinityLimiter:
+class _AffinityLimiter(CpuLimiter):
+    description = "whole CPUs by affinity"
+
     def __init__(self, cpus: list[int]) -> None:
-        self.description = "whole CPUs by affinity"
-        self.group: Path | None = None
         self._cpus = cpus
         self._used: Counter[int] = Counter()
         self._held: dict[int, list[int]] = {}
@@ -150,9 +130,6 @@ class _AffinityLimiter:
 
     def release(self, pid: int) -> None:
         self._used.subtract(self._held.pop(pid, ()))
-
-    def close(self) -> None:
-        pass
 
 
 def _candidates() -> list[Path]:

@@ -14,7 +14,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from threading import Timer
 from time import monotonic_ns
-from types import TracebackType
 from typing import Self, final
 
 import msgspec
@@ -107,12 +106,7 @@ class Probe:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stack.close()
 
     def measure(self, request: MeasureRequest) -> Measurement:

@@ -110,9 +110,8 @@ def fetch(store: str, name: str | None, target: Path) -> None:
 def _fetch_objects(store: str, name: str | None, target: Path) -> None:
     bucket, _, prefix = store.removeprefix("s3://").partition("/")
     if not bucket:
-        raise ConfigError(
-            "names no bucket", where="--store", value=store, allowed="s3://bucket/prefix"
-        )
+        allowed = "s3://bucket/prefix"
+        raise ConfigError("names no bucket", where="--store", value=store, allowed=allowed)
     client, failures = _client()
     try:
         for key, path in _object_keys(client, bucket, prefix.rstrip("/"), name).items():

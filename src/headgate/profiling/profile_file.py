@@ -185,9 +185,8 @@ def _read(path: Path) -> list[_Row]:
     has_grid_columns = "cores" in columns and not columns.isdisjoint(_MEDIANS)
     if not has_grid_columns and not {"lambda_memory_mb", "infer_ms"} <= columns:
         header = ", ".join(map(str, reader.fieldnames or ())) or "none"
-        raise ConfigError(
-            f"has the wrong columns: {header}", where=str(path), allowed=_REQUIRED_COLUMNS
-        )
+        problem = f"has the wrong columns: {header}"
+        raise ConfigError(problem, where=str(path), allowed=_REQUIRED_COLUMNS)
     return rows
 
 
