@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from headgate.lambda_emulator.api_models import (
+    BAD_JSON,
     CreateFunction,
     PublishVersion,
     PutConcurrency,
@@ -55,8 +56,6 @@ _UNSUPPORTED_HEADERS: Final[Mapping[str, str]] = {
     "x-amz-durable-execution-name": "DurableExecutionName",
     "x-amz-tenant-id": "TenantId",
 }
-# What decoding untrusted JSON can raise; ValueError stands for invalid UTF-8 or base64.
-_BAD_JSON: Final = (msgspec.DecodeError, ValueError, RecursionError)
 
 
 @final
@@ -280,7 +279,7 @@ class Api:
         payload = request.body or b"{}"
         try:
             msgspec.json.decode(payload)
-        except _BAD_JSON as error:
+        except BAD_JSON as error:
             raise _bad_content(f"Could not parse request body into json: {error}") from None
         return payload
 
@@ -357,6 +356,6 @@ def _client_context(encoded: str) -> str:
         text = base64.b64decode(encoded, validate=True)
         # json, not msgspec: its output is pure ASCII, as a header must be.
         return json.dumps(msgspec.json.decode(text, type=dict[str, object]))
-    except _BAD_JSON:
+    except BAD_JSON:
         problem = "Client context must be a valid Base64-encoded JSON object."
         raise _bad_content(problem) from None

@@ -18,6 +18,8 @@ from headgate.lambda_emulator.http import ServiceError, invalid
 from headgate.lambda_emulator.instance import RESERVED_VARIABLES
 from headgate.lambda_emulator.settings import PlatformSettings
 
+# What decoding untrusted JSON can raise; ValueError stands for invalid UTF-8 or base64.
+BAD_JSON: Final = (msgspec.DecodeError, ValueError, RecursionError)
 _TAGS_MAX: Final = 50
 _TAG_KEY_MAX: Final = 128
 _TAG_VALUE_MAX: Final = 256
@@ -159,8 +161,7 @@ def read(body: bytes, kind: type[ParamsT]) -> ParamsT:
             _drop_unsupported(code, _UNSUPPORTED_CODE)
             raw["Code"] = msgspec.Raw(msgspec.json.encode(code))
         return msgspec.json.decode(msgspec.json.encode(raw), type=kind)
-    # What decoding untrusted JSON can raise; ValueError stands for invalid UTF-8 or base64.
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+    except BAD_JSON as error:
         raise invalid(f"1 validation error detected: {error}") from None
 
 

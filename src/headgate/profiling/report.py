@@ -100,17 +100,12 @@ def curves(profile: Characterisation) -> list[Curve]:
             (point for point in profile.points if point.cores == cores and point.batch == 1),
             key=lambda point: point.concurrency,
         )
-        lows = [point.p50_low_ms for point in points if point.p50_low_ms is not None]
-        highs = [point.p50_high_ms for point in points if point.p50_high_ms is not None]
-        is_known = len(lows) == len(highs) == len(points)
+        lows = tuple(point.p50_low_ms for point in points if point.p50_low_ms is not None)
+        highs = tuple(point.p50_high_ms for point in points if point.p50_high_ms is not None)
+        if not len(lows) == len(highs) == len(points):
+            lows = highs = ()  # not all intervals are known
         if points:
-            lines.append(
-                Curve(
-                    cores,
-                    tuple(point.concurrency for point in points),
-                    tuple(point.p50_ms for point in points),
-                    tuple(lows) if is_known else (),
-                    tuple(highs) if is_known else (),
-                )
-            )
+            concurrencies = tuple(point.concurrency for point in points)
+            medians_ms = tuple(point.p50_ms for point in points)
+            lines.append(Curve(cores, concurrencies, medians_ms, lows, highs))
     return lines
