@@ -44,11 +44,8 @@ def connect(endpoint_url: str | None) -> Any:  # boto3 has no types
         if endpoint_url is not None and is_local_lambda(endpoint_url):
             return _connect_local(session, endpoint_url)
         if session.get_credentials() is None:
-            raise ConfigError(
-                "no credentials for AWS were found",
-                where="deploy",
-                allowed="AWS_ACCESS_KEY_ID with AWS_SECRET_ACCESS_KEY, a profile, a role",
-            )
+            allowed = "AWS_ACCESS_KEY_ID with AWS_SECRET_ACCESS_KEY, a profile, a role"
+            raise ConfigError("no credentials for AWS were found", where="deploy", allowed=allowed)
         client = session.client("lambda", endpoint_url=endpoint_url)
         url = client.meta.endpoint_url  # variables and profiles of AWS may set another
         if is_aws_url(url) or not is_local_lambda(url):
@@ -63,17 +60,13 @@ def is_local_lambda(endpoint_url: str | None) -> bool:
     >>> is_local_lambda("http://127.0.0.1:9001"), is_local_lambda(None)
     (True, False)
     """
+    key = "--endpoint-url"
     if endpoint_url is None:
         return False
     if not is_valid_url(endpoint_url):
-        raise ConfigError(
-            "is not a valid URL",
-            where="deploy",
-            key="--endpoint-url",
-            value=endpoint_url,
-            allowed="http://127.0.0.1:9001; without a user name",
-        )
-    return is_local_url(endpoint_url, where="deploy", key="--endpoint-url")
+        problem, allowed = "is not a valid URL", "http://127.0.0.1:9001; without a user name"
+        raise ConfigError(problem, where="deploy", key=key, value=endpoint_url, allowed=allowed)
+    return is_local_url(endpoint_url, where="deploy", key=key)
 
 
 def deploy(
@@ -103,21 +96,12 @@ def _connect_local(session: Any, endpoint_url: str) -> Any:  # boto3 has no type
 def _create(client: Any, function: LambdaFunction, endpoint_url: str | None) -> None:
     role = function.role or (_ANY_ROLE if is_local_lambda(endpoint_url) else None)
     if role is None:
-        raise ConfigError(
-            "AWS requires a role to create a function",
-            where="deploy",
-            key="--role",
-            allowed="arn:aws:iam::ACCOUNT:role/NAME",
-        )
+        problem, arn = "AWS requires a role to create a function", "arn:aws:iam::ACCOUNT:role/NAME"
+        raise ConfigError(problem, where="deploy", key="--role", allowed=arn)
     client.create_function(
-        FunctionName=function.name,
-        Runtime=_runtime(),
+        **_configuration(function, function.environment),
         Role=role,
-        Handler=function.handler,
         Code=_code(function),
-        MemorySize=function.memory_mb,
-        Timeout=function.timeout_s,
-        Environment={"Variables": dict(function.environment)},
         PackageType="Zip" if isinstance(function.code, bytes) else "Image",
     )
     client.get_waiter("function_active_v2").wait(FunctionName=function.name)
@@ -130,15 +114,8 @@ def _update(client: Any, function: LambdaFunction, old: Mapping[str, Any]) -> No
     # Keep variables that were set by hand, because the call below replaces all of them.
     kept = old.get("Environment", {}).get("Variables", {})
     changes = {"Role": function.role} if function.role else {}
-    client.update_function_configuration(
-        FunctionName=function.name,
-        Runtime=_runtime(),
-        Handler=function.handler,
-        MemorySize=function.memory_mb,
-        Timeout=function.timeout_s,
-        Environment={"Variables": {**kept, **function.environment}},
-        **changes,
-    )
+    configuration = _configuration(function, {**kept, **function.environment})
+    client.update_function_configuration(**configuration, **changes)
     updated.wait(FunctionName=function.name)
 
 
@@ -148,8 +125,15 @@ def _code(function: LambdaFunction) -> dict[str, object]:
     return {"ImageUri": function.code.resolve().as_uri()}
 
 
-def _runtime() -> str:
-    return f"python{sys.version_info.major}.{sys.version_info.minor}"
+def _configuration(function: LambdaFunction, variables: Mapping[str, str]) -> dict[str, object]:
+    return {
+        "FunctionName": function.name,
+        "Runtime": f"python{sys.version_info.major}.{sys.version_info.minor}",
+        "Handler": function.handler,
+        "MemorySize": function.memory_mb,
+        "Timeout": function.timeout_s,
+        "Environment": {"Variables": dict(variables)},
+    }
 
 
 @contextmanager

@@ -63,7 +63,6 @@ class Package:
     """A directory of files to be zipped or put into an image."""
 
     directory: Path
-    app_file: str  # relative to the directory
 
     def files(self) -> list[Path]:
         """Return all files, sorted, so that the order does not depend on the disk."""
@@ -122,7 +121,7 @@ def pack(
             shutil.copyfile(path, copy)
         except OSError as error:
             raise ConfigError(f"cannot be packed: {error.strerror}", where=str(path)) from None
-    return Package(target, app.name)
+    return Package(target)
 
 
 def rough_size(size_bytes: int) -> str:
@@ -152,8 +151,7 @@ def bundle(directory: Path, *, has_onnx: bool) -> None:
 
 def requirements(*, has_onnx: bool) -> list[str]:
     """Return the dependencies of Headgate, pinned to the versions installed here."""
-    package = Path(headgate.__file__).resolve()
-    pyproject = package.parents[2] / "pyproject.toml"
+    pyproject = Path(headgate.__file__).resolve().parents[2] / "pyproject.toml"
     try:
         lines = [line for line in metadata.requires("headgate") or [] if "extra ==" not in line]
     except metadata.PackageNotFoundError:  # not installed, run from its sources
@@ -245,8 +243,6 @@ def _python(base: Path, target: Path) -> Iterator[Path]:
 
 def _check_size(size_bytes: int, limit_bytes: int, how: str) -> None:
     if size_bytes > limit_bytes:
-        raise ConfigError(
-            f"the package is {rough_size(size_bytes)} {how}",
-            where="deploy",
-            allowed=f"up to {format_size(limit_bytes)}; --directory makes a container image of it",
-        )
+        problem = f"the package is {rough_size(size_bytes)} {how}"
+        allowed = f"up to {format_size(limit_bytes)}; --directory makes a container image of it"
+        raise ConfigError(problem, where="deploy", allowed=allowed)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from math import prod
-from types import MappingProxyType
 from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
@@ -34,11 +33,11 @@ def to_array(tensor: Tensor, *, raw_bf16: bool = False) -> Array:
     data, shape = tensor.data, tensor.shape
     if isinstance(data, Block):
         raise ValueError(f"{tensor.name}: its elements are in shared memory of another process")
+    if len(shape) > DIMENSIONS_MAX:
+        raise ValueError(f"{tensor.name}: has {len(shape)} dimensions, at most {DIMENSIONS_MAX}")
     dtype = _DTYPES.get(tensor.datatype)
     if dtype is None:
         return _to_special_array(tensor, data, raw_bf16)
-    if len(shape) > DIMENSIONS_MAX:
-        raise ValueError(f"{tensor.name}: has {len(shape)} dimensions, at most {DIMENSIONS_MAX}")
     size = prod(shape) * dtype.itemsize
     if size != data.nbytes or (shape and min(shape) < 0):
         raise ValueError(_size_problem(tensor, size, data.nbytes))
@@ -95,7 +94,8 @@ def item_count(batch: object) -> int:
         return len(batch)
     if isinstance(batch, list):
         return len(batch)
-    raise ValueError(f"is {_type_name(batch)}, not an array, a list or a dict of them")
+    kind = "nothing" if batch is None else f"a {type(batch).__name__}"
+    raise ValueError(f"is {kind}, not an array, a list or a dict of them")
 
 
 def batch_key(batch: object) -> Hashable:
@@ -163,8 +163,6 @@ def _to_special_array(tensor: Tensor, data: memoryview, raw_bf16: bool) -> Array
 def _unpack_strings(tensor: Tensor, data: memoryview) -> Array:
     """Return the elements of a `BYTES` tensor, each of which is preceded by its length."""
     name, shape = tensor.name, tensor.shape
-    if len(shape) > DIMENSIONS_MAX:
-        raise ValueError(f"{name}: has {len(shape)} dimensions, at most {DIMENSIONS_MAX}")
     count, size = prod(shape), data.nbytes
     if count < 0 or (shape and min(shape) < 0) or count * _LENGTH > size:
         raise ValueError(_size_problem(tensor, max(count, 0) * _LENGTH, size))
@@ -217,19 +215,11 @@ def _slice(batch: object, start: int, end: int) -> object:
     return cast("list[object]", batch)[start:end]
 
 
-def _type_name(thing: object) -> str:
-    return "nothing" if thing is None else f"a {type(thing).__name__}"
-
-
 _LENGTH: Final = 4  # bytes of the length prefix of an element of BYTES
 _KINDS: Final = {"BOOL": "?", "UINT": "<u", "INT": "<i", "FP": "<f"}  # by name without its bits
-_DTYPES: Final[Mapping[str, np.dtype[Any]]] = MappingProxyType(
-    {
-        name: np.dtype(_KINDS[name.rstrip("0123456789")] + (str(size) if name != "BOOL" else ""))
-        for name, size in ITEM_BYTES.items()
-        if name not in ("BF16", "BYTES")  # NumPy has neither
-    }
-)
-_DATATYPES: Final[Mapping[np.dtype[Any], str]] = MappingProxyType(
-    {dtype: name for name, dtype in _DTYPES.items()}
-)
+_DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
+    name: np.dtype(_KINDS[name.rstrip("0123456789")] + (str(size) if name != "BOOL" else ""))
+    for name, size in ITEM_BYTES.items()
+    if name not in ("BF16", "BYTES")  # NumPy has neither
+}
+_DATATYPES: Final = {dtype: name for name, dtype in _DTYPES.items()}

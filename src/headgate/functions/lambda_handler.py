@@ -86,16 +86,11 @@ class Handler:
         return runner
 
     def _load(self, config: AppConfig, function: Function) -> BatchRunner:
-        variant = next(
-            (v for v in function.variants if _has_faas_pool(config, v.pool_ids)),
-            function.variants[0],
-        )
+        pools, variants = config.app.pools, function.variants
+        remote = (v for v in variants if any(pools[id].faas is not None for id in v.pool_ids))
+        variant = next(remote, variants[0])
         base = str((self._root / self._app_file).parent)
         return load_runner(config.app, config.sources, base, variant)
-
-
-def _has_faas_pool(config: AppConfig, pool_ids: tuple[int, ...]) -> bool:
-    return any(config.app.pools[id].faas is not None for id in pool_ids)
 
 
 _HANDLER: Final = Handler(os.environ)

@@ -52,27 +52,20 @@ def build_model(source: FunctionSource, base: str, where: str) -> Model:
     Raises `ConfigError`, naming `where`, if it cannot be built.
     """
     if source.code is not None:
-        return _instantiate(
-            _import_class(source.code, base, where), source.options, source.code, where
-        )
+        model = _import_class(source.code, base, where)
+        return _instantiate(model, source.options, source.code, where)
     if source.model is None:
         raise ConfigError("has neither model nor code", where=where)
-    return _instantiate(
-        OnnxModel, {"path": Path(base, source.model), **source.options}, source.model, where
-    )
+    options = {"path": Path(base, source.model), **source.options}
+    return _instantiate(OnnxModel, options, source.model, where)
 
 
 def _import_class(code: str, base: str, where: str) -> type[Model]:
     module_name, _, path = code.partition(":")
     names = [*module_name.split("."), *path.split(".")]
     if not all(name.isidentifier() for name in names):
-        raise ConfigError(
-            "is not the name of a class",
-            where=where,
-            key="code",
-            value=code,
-            allowed="module:Class",
-        )
+        problem, allowed = "is not the name of a class", "module:Class"
+        raise ConfigError(problem, where=where, key="code", value=code, allowed=allowed)
     if base not in sys.path:
         sys.path.insert(0, base)
     try:
@@ -86,13 +79,9 @@ def _import_class(code: str, base: str, where: str) -> type[Model]:
         return target
     if isfunction(target):
         return function(target)
-    raise ConfigError(
-        "is neither a Model nor a function",
-        where=where,
-        key="code",
-        value=code,
-        allowed="a subclass of headgate.functions.Model, or a function",
-    )
+    problem = "is neither a Model nor a function"
+    allowed = "a subclass of headgate.functions.Model, or a function"
+    raise ConfigError(problem, where=where, key="code", value=code, allowed=allowed)
 
 
 def _instantiate(cls: type[Model], options: Mapping[str, object], value: str, where: str) -> Model:

@@ -119,16 +119,11 @@ def signature_of(model: Model) -> Signature:
     name = type(model).__name__
     inputs = parse_specs(model.inputs, f"{name}.inputs")
     outputs = parse_specs(model.outputs, f"{name}.outputs")
-    if model.batches:
-        for spec in (*inputs, *outputs):
-            if not spec.shape or spec.shape[0] != -1:
-                raise ConfigError(
-                    "does not count items in its first dimension",
-                    where=name,
-                    key=spec.name,
-                    value=spec.shape,
-                    allowed="-1 there, or batches = False",
-                )
+    allowed = "-1 there, or batches = False"
+    for spec in (*inputs, *outputs):
+        if model.batches and spec.shape[:1] != (-1,):
+            problem, shape = "does not count items in its first dimension", spec.shape
+            raise ConfigError(problem, where=name, key=spec.name, value=shape, allowed=allowed)
     return Signature(inputs, outputs, model.batches, model.platform)
 
 
@@ -183,12 +178,9 @@ class FunctionModel(Model):
     def __init__(self, **options: object) -> None:
         for name in options:
             if name not in self.option_names:
-                raise ConfigError(
-                    "is not an option of the function",
-                    where=type(self).__name__,
-                    key=name,
-                    allowed=", ".join(self.option_names) or "none",
-                )
+                where, allowed = type(self).__name__, ", ".join(self.option_names) or "none"
+                problem = "is not an option of the function"
+                raise ConfigError(problem, where=where, key=name, allowed=allowed)
         self._options = options
 
     def decode(self, inputs: dict[str, Array]) -> dict[str, Array]:

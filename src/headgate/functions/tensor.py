@@ -142,13 +142,8 @@ def shapes_match(given: Sequence[int], wanted: Sequence[int]) -> bool:
 def _parse_spec(name: str, text: object, where: str) -> TensorSpec:
     matched = _SPEC.fullmatch(text) if isinstance(text, str) else None
     if matched is None:
-        raise ConfigError(
-            "is not a tensor spec",
-            where=where,
-            key=name,
-            value=text,
-            allowed='"FP32[-1, 3]", "INT64[]"',
-        )
+        problem, allowed = "is not a tensor spec", '"FP32[-1, 3]", "INT64[]"'
+        raise ConfigError(problem, where=where, key=name, value=text, allowed=allowed)
     datatype, dimensions = matched.groups()
     shape = tuple(int(size) for size in dimensions.split(",") if size.strip())
     spec = TensorSpec(name, datatype, shape)
@@ -157,22 +152,15 @@ def _parse_spec(name: str, text: object, where: str) -> TensorSpec:
 
 
 def _check(spec: TensorSpec, where: str) -> None:
-    if not isinstance(spec.name, str) or not spec.name.isprintable():
-        raise ConfigError(
-            "is not a valid name", where=where, value=spec.name, allowed="printable text"
-        )
-    if spec.datatype not in ITEM_BYTES:
-        raise ConfigError(
-            "is not a datatype",
-            where=where,
-            key=spec.name,
-            value=spec.datatype,
-            allowed=", ".join(ITEM_BYTES),
-        )
-    if any(size < -1 for size in spec.shape):
-        raise ConfigError(
-            "has a negative size", where=where, key=spec.name, value=spec.shape, allowed="-1: any"
-        )
+    name, datatype, shape = spec.name, spec.datatype, spec.shape
+    if not isinstance(name, str) or not name.isprintable():
+        raise ConfigError("is not a valid name", where=where, value=name, allowed="printable text")
+    if datatype not in ITEM_BYTES:
+        problem, allowed = "is not a datatype", ", ".join(ITEM_BYTES)
+        raise ConfigError(problem, where=where, key=name, value=datatype, allowed=allowed)
+    if any(size < -1 for size in shape):
+        problem, allowed = "has a negative size", "-1: any"
+        raise ConfigError(problem, where=where, key=name, value=shape, allowed=allowed)
 
 
 _SPEC: Final = re.compile(r"\s*([A-Z]+[0-9]*)\s*\[\s*((?:-?\d+\s*(?:,\s*-?\d+\s*)*)?)\]\s*")

@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from headgate.lambda_emulator.api_models import (
+    BAD_JSON,
     CreateFunction,
     PublishVersion,
     PutConcurrency,
@@ -55,8 +56,6 @@ _UNSUPPORTED_HEADERS: Final[Mapping[str, str]] = {
     "x-amz-durable-execution-name": "DurableExecutionName",
     "x-amz-tenant-id": "TenantId",
 }
-# What decoding untrusted JSON can raise; ValueError stands for invalid UTF-8 or base64.
-_BAD_JSON: Final = (msgspec.DecodeError, ValueError, RecursionError)
 
 
 @final
@@ -79,9 +78,8 @@ class Api:
         request_id = str(uuid.uuid4())
         try:
             if request.is_too_long:
-                raise ServiceError(
-                    413, "RequestEntityTooLargeException", "The request is too large."
-                )
+                problem = "The request is too large."
+                raise ServiceError(413, "RequestEntityTooLargeException", problem)
             self.auth.check(request)
             _check_query(request)
             response = await self._route(request, request_id)
@@ -276,16 +274,12 @@ class Api:
         settings, size = self.settings, len(request.body)
         limit = settings.event_payload_bytes if kind == "Event" else settings.sync_payload_bytes
         if size > limit:
-            raise ServiceError(
-                413,
-                "RequestTooLargeException",
-                f"{size} byte payload is too large for the {kind} invocation type "
-                f"(limit {limit} bytes)",
-            )
+            problem = f"{size} byte payload is too large for the {kind} invocation type"
+            raise ServiceError(413, "RequestTooLargeException", f"{problem} (limit {limit} bytes)")
         payload = request.body or b"{}"
         try:
             msgspec.json.decode(payload)
-        except _BAD_JSON as error:
+        except BAD_JSON as error:
             raise _bad_content(f"Could not parse request body into json: {error}") from None
         return payload
 
@@ -362,6 +356,6 @@ def _client_context(encoded: str) -> str:
         text = base64.b64decode(encoded, validate=True)
         # json, not msgspec: its output is pure ASCII, as a header must be.
         return json.dumps(msgspec.json.decode(text, type=dict[str, object]))
-    except _BAD_JSON:
+    except BAD_JSON:
         problem = "Client context must be a valid Base64-encoded JSON object."
         raise _bad_content(problem) from None

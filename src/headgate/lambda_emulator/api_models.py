@@ -18,6 +18,8 @@ from headgate.lambda_emulator.http import ServiceError, invalid
 from headgate.lambda_emulator.instance import RESERVED_VARIABLES
 from headgate.lambda_emulator.settings import PlatformSettings
 
+# What decoding untrusted JSON can raise; ValueError stands for invalid UTF-8 or base64.
+BAD_JSON: Final = (msgspec.DecodeError, ValueError, RecursionError)
 _TAGS_MAX: Final = 50
 _TAG_KEY_MAX: Final = 128
 _TAG_VALUE_MAX: Final = 256
@@ -159,8 +161,7 @@ def read(body: bytes, kind: type[ParamsT]) -> ParamsT:
             _drop_unsupported(code, _UNSUPPORTED_CODE)
             raw["Code"] = msgspec.Raw(msgspec.json.encode(code))
         return msgspec.json.decode(msgspec.json.encode(raw), type=kind)
-    # What decoding untrusted JSON can raise; ValueError stands for invalid UTF-8 or base64.
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+    except BAD_JSON as error:
         raise invalid(f"1 validation error detected: {error}") from None
 
 
@@ -230,10 +231,8 @@ def check_tags(tags: Mapping[str, str]) -> dict[str, str]:
 def _check_environment(variables: dict[str, str]) -> dict[str, str]:
     for name, value in variables.items():
         if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name) or "\0" in value:
-            raise invalid(
-                f"1 validation error detected: Value at 'environment.variables.{name}' failed to "
-                "satisfy constraint: names are letters, digits and _, values have no NUL"
-            )
+            allowed = "names are letters, digits and _, values have no NUL"
+            raise _violation(f"at 'environment.variables.{name}'", allowed)
     taken = sorted(RESERVED_VARIABLES & variables.keys())
     if taken:
         raise invalid(
@@ -248,19 +247,18 @@ def _check_handler(handler: str) -> str:
     if not handler:
         raise invalid("Handler is mandatory, also for a directory")
     if not re.fullmatch(r"\S{1,128}", handler) or not handler.isprintable():
-        raise invalid(
-            "1 validation error detected: Value at 'handler' failed to satisfy constraint: up to "
-            "128 characters, none of them a space"
-        )
+        raise _violation("at 'handler'", "up to 128 characters, none of them a space")
     return handler
 
 
 def check_range(name: str, value: int, least: int, most: int) -> None:
     """Raise `ServiceError` if a number is not between `least` and `most`."""
     if not least <= value <= most:
-        side = "greater" if value < least else "less"
-        bound = least if value < least else most
-        raise invalid(
-            f"1 validation error detected: Value '{value}' at '{name}' failed to satisfy "
-            f"constraint: Member must have value {side} than or equal to {bound}"
-        )
+        side, bound = ("greater", least) if value < least else ("less", most)
+        allowed = f"Member must have value {side} than or equal to {bound}"
+        raise _violation(f"'{value}' at '{name}'", allowed)
+
+
+def _violation(value: str, allowed: str) -> ServiceError:
+    problem = f"1 validation error detected: Value {value} failed to satisfy constraint"
+    return invalid(f"{problem}: {allowed}")

@@ -75,9 +75,7 @@ class RequestSignature:
 def read_signature(request: EmulatorRequest, now_s: float) -> RequestSignature:
     """Parse the signature of a request without verifying it. Raises `ServiceError`."""
     if "authorization" not in request.headers:
-        raise ServiceError(
-            403, "MissingAuthenticationTokenException", "Missing Authentication Token"
-        )
+        raise _forbidden("MissingAuthenticationToken", "Missing Authentication Token")
     algorithm, _, rest = request.headers["authorization"].partition(" ")
     pairs = [part.strip().partition("=") for part in rest.split(",")]
     fields = {name: value for name, _, value in pairs}
@@ -92,11 +90,13 @@ def read_signature(request: EmulatorRequest, now_s: float) -> RequestSignature:
         and re.fullmatch("[0-9a-f]{64}", digest) is not None
     )
     if not is_whole:
-        raise _incomplete(f"an {ALGORITHM} header for the service {_SERVICE} is needed")
+        problem = f"an {ALGORITHM} header for the service {_SERVICE} is needed"
+        raise _forbidden("IncompleteSignature", problem)
     unsigned = {name for name in request.headers if name.startswith("x-amz-")} | _MUST_BE_SIGNED
     unsigned -= set(names)
     if unsigned:
-        raise _incomplete(f"these headers must be signed: {', '.join(sorted(unsigned))}")
+        problem = f"these headers must be signed: {', '.join(sorted(unsigned))}"
+        raise _forbidden("IncompleteSignature", problem)
     signature = RequestSignature(scope[0], scope[1], scope[2], names, time, digest)
     _check_time(signature, now_s)
     return signature
@@ -110,9 +110,8 @@ def check_signature(signature: RequestSignature, request: EmulatorRequest, secre
     # Compare bytes: `compare_digest` rejects text that is not ASCII.
     is_valid = hmac.compare_digest(expected.encode(), signature.digest.encode())
     if not is_valid or body_digest_header != body_digest:
-        raise _invalid(
-            "The request signature we calculated does not match the signature you provided."
-        )
+        problem = "The request signature we calculated does not match the signature you provided."
+        raise _forbidden("InvalidSignature", problem)
 
 
 def canonical_request(names: tuple[str, ...], request: EmulatorRequest, body_digest: str) -> str:
@@ -149,24 +148,21 @@ def _check_time(signature: RequestSignature, now_s: float) -> None:
     try:
         signed = datetime.strptime(signature.time, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
     except ValueError:
-        raise _incomplete("X-Amz-Date must be YYYYMMDDTHHMMSSZ") from None
+        raise _forbidden("IncompleteSignature", "X-Amz-Date must be YYYYMMDDTHHMMSSZ") from None
     if signature.date != signature.time[:8]:
-        raise _invalid("the dates of Credential and X-Amz-Date differ")
+        raise _forbidden("InvalidSignature", "the dates of Credential and X-Amz-Date differ")
     if abs(signed.timestamp() - now_s) > SKEW_S_MAX:
         now = datetime.fromtimestamp(now_s, UTC).strftime("%Y%m%dT%H%M%SZ")
-        raise _invalid(f"Signature expired: {signature.time} is too far from {now}")
+        problem = f"Signature expired: {signature.time} is too far from {now}"
+        raise _forbidden("InvalidSignature", problem)
 
 
 def _encoded(text: str) -> str:
     return quote(unquote_to_bytes(text.encode("latin-1")), safe=_UNRESERVED)
 
 
-def _incomplete(problem: str) -> ServiceError:
-    return ServiceError(403, "IncompleteSignatureException", problem)
-
-
-def _invalid(problem: str) -> ServiceError:
-    return ServiceError(403, "InvalidSignatureException", problem)
+def _forbidden(kind: str, problem: str) -> ServiceError:
+    return ServiceError(403, f"{kind}Exception", problem)
 
 
 @final
@@ -204,12 +200,9 @@ class RequestAuth:
     def _read(self, request: EmulatorRequest, keys: PlatformKeys) -> RequestSignature:
         signature = read_signature(request, self._clock_s())
         if signature.access_key_id != keys.access_key_id:
-            raise ServiceError(
-                403,
-                "UnrecognizedClientException",
-                "The security token included in the request is invalid: the keys of this "
-                f"platform are {self.keys_location}",
-            )
+            problem = "The security token included in the request is invalid"
+            location = f"the keys of this platform are {self.keys_location}"
+            raise _forbidden("UnrecognizedClient", f"{problem}: {location}")
         return signature
 
     def _check_origin(self, request: EmulatorRequest) -> None:
@@ -217,7 +210,7 @@ class RequestAuth:
         site = request.headers.get("sec-fetch-site", "none")
         origin = request.headers.get("origin")
         if request.method == "OPTIONS":
-            raise _denied("no web page may call this platform")
+            raise _forbidden("AccessDenied", "no web page may call this platform")
         if origin is None and site not in ("cross-site", "same-site"):
             return
         try:
@@ -225,7 +218,8 @@ class RequestAuth:
         except ValueError:
             host = None
         if host not in self._allowed:
-            raise _denied("no web page may call this platform, unless --allow-host names its host")
+            problem = "no web page may call this platform, unless --allow-host names its host"
+            raise _forbidden("AccessDenied", problem)
 
 
 def _check_host(request: EmulatorRequest, names: frozenset[str]) -> None:
@@ -245,10 +239,8 @@ def _check_host(request: EmulatorRequest, names: frozenset[str]) -> None:
             return
     except ValueError:
         pass  # a host name, not an address
-    raise _denied(
-        f"Host {host_header[:_QUOTED_MAX]!r} is none of this platform's: "
-        "--allow-host NAME makes it one"
-    )
+    problem = f"Host {host_header[:_QUOTED_MAX]!r} is none of this platform's"
+    raise _forbidden("AccessDenied", f"{problem}: --allow-host NAME makes it one")
 
 
 def _check_content_type(request: EmulatorRequest) -> None:
@@ -261,13 +253,8 @@ def _check_content_type(request: EmulatorRequest) -> None:
     if not has_body or request.parts[-1:] == ("invocations",):
         return
     if not _JSON.fullmatch(headers.get("content-type", "")):
-        raise ServiceError(
-            415, "UnsupportedMediaTypeException", "Content-Type must be application/json"
-        )
-
-
-def _denied(problem: str) -> ServiceError:
-    return ServiceError(403, "AccessDeniedException", problem)
+        problem = "Content-Type must be application/json"
+        raise ServiceError(415, "UnsupportedMediaTypeException", problem)
 
 
 def make_keys() -> PlatformKeys:
@@ -279,9 +266,14 @@ def make_keys() -> PlatformKeys:
     return PlatformKeys(id, secrets.token_urlsafe(30))
 
 
-def client_options(endpoint_url: str, region: str = REGION) -> dict[str, str]:
-    """Return the arguments of `boto3.client` for a platform on this machine."""
-    keys = keys_for(endpoint_url)
+def client_options(
+    endpoint_url: str, region: str = REGION, keys: PlatformKeys | None = None
+) -> dict[str, str]:
+    """Return the arguments of `boto3.client` for a platform on this machine.
+
+    Without `keys`, those that the platform has written to a file are used.
+    """
+    keys = keys or keys_for(endpoint_url)
     return {
         "endpoint_url": endpoint_url,
         "region_name": region,
@@ -331,8 +323,6 @@ class KeysLocation:
         except OSError as error:
             with suppress(OSError):
                 unfinished.unlink()
-            raise ConfigError(
-                f"the keys cannot be written: {error.strerror}",
-                where=str(self.path),
-                allowed="--keys-file PATH",
-            ) from None
+            problem = f"the keys cannot be written: {error.strerror}"
+            allowed = "--keys-file PATH"
+            raise ConfigError(problem, where=str(self.path), allowed=allowed) from None

@@ -210,11 +210,9 @@ class ControlPlane:
         qualifier = self._published(function, qualifier)
         version, count = function.find(qualifier), function.provisioned.get(qualifier)
         if version is None or count is None:
-            raise ServiceError(
-                404,
-                "ProvisionedConcurrencyConfigNotFoundException",
-                "No Provisioned Concurrency Config found for this function",
-            )
+            kind = "ProvisionedConcurrencyConfigNotFoundException"
+            problem = "No Provisioned Concurrency Config found for this function"
+            raise ServiceError(404, kind, problem)
         pool = self.invoker.pool(version)
         ready = min(count, pool.provisioned_ready)
         description: dict[str, object] = {

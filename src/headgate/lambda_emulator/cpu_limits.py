@@ -62,10 +62,8 @@ def make_cpu_limiter(mode: CpuMode, cpus: tuple[int, ...] | None) -> CpuLimiter:
     allowed = sorted(os.sched_getaffinity(0))
     selected = list(cpus) if cpus is not None else allowed
     if not selected or not set(selected) <= set(allowed):
-        names = ", ".join(map(str, allowed))
-        raise ConfigError(
-            "not available to this process", where="platform", key="cpus", value=cpus, allowed=names
-        )
+        problem, names = "not available to this process", ", ".join(map(str, allowed))
+        raise ConfigError(problem, where="platform", key="cpus", value=cpus, allowed=names)
     if mode == "none":
         return CpuLimiter()
     if mode != "affinity":
@@ -73,10 +71,8 @@ def make_cpu_limiter(mode: CpuMode, cpus: tuple[int, ...] | None) -> CpuLimiter:
         if group is not None:
             return _CgroupLimiter(*group, None if cpus is None else selected)
     if mode == "cgroup":
-        problem = "no control group with a CPU quota can be created here"
-        raise ConfigError(
-            problem, where="platform", key="cpu", value=mode, allowed="auto, affinity"
-        )
+        problem, others = "no control group with a CPU quota can be created here", "auto, affinity"
+        raise ConfigError(problem, where="platform", key="cpu", value=mode, allowed=others)
     return _AffinityLimiter(selected)
 
 

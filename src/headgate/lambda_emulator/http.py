@@ -139,31 +139,19 @@ class EmulatorRequest:
 
 
 @final
+@dataclass(slots=True, eq=False)
 class Reply:
     """What a connection keeps of a request, and what sends its response, once, at any time."""
 
-    __slots__ = (
-        "_connection",
-        "_is_too_long",
-        "_server",
-        "body",
-        "body_bytes",
-        "closes",
-        "error",
-        "head",
-        "keeps_body",
-    )
-
-    def __init__(self, server: EmulatorServer, connection: HttpConnection) -> None:
-        self.head: EmulatorRequest | None = None  # None: it could not be read
-        self.body: bytes | bytearray | memoryview = b""
-        self.body_bytes = 0
-        self.keeps_body = False
-        self.closes = False
-        self.error: HttpError | None = None
-        self._server = server
-        self._connection = connection
-        self._is_too_long = False
+    _server: EmulatorServer
+    _connection: HttpConnection
+    head: EmulatorRequest | None = None  # None: it could not be read
+    body: bytes | bytearray | memoryview = b""
+    body_bytes: int = 0
+    keeps_body: bool = False
+    closes: bool = False
+    error: HttpError | None = None
+    _is_too_long: bool = False
 
     @property
     def is_open(self) -> bool:

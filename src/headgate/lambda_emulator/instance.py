@@ -53,7 +53,7 @@ from headgate.system.process import set_parent_death_signal, thread_variables
 
 # Set by the platform for every function; AWS rejects functions that set them.
 RESERVED_VARIABLES: Final = frozenset(
-    (
+    [
         "_HANDLER",
         "_X_AMZN_TRACE_ID",
         "AWS_REGION",
@@ -67,7 +67,7 @@ RESERVED_VARIABLES: Final = frozenset(
         "AWS_LAMBDA_RUNTIME_API",
         "LAMBDA_TASK_ROOT",
         "LAMBDA_RUNTIME_DIR",
-    )
+    ]
 )
 TCP_SOCKETS: Final = Path("/proc/net/tcp")
 # Runs awslambdaric in a process that does not outlive the platform: the kernel kills the process
@@ -127,77 +127,68 @@ class InvocationResult:
     log: bytes = b""
 
 
-def error_payload(kind: str, message: str) -> bytes:
-    """Return the payload of an error that the function did not report itself."""
-    return msgspec.json.encode({"errorType": kind, "errorMessage": message})
-
-
-def error_type_of(payload: bytes) -> str:
-    """Return the type of an error that the runtime has reported."""
-    try:
-        return msgspec.json.decode(payload, type=_ReportedError).errorType or "Unknown"
-    except msgspec.DecodeError:
-        return "Unknown"
-
-
 class _ReportedError(msgspec.Struct):
     errorType: str = ""
 
 
+def _unreported_error(kind: str, message: str) -> tuple[str, bytes]:
+    """Return type and payload of an error that the function did not report itself."""
+    return kind, msgspec.json.encode({"errorType": kind, "errorMessage": message})
+
+
+def _reported_error(payload: bytes) -> tuple[str, bytes]:
+    """Return type and payload of an error that the runtime has reported."""
+    try:
+        kind = msgspec.json.decode(payload, type=_ReportedError).errorType
+    except msgspec.DecodeError:
+        kind = ""
+    return kind or "Unknown", payload
+
+
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """Command and environment of one instance, whose Runtime API is on the given port."""
+class InstanceHost:
+    """What all instances of a platform share."""
 
-    function: FunctionVersion
     settings: PlatformSettings
-    port: int
-    is_provisioned: bool
-
-    @property
-    def command(self) -> tuple[str, ...]:
-        """Command that runs awslambdaric with the function's handler."""
-        return (sys.executable, "-c", _START, str(os.getpid()), self.function.handler)
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Environment that AWS documents. As on AWS, nothing of the platform's own environment
-        is passed on, except `PlatformSettings.inherited_variables`.
-        """
-        function, region = self.function, self.settings.region
-        root = str(function.code.directory)
-        inherited = {
-            name: os.environ[name]
-            for name in self.settings.inherited_variables
-            if name in os.environ
-        }
-        thread_count = threads(self.settings.vcpus(function.memory_mb))
-        start = "provisioned-concurrency" if self.is_provisioned else "on-demand"
-        return {
-            **inherited,
-            **thread_variables(thread_count),
-            "LANG": "C.UTF-8",
-            "TZ": ":UTC",
-            "PYTHONPATH": os.pathsep.join((root, _headgate_root())),
-            "AWS_DEFAULT_REGION": region,
-            **function.environment,
-            "_HANDLER": function.handler,
-            "AWS_REGION": region,
-            "AWS_EXECUTION_ENV": f"AWS_Lambda_{function.runtime}",
-            "AWS_LAMBDA_FUNCTION_NAME": function.name,
-            "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": str(function.memory_mb),
-            "AWS_LAMBDA_FUNCTION_VERSION": function.version,
-            "AWS_LAMBDA_INITIALIZATION_TYPE": start,
-            "AWS_LAMBDA_LOG_GROUP_NAME": f"/aws/lambda/{function.name}",
-            "AWS_LAMBDA_LOG_STREAM_NAME": f"[{function.version}]{self.port}",
-            "AWS_LAMBDA_RUNTIME_API": f"127.0.0.1:{self.port}",
-            "LAMBDA_TASK_ROOT": root,
-            "LAMBDA_RUNTIME_DIR": root,
-        }
+    cpu_limiter: CpuLimiter
+    cleanup: CleanupProcess
 
 
-def _headgate_root() -> str:
-    """Return where Headgate is imported from, so that packages need not contain it."""
-    return str(Path(headgate.__file__).resolve().parents[1])
+def _environment(
+    function: FunctionVersion, settings: PlatformSettings, port: int, *, is_provisioned: bool
+) -> dict[str, str]:
+    """Return the environment that AWS documents, for an instance with its Runtime API on `port`.
+
+    As on AWS, nothing of the platform's own environment is passed on, except
+    `PlatformSettings.inherited_variables`.
+    """
+    root, region = str(function.code.directory), settings.region
+    # So that packages need not contain Headgate.
+    headgate_root = str(Path(headgate.__file__).resolve().parents[1])
+    names = settings.inherited_variables
+    return {
+        **{name: os.environ[name] for name in names if name in os.environ},
+        **thread_variables(threads(settings.vcpus(function.memory_mb))),
+        "LANG": "C.UTF-8",
+        "TZ": ":UTC",
+        "PYTHONPATH": os.pathsep.join((root, headgate_root)),
+        "AWS_DEFAULT_REGION": region,
+        **function.environment,
+        "_HANDLER": function.handler,
+        "AWS_REGION": region,
+        "AWS_EXECUTION_ENV": f"AWS_Lambda_{function.runtime}",
+        "AWS_LAMBDA_FUNCTION_NAME": function.name,
+        "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": str(function.memory_mb),
+        "AWS_LAMBDA_FUNCTION_VERSION": function.version,
+        "AWS_LAMBDA_INITIALIZATION_TYPE": (
+            "provisioned-concurrency" if is_provisioned else "on-demand"
+        ),
+        "AWS_LAMBDA_LOG_GROUP_NAME": f"/aws/lambda/{function.name}",
+        "AWS_LAMBDA_LOG_STREAM_NAME": f"[{function.version}]{port}",
+        "AWS_LAMBDA_RUNTIME_API": f"127.0.0.1:{port}",
+        "LAMBDA_TASK_ROOT": root,
+        "LAMBDA_RUNTIME_DIR": root,
+    }
 
 
 def is_from_session(peer: Address, local: Address, session: int) -> bool:
@@ -256,36 +247,37 @@ def _has_open(pid: int, link: str) -> bool:
 
 
 @final
+@dataclass(slots=True, eq=False)
 class FunctionInstance:
     """A process that runs one function. `on_exit` is called once, when it has exited."""
 
-    def __init__(
-        self,
-        function: FunctionVersion,
-        settings: PlatformSettings,
-        cpu_limiter: CpuLimiter,
-        log: IO[bytes],
-        on_exit: Callable[[FunctionInstance], None],
-        cleanup: CleanupProcess,
-        *,
-        is_provisioned: bool,
-    ) -> None:
-        self.function = function
-        self.is_provisioned = is_provisioned
-        self.has_exited = False
-        self._is_killed = False
-        self.init_error: bytes | None = None
-        self.pid = 0
-        self.started_s = time.monotonic()
-        self.idle_since_s = self.started_s
-        self._settings = settings
-        self._cpu_limiter = cpu_limiter
-        self._log_file = log
-        self._on_exit = on_exit
-        self._cleanup = cleanup
-        self._ready = asyncio.Event()  # set when the runtime first polls `next`
-        self._init_ms = 0.0
-        self._has_run = False
+    function: FunctionVersion
+    host: InstanceHost
+    log_file: IO[bytes]
+    on_exit: Callable[[FunctionInstance], None]
+    is_provisioned: bool
+    has_exited: bool = False
+    init_error: bytes | None = None
+    pid: int = 0
+    started_s: float = field(default_factory=time.monotonic)
+    idle_since_s: float = field(default_factory=time.monotonic)
+    _is_killed: bool = False
+    _server: EmulatorServer = field(init=False)
+    _ready: asyncio.Event = field(default_factory=asyncio.Event)  # the runtime has polled `next`
+    _init_ms: float = 0.0
+    _has_run: bool = False
+    _next_poll: Reply | None = None  # the runtime's open `next` request
+    _call: Invocation | None = None
+    _delivered_s: float | None = None  # monotonic time of delivery of the current call
+    _delivered_epoch_s: float = 0.0  # the same as Unix time
+    _done: asyncio.Future[InvocationResult] | None = None
+    _timer: asyncio.TimerHandle | None = None
+    _log: bytearray = field(default_factory=bytearray)
+    _log_fd: int | None = None
+    _watch: asyncio.Task[None] | None = None
+
+    def __post_init__(self) -> None:
+        settings = self.host.settings
         limits = replace(
             settings.http,
             header_bytes_max=_HEAD_BYTES_MAX,
@@ -294,15 +286,6 @@ class FunctionInstance:
             sweep_s=_SWEEP_FACTOR * settings.http.sweep_s,
         )
         self._server = EmulatorServer(self._serve, self._check_head, limits)
-        self._next_poll: Reply | None = None  # the runtime's open `next` request
-        self._call: Invocation | None = None
-        self._delivered_s: float | None = None  # monotonic time of delivery of the current call
-        self._delivered_epoch_s = 0.0  # the same as Unix time
-        self._done: asyncio.Future[InvocationResult] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._log = bytearray()
-        self._log_fd: int | None = None
-        self._watch: asyncio.Task[None] | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -318,16 +301,16 @@ class FunctionInstance:
     async def start(self) -> None:
         """Start the process. Returns before the runtime is ready."""
         ((_, port),) = await self._server.open("127.0.0.1", 0)
-        launch = Launch(self.function, self._settings, port, self.is_provisioned)
+        function, settings, is_provisioned = self.function, self.host.settings, self.is_provisioned
         self._log_fd, write_fd = os.pipe()
         os.set_blocking(self._log_fd, False)
         asyncio.get_running_loop().add_reader(self._log_fd, self._read_log)
         self.started_s = time.monotonic()
         try:
             process = await asyncio.create_subprocess_exec(
-                *launch.command,
-                cwd=self.function.code.directory,
-                env=launch.environment,
+                *(sys.executable, "-c", _START, str(os.getpid()), function.handler),
+                cwd=function.code.directory,
+                env=_environment(function, settings, port, is_provisioned=is_provisioned),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=write_fd,
                 stderr=write_fd,
@@ -339,10 +322,10 @@ class FunctionInstance:
         finally:
             os.close(write_fd)
         self.pid = process.pid
-        self._cleanup.notify("started", self.pid)
+        self.host.cleanup.notify("started", self.pid)
         self._watch = asyncio.create_task(self._await_exit(process))
         try:
-            self._cpu_limiter.confine(self.pid, self._settings.vcpus(self.function.memory_mb))
+            self.host.cpu_limiter.confine(self.pid, settings.vcpus(function.memory_mb))
         except OSError:
             self.kill()
             raise
@@ -360,7 +343,7 @@ class FunctionInstance:
         elif self._next_poll is not None:
             self._deliver()
         else:
-            limit_s = self._settings.init_timeout_s + call.function.timeout_s
+            limit_s = self.host.settings.init_timeout_s + call.function.timeout_s
             self._timer = loop.call_later(limit_s, self._time_out)
         return await self._done
 
@@ -403,18 +386,18 @@ class FunctionInstance:
             case ("GET", "invocation", "next"):
                 self._on_next(reply)
             case ("POST", "invocation", id, "response") if self._is_current(id):
-                limit_bytes = self._settings.sync_payload_bytes + _RESPONSE_SLACK_BYTES
+                limit_bytes = self.host.settings.sync_payload_bytes + _RESPONSE_SLACK_BYTES
                 if request.is_too_long or len(request.body) > limit_bytes:
                     reply.send(Response(413, b'{"errorType":"RequestEntityTooLarge"}'))
-                    kind = "Function.ResponseSizeTooLarge"
                     text = "Response payload size exceeded maximum allowed payload size"
-                    self._finish((kind, error_payload(kind, f"{text} ({limit_bytes} bytes).")))
+                    text = f"{text} ({limit_bytes} bytes)."
+                    self._finish(_unreported_error("Function.ResponseSizeTooLarge", text))
                 else:
                     reply.send(_ACCEPTED)
                     self._finish(("", request.body))
             case ("POST", "invocation", id, "error") if self._is_current(id):
                 reply.send(_ACCEPTED)
-                self._finish((error_type_of(request.body), request.body))
+                self._finish(_reported_error(request.body))
             case ("POST", "init", "error"):
                 reply.send(_ACCEPTED)
                 self.init_error = request.body  # the process exits by itself
@@ -492,14 +475,14 @@ class FunctionInstance:
         timeout_s = self._call.function.timeout_s
         text = f"RequestId: {self._call.id} Error: Task timed out after {timeout_s:.2f} seconds"
         self.kill()
-        self._finish(("Sandbox.Timedout", error_payload("Sandbox.Timedout", text)))
+        self._finish(_unreported_error("Sandbox.Timedout", text))
 
     def _exit_error(self, exit_code: int | None) -> tuple[str, bytes] | None:
         """Return error type and payload for an exit of the process; None if no call has run."""
         if self._call is None:
             return None
         if self.init_error is not None:
-            return error_type_of(self.init_error), self.init_error
+            return _reported_error(self.init_error)
         if self.is_ready and self._delivered_s is None:
             return None
         if not exit_code:
@@ -510,19 +493,19 @@ class FunctionInstance:
         else:
             reason = f"Runtime exited with error: exit status {exit_code}"
         text = f"RequestId: {self._call.id} Error: {reason}"
-        return "Runtime.ExitError", error_payload("Runtime.ExitError", text)
+        return _unreported_error("Runtime.ExitError", text)
 
     async def _await_exit(self, process: asyncio.subprocess.Process) -> None:
         exit_code = await process.wait()
         self.has_exited = True
         with suppress(ProcessLookupError):  # child processes that it has left
             os.killpg(self.pid, signal.SIGKILL)
-        self._cleanup.notify("ended", self.pid)
+        self.host.cleanup.notify("ended", self.pid)
         self._finish(self._exit_error(exit_code))
-        self._cpu_limiter.release(self.pid)
+        self.host.cpu_limiter.release(self.pid)
         self._read_log()
         self._close_channels()
-        self._on_exit(self)
+        self.on_exit(self)
 
     def _close_channels(self) -> None:
         if self._log_fd is not None:
@@ -548,6 +531,6 @@ class FunctionInstance:
             if not chunk:
                 asyncio.get_running_loop().remove_reader(self._log_fd)
                 return
-            self._log_file.write(chunk)
+            self.log_file.write(chunk)
             self._log += chunk
             del self._log[:-_LOG_BYTES_MAX]

@@ -1,4 +1,4 @@
-"""Runs invocations: admission, the pool of instances of each version, and the event queue.
+"""Runs invocations: admission, the instances of each version, the event queue, and billing.
 
 `Invoker` admits an invocation, finds an idle instance or starts one, and writes a billing record.
 `AsyncEventQueue` runs events (asynchronous invocations) through it, with retries.
@@ -11,20 +11,23 @@ import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Final, final
+from typing import IO, Any, Final, final
 
 import msgspec
 
 from headgate.core.clock import SECOND_NS
 from headgate.core.token_bucket import TokenBucket
-from headgate.lambda_emulator.cleanup_process import CleanupProcess
-from headgate.lambda_emulator.cpu_limits import CpuLimiter
 from headgate.lambda_emulator.functions import EmulatedFunction, FunctionVersion
 from headgate.lambda_emulator.http import ServiceError, Throttled, invalid
-from headgate.lambda_emulator.instance import FunctionInstance, Invocation, InvocationResult
+from headgate.lambda_emulator.instance import (
+    FunctionInstance,
+    InstanceHost,
+    Invocation,
+    InvocationResult,
+)
 from headgate.lambda_emulator.settings import PlatformSettings
 
 _LOG: Final = logging.getLogger(__name__)
@@ -104,6 +107,34 @@ def gb_s(records: Iterable[BillingRecord]) -> float:
 
 
 @final
+class BackgroundTasks:
+    """Tasks that nobody awaits, except the one who closes them."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine as a task."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def cancel(self) -> None:
+        """Cancel all tasks."""
+        for task in list(self._tasks):
+            task.cancel()
+
+    async def close(self) -> None:
+        """Cancel all tasks and wait for their ends."""
+        self.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+@final
+@dataclass(slots=True)
 class Admission:
     """Admission control: concurrency of the account and of functions, and scaling rates.
 
@@ -111,22 +142,12 @@ class Admission:
     share the unreserved rest. Provisioned instances count whether they run or not.
     """
 
-    def __init__(
-        self,
-        settings: PlatformSettings,
-        functions: Mapping[str, EmulatedFunction],
-        clock_ns: Callable[[], int] = time.monotonic_ns,
-    ) -> None:
-        self._settings = settings
-        self._functions = functions
-        self._clock_ns = clock_ns
-        self._running: Counter[str] = Counter()
-        self._scaling_buckets: dict[str, TokenBucket] = {}
-        self._rate_buckets: dict[str, tuple[int, TokenBucket]] = {}
-
-    def running(self, name: str) -> int:
-        """Return the number of running invocations of a function."""
-        return self._running[name]
+    settings: PlatformSettings
+    functions: Mapping[str, EmulatedFunction]
+    clock_ns: Callable[[], int] = time.monotonic_ns
+    _running: Counter[str] = field(default_factory=Counter)
+    _scaling_buckets: dict[str, TokenBucket] = field(default_factory=dict)
+    _rate_buckets: dict[str, tuple[int, TokenBucket]] = field(default_factory=dict)
 
     def acquire(self, function: EmulatedFunction) -> None:
         """Admit an invocation, which `release` must follow. Raises `Throttled`."""
@@ -143,21 +164,18 @@ class Admission:
         self._running[name] -= 1
 
     def count_scale_up(self, function: EmulatedFunction) -> None:
-        """Account for one more instance of a function.
-
-        Raises `Throttled` if the function scales faster than allowed.
-        """
+        """Count one more instance. Raises `Throttled` if the function scales too fast."""
         bucket = self._scaling_buckets.get(function.name)
         if bucket is None:
-            burst, per_s = self._settings.scaling_burst, self._settings.scaling_per_s
+            burst, per_s = self.settings.scaling_burst, self.settings.scaling_per_s
             bucket = self._scaling_buckets[function.name] = TokenBucket(float(burst), per_s)
         self._take(bucket, is_reserved=function.reserved is not None)
 
     def check_reservation(self, function: EmulatedFunction, count: int) -> None:
         """Raise `ServiceError` if a reservation leaves too little unreserved concurrency."""
-        others = sum(f.reserved or 0 for f in self._functions.values() if f is not function)
-        least = int(self._settings.concurrency * self._settings.unreserved_share_min)
-        if others + count > self._settings.concurrency - least:
+        others = sum(f.reserved or 0 for f in self.functions.values() if f is not function)
+        least = int(self.settings.concurrency * self.settings.unreserved_share_min)
+        if others + count > self.settings.concurrency - least:
             raise invalid(
                 "Specified ReservedConcurrentExecutions for function decreases account's "
                 f"UnreservedConcurrentExecution below its minimum value of [{least}]."
@@ -165,8 +183,8 @@ class Admission:
 
     def unreserved(self) -> int:
         """Return the concurrency of the account that no function has reserved."""
-        reserved = sum(f.reserved or 0 for f in self._functions.values())
-        return self._settings.concurrency - reserved
+        reserved = sum(f.reserved or 0 for f in self.functions.values())
+        return self.settings.concurrency - reserved
 
     def remove_function(self, name: str) -> None:
         """Drop the rate limits of a deleted function. Its running invocations stay counted."""
@@ -176,20 +194,20 @@ class Admission:
     def _is_account_full(self, name: str) -> bool:
         """Whether one more invocation of an unreserved function exceeds the account's limit."""
         used = 0
-        for each, function in self._functions.items():
+        for each, function in self.functions.items():
             if function.reserved is None:
                 running = self._running[each] + (each == name)
                 used += max(running, sum(function.provisioned.values()))
         return used > self.unreserved()
 
     def _check_rate(self, name: str, reserved: int | None) -> None:
-        per_concurrency = self._settings.requests_per_concurrency
+        per_concurrency = self.settings.requests_per_concurrency
         if not per_concurrency:
             return
         # Functions without a reservation share one rate limit. Its key is the empty string, which
         # no function can have as a name.
         key = "" if reserved is None else name
-        concurrency = self._settings.concurrency if reserved is None else reserved
+        concurrency = self.settings.concurrency if reserved is None else reserved
         limit = self._rate_buckets.get(key)
         if limit is None or limit[0] != concurrency:
             per_s = max(1.0, per_concurrency * concurrency)
@@ -197,7 +215,7 @@ class Admission:
         self._take(limit[1], is_reserved=reserved is not None)
 
     def _take(self, bucket: TokenBucket, *, is_reserved: bool) -> None:
-        wait_s = bucket.take(self._clock_ns()) / SECOND_NS
+        wait_s = bucket.take(self.clock_ns()) / SECOND_NS
         if wait_s and is_reserved:
             raise Throttled("ReservedFunctionInvocationRateLimitExceeded", wait_s=wait_s)
         if wait_s:
@@ -205,6 +223,7 @@ class Admission:
 
 
 @final
+@dataclass(slots=True, eq=False)
 class InstancePool:
     """Instances of one version of a function: idle, busy and provisioned.
 
@@ -212,27 +231,17 @@ class InstancePool:
     their keep-alive limit.
     """
 
-    def __init__(
-        self,
-        function: FunctionVersion,
-        settings: PlatformSettings,
-        cpu_limiter: CpuLimiter,
-        cleanup: CleanupProcess,
-        log: IO[bytes],
-    ) -> None:
-        self.function = function
-        self.provisioned_target = 0
-        self.provisioning_failed = False
-        self.instances: set[FunctionInstance] = set()
-        self._settings = settings
-        self._cpu_limiter = cpu_limiter
-        self._cleanup = cleanup
-        self._log = log
-        self._idle: list[FunctionInstance] = []  # a stack
-        self._provisioned_s = 0.0  # instance-seconds provisioned up to `_changed_s`
-        self._changed_s = time.monotonic()
-        self._is_retired = False
-        self._tasks: set[asyncio.Task[None]] = set()
+    function: FunctionVersion
+    host: InstanceHost
+    log: IO[bytes]
+    provisioned_target: int = 0
+    provisioning_failed: bool = False
+    instances: set[FunctionInstance] = field(default_factory=set)
+    _idle: list[FunctionInstance] = field(default_factory=list)  # a stack
+    _provisioned_s: float = 0.0  # instance-seconds provisioned up to `_changed_s`
+    _changed_s: float = field(default_factory=time.monotonic)
+    _is_retired: bool = False
+    _tasks: BackgroundTasks = field(default_factory=BackgroundTasks)
 
     @property
     def provisioned_ready(self) -> int:
@@ -277,7 +286,7 @@ class InstancePool:
 
     def sweep(self) -> None:
         """Kill idle instances beyond the keep-alive time or the maximum age."""
-        horizon_s = time.monotonic() - self._settings.keep_alive_s
+        horizon_s = time.monotonic() - self.host.settings.keep_alive_s
         for instance in list(self._idle):
             is_stale = not instance.is_provisioned and instance.idle_since_s < horizon_s
             if is_stale or self._is_expired(instance):
@@ -306,9 +315,7 @@ class InstancePool:
     async def close(self) -> None:
         """Kill all instances and wait until they have exited."""
         self.retire()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         await asyncio.gather(*(instance.close() for instance in list(self.instances)))
 
     def _set_provisioned_target(self, count: int) -> None:
@@ -323,16 +330,14 @@ class InstancePool:
         """Whether a working instance must not be reused: surplus provisioned, or too old."""
         if instance.is_provisioned:
             return self._provisioned() > self.provisioned_target
-        return time.monotonic() - instance.started_s > self._settings.age_max_s
+        return time.monotonic() - instance.started_s > self.host.settings.age_max_s
 
     def _new_instance(self, *, is_provisioned: bool) -> FunctionInstance:
         instance = FunctionInstance(
             self.function,
-            self._settings,
-            self._cpu_limiter,
-            self._log,
+            self.host,
+            self.log,
             self._on_instance_exit,
-            self._cleanup,
             is_provisioned=is_provisioned,
         )
         self.instances.add(instance)
@@ -348,14 +353,12 @@ class InstancePool:
     def _start_provisioned(self) -> None:
         for _ in range(self.provisioned_target - self._provisioned()):
             instance = self._new_instance(is_provisioned=True)
-            task = asyncio.create_task(self._launch_provisioned(instance))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.start(self._launch_provisioned(instance))
 
     async def _launch_provisioned(self, instance: FunctionInstance) -> None:
         try:
             await self._launch(instance)
-            is_ready = await instance.wait_ready(self._settings.provisioned_init_timeout_s)
+            is_ready = await instance.wait_ready(self.host.settings.provisioned_init_timeout_s)
         except OSError:
             is_ready = False
         if is_ready:
@@ -379,19 +382,15 @@ class Invoker:
 
     def __init__(
         self,
-        settings: PlatformSettings,
+        host: InstanceHost,
         functions: Mapping[str, EmulatedFunction],
-        cpu_limiter: CpuLimiter,
-        cleanup: CleanupProcess,
         billing_log: BillingLog,
         logs: Path,
     ) -> None:
-        self.admission = Admission(settings, functions)
+        self.admission = Admission(host.settings, functions)
         self.pools: dict[str, InstancePool] = {}
-        self._settings = settings
+        self._host = host
         self._functions = functions
-        self._cpu_limiter = cpu_limiter
-        self._cleanup = cleanup
         self._billing_log = billing_log
         self._logs = logs
         self._provisioned_gb_s = 0.0  # of pools that have been removed
@@ -423,8 +422,7 @@ class Invoker:
         """Return the instance pool of a version, creating it on first use."""
         pool = self.pools.get(version.revision)
         if pool is None:
-            log = self._log_file(version.name)
-            pool = InstancePool(version, self._settings, self._cpu_limiter, self._cleanup, log)
+            pool = InstancePool(version, self._host, self._log_file(version.name))
             self.pools[version.revision] = pool
         return pool
 
@@ -435,11 +433,11 @@ class Invoker:
 
     def reconcile(self, function: EmulatedFunction) -> None:
         """Apply a change of a function: retire outdated pools, adjust provisioned instances."""
-        wanted: dict[str, int] = {}
+        wanted: Counter[str] = Counter()
         for qualifier, count in function.provisioned.items():
             version = function.find(qualifier)
             if version is not None:
-                wanted[version.revision] = wanted.get(version.revision, 0) + count
+                wanted[version.revision] += count
         known = {version.revision: version for version in function.all_versions()}
         if self._functions.get(function.name) is not function:
             known = {}  # the function has been deleted
@@ -447,7 +445,7 @@ class Invoker:
             if pool.function.name == function.name and revision not in known:
                 pool.retire()
         for revision, version in known.items():
-            count = wanted.get(revision, 0)
+            count = wanted[revision]
             if count or (revision in self.pools and self.pools[revision].provisioned_target):
                 self.pool(version).provision(count)
 
@@ -483,7 +481,7 @@ class Invoker:
     def _record(
         self, call: Invocation, instance: FunctionInstance, result: InvocationResult
     ) -> BillingRecord:
-        init_ms = result.init_ms if self._settings.is_init_billed else 0.0
+        init_ms = result.init_ms if self._host.settings.is_init_billed else 0.0
         return BillingRecord(
             request_id=call.id,
             function=call.function.name,
@@ -518,7 +516,7 @@ class AsyncEventQueue:
         self.dropped = 0
         self._settings = settings
         self._invoker = invoker
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -527,15 +525,11 @@ class AsyncEventQueue:
         """Queue an invocation. Raises `Throttled` if `events_max` events are queued already."""
         if len(self._tasks) >= self._settings.events_max:
             raise Throttled("CallerRateLimitExceeded")
-        task = asyncio.create_task(self._run_with_retries(function, call))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._run_with_retries(function, call))
 
     async def close(self) -> None:
         """Cancel all queued events."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
 
     async def _run_with_retries(self, function: EmulatedFunction, call: Invocation) -> None:
         """Run an event until it succeeds, has failed too often, or is too old."""

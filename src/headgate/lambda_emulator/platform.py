@@ -9,19 +9,18 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar, final
 
 from headgate.config.providers import NO_KEYS, PlatformKeys
 from headgate.core.errors import ConfigError
 from headgate.lambda_emulator.api import Api
 from headgate.lambda_emulator.api_models import CreateFunction, EnvironmentVariables, FunctionCode
-from headgate.lambda_emulator.auth import KeysLocation, RequestAuth, make_keys
+from headgate.lambda_emulator.auth import KeysLocation, RequestAuth, client_options, make_keys
 from headgate.lambda_emulator.cleanup_process import CleanupProcess, remove_keys
 from headgate.lambda_emulator.control_plane import ControlPlane
 from headgate.lambda_emulator.cpu_limits import CpuLimiter, make_cpu_limiter
@@ -33,8 +32,8 @@ from headgate.lambda_emulator.http import (
     Reply,
     ServiceError,
 )
-from headgate.lambda_emulator.instance import TCP_SOCKETS
-from headgate.lambda_emulator.invoker import AsyncEventQueue, BillingLog, Invoker
+from headgate.lambda_emulator.instance import TCP_SOCKETS, InstanceHost
+from headgate.lambda_emulator.invoker import AsyncEventQueue, BackgroundTasks, BillingLog, Invoker
 from headgate.lambda_emulator.settings import PlatformSettings
 
 _LOG: Final = logging.getLogger(__name__)
@@ -80,14 +79,8 @@ class LambdaPlatform:
         if self.cpu_limiter.group is not None:
             self.cleanup.notify("control_group", self.cpu_limiter.group)
         self.cleanup.notify("scratch", code_directory / scratch_prefix())
-        self.invoker = Invoker(
-            settings,
-            self.functions,
-            self.cpu_limiter,
-            self.cleanup,
-            self.billing_log,
-            directory / "logs",
-        )
+        host = InstanceHost(settings, self.cpu_limiter, self.cleanup)
+        self.invoker = Invoker(host, self.functions, self.billing_log, directory / "logs")
         self.events = AsyncEventQueue(settings, self.invoker)
         self.control_plane = ControlPlane(settings, self.functions, self.invoker, code_directory)
         self._api = Api(
@@ -101,72 +94,37 @@ class LambdaPlatform:
             connections_max=settings.concurrency + _IDLE_CONNECTIONS_MAX,
         )
         self._server = EmulatorServer(self._serve, lambda head, _: auth.check_head(head), limits)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     async def open(self, host: str, port: int) -> list[Address]:
         """Listen, and return the bound addresses. Raises `OSError`."""
         addresses = await self._server.open(host, port)
-        self._begin(self._sweep())
+        self._tasks.start(self._sweep())
         return addresses
 
     async def close(self) -> None:
         """Kill all instances and release all resources."""
         self._server.close()
-        for task in list(self._tasks):
-            task.cancel()
+        self._tasks.cancel()
         await self.events.close()
         await self.invoker.close()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         self.cpu_limiter.close()
         self.billing_log.close()
         self.cleanup.close()
 
-    async def register(
-        self,
-        name: str,
-        directory: Path,
-        handler: str,
-        *,
-        memory_mb: int,
-        timeout_s: int,
-        environment: dict[str, str],
-    ) -> None:
-        """Create a function from the files of a directory, which are used in place."""
-        params = CreateFunction(
-            function_name=name,
-            code=FunctionCode(image_uri=directory.resolve().as_uri()),
-            handler=handler,
-            memory_size=memory_mb,
-            timeout=timeout_s,
-            environment=EnvironmentVariables(environment),
-            package_type="Image",
-        )
-        try:
-            await self.control_plane.create(params)
-        except ServiceError as error:
-            raise ConfigError(error.message, where="platform", key=name) from error
-
     def instances(self) -> list[InstanceSnapshot]:
         """Return all instances."""
+        instances = [each for pool in self.invoker.pools.values() for each in pool.instances]
         return [
             InstanceSnapshot(
-                each.pid,
-                each.function.name,
-                each.function.version,
-                each.is_ready,
-                each.is_provisioned,
+                i.pid, i.function.name, i.function.version, i.is_ready, i.is_provisioned
             )
-            for pool in self.invoker.pools.values()
-            for each in pool.instances
+            for i in instances
         ]
 
     def _serve(self, request: EmulatorRequest, reply: Reply) -> None:
-        self._begin(self._answer(request, reply))
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._answer(request, reply))
 
     async def _answer(self, request: EmulatorRequest, reply: Reply) -> None:
         try:
@@ -193,10 +151,11 @@ def _check_runtime() -> None:
     """Raise `ConfigError` now, not when the first instance fails."""
     if find_spec("awslambdaric") is None:
         problem = "awslambdaric is not installed: pip install awslambdaric"
-        raise ConfigError(problem, where="platform")
-    if not os.access(TCP_SOCKETS, os.R_OK):
+    elif not os.access(TCP_SOCKETS, os.R_OK):
         problem = f"{TCP_SOCKETS} cannot be read: needed to authenticate instances"
-        raise ConfigError(problem, where="platform")
+    else:
+        return
+    raise ConfigError(problem, where="platform")
 
 
 @final
@@ -248,12 +207,7 @@ class EmbeddedPlatform:
             raise self._failure
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join()
 
@@ -266,13 +220,7 @@ class EmbeddedPlatform:
     @property
     def client_options(self) -> dict[str, str]:
         """Arguments of `boto3.client`, including the keys."""
-        keys = self.keys or NO_KEYS
-        return {
-            "endpoint_url": self.url,
-            "region_name": self.settings.region,
-            "aws_access_key_id": keys.access_key_id,
-            "aws_secret_access_key": keys.secret_access_key,
-        }
+        return client_options(self.url, self.settings.region, self.keys or NO_KEYS)
 
     @property
     def billing_log(self) -> BillingLog:
@@ -292,11 +240,7 @@ class EmbeddedPlatform:
     @property
     def provisioned_gb_s(self) -> float:
         """Gigabyte-seconds of provisioned concurrency so far, billed in addition to the runs."""
-
-        async def read() -> float:
-            return self._platform.invoker.provisioned_gb_s()
-
-        return self._run(read())
+        return self._read(self._platform.invoker.provisioned_gb_s)
 
     def register(
         self,
@@ -309,24 +253,29 @@ class EmbeddedPlatform:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """Create a function from a directory, used in place. Raises `ConfigError`."""
-        self._run(
-            self._platform.register(
-                name,
-                Path(directory),
-                handler,
-                memory_mb=memory_mb,
-                timeout_s=timeout_s,
-                environment=dict(environment or {}),
-            )
+        params = CreateFunction(
+            function_name=name,
+            code=FunctionCode(image_uri=Path(directory).resolve().as_uri()),
+            handler=handler,
+            memory_size=memory_mb,
+            timeout=timeout_s,
+            environment=EnvironmentVariables(dict(environment or {})),
+            package_type="Image",
         )
+        try:
+            self._run(self._platform.control_plane.create(params))
+        except ServiceError as error:
+            raise ConfigError(error.message, where="platform", key=name) from error
 
     def instances(self) -> list[InstanceSnapshot]:
         """Return all instances, with their process IDs."""
+        return self._read(self._platform.instances)
 
-        async def read() -> list[InstanceSnapshot]:
-            return self._platform.instances()
+    def _read(self, read: Callable[[], T]) -> T:
+        async def call() -> T:
+            return read()
 
-        return self._run(read())
+        return self._run(call())
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()

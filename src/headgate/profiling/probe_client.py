@@ -11,10 +11,10 @@ import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from threading import Timer
 from time import monotonic_ns
-from types import TracebackType
 from typing import Self, final
 
 import msgspec
@@ -45,10 +45,7 @@ class Started(Struct, frozen=True):
     """Cold start of a function that is now loaded and was called once."""
 
     ready_ns: int  # monotonic time of the first statement of the process
-    imports_ns: int
-    fetch_ns: int
-    load_ns: int
-    first_call_ns: int
+    cold_start: ColdStart  # the profiler adds the start of the process
     batches: bool  # whether the model accepts batches of several items
 
 
@@ -96,23 +93,13 @@ class Probe:
             stack.callback(self._child.close)
             started = self._call(task).started
             assert started is not None
-            self.cold_start = ColdStart(
-                process_ms=(started.ready_ns - began_ns) / 1e6,
-                imports_ms=started.imports_ns / 1e6,
-                fetch_ms=started.fetch_ns / 1e6,
-                load_ms=started.load_ns / 1e6,
-                first_call_ms=started.first_call_ns / 1e6,
-            )
+            process_ms = (started.ready_ns - began_ns) / 1e6
+            self.cold_start = replace(started.cold_start, process_ms=process_ms)
             self.batches = started.batches
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stack.close()
 
     def measure(self, request: MeasureRequest) -> Measurement:

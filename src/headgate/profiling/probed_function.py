@@ -19,6 +19,7 @@ from headgate.core.errors import ConfigError
 from headgate.functions.batch_runner import BatchRunner
 from headgate.functions.loader import build_model
 from headgate.functions.measure import Measurement, MeasureRequest, example_call, measure
+from headgate.planning.latency_model import ColdStart
 from headgate.profiling.probe_client import ProbeTask, Started
 
 OBJECTS_MAX: Final = 10_000  # fetched from a bucket
@@ -55,15 +56,15 @@ class ProbedFunction:
         self._example = example
         called_ns = monotonic_ns()
         example_call(self._runner, example, 1)()
-        self.started = Started(
-            ready_ns=ready_ns,
+        cold_start = ColdStart(
+            process_ms=0.0,
             # Building the model imports the user's module.
-            imports_ns=imported_ns - ready_ns + built_ns - fetched_ns,
-            fetch_ns=fetched_ns - imported_ns,
-            load_ns=loaded_ns - built_ns,
-            first_call_ns=monotonic_ns() - called_ns,
-            batches=model.batches,
+            imports_ms=(imported_ns - ready_ns + built_ns - fetched_ns) / 1e6,
+            fetch_ms=(fetched_ns - imported_ns) / 1e6,
+            load_ms=(loaded_ns - built_ns) / 1e6,
+            first_call_ms=(monotonic_ns() - called_ns) / 1e6,
         )
+        self.started = Started(ready_ns, cold_start, model.batches)
 
     def measure(self, request: MeasureRequest) -> Measurement:
         """Return the response times seen by closed-loop clients."""
@@ -110,9 +111,8 @@ def fetch(store: str, name: str | None, target: Path) -> None:
 def _fetch_objects(store: str, name: str | None, target: Path) -> None:
     bucket, _, prefix = store.removeprefix("s3://").partition("/")
     if not bucket:
-        raise ConfigError(
-            "names no bucket", where="--store", value=store, allowed="s3://bucket/prefix"
-        )
+        allowed = "s3://bucket/prefix"
+        raise ConfigError("names no bucket", where="--store", value=store, allowed=allowed)
     client, failures = _client()
     try:
         for key, path in _object_keys(client, bucket, prefix.rstrip("/"), name).items():

@@ -16,14 +16,14 @@ import csv
 import gzip
 import json
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from importlib.resources import as_file, files
 from math import isfinite
 from pathlib import Path
 from statistics import fmean, median
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -37,6 +37,8 @@ _MEDIANS: Final = ("p50_ms", "median_ms", "mean_ms")
 _REQUIRED_COLUMNS: Final = (
     "cores and p50_ms, median_ms or mean_ms; or lambda_memory_mb and infer_ms"
 )
+_Key: TypeAlias = tuple[float, int, int]  # cores, concurrency, batch
+
 # Bounds are wider than any real measurement, and narrow enough for planners, which iterate over
 # every concurrency and batch size.
 _POINTS_MAX: Final = 1_000
@@ -118,7 +120,7 @@ def read_tables(paths: Sequence[Path], function: str | None = None) -> Character
     name = _select_function(function, rows, where)
     selected = [row for row in rows if row.function in (name, None)]
     device = next((row.cells["device"] for row in selected if row.cells.get("device")), "unknown")
-    times_by_point: dict[tuple[float, int, int], _Times] = {}
+    times_by_point: dict[_Key, _Times] = {}
     for key, times in (*_grid_rows(selected), *_call_rows(selected)):
         times_by_point.setdefault(key, times)
     if not times_by_point:
@@ -184,9 +186,8 @@ def _read(path: Path) -> list[_Row]:
     has_grid_columns = "cores" in columns and not columns.isdisjoint(_MEDIANS)
     if not has_grid_columns and not {"lambda_memory_mb", "infer_ms"} <= columns:
         header = ", ".join(map(str, reader.fieldnames or ())) or "none"
-        raise ConfigError(
-            f"has the wrong columns: {header}", where=str(path), allowed=_REQUIRED_COLUMNS
-        )
+        problem = f"has the wrong columns: {header}"
+        raise ConfigError(problem, where=str(path), allowed=_REQUIRED_COLUMNS)
     return rows
 
 
@@ -207,8 +208,7 @@ def _select_function(function: str | None, rows: Sequence[_Row], where: str) -> 
     return function
 
 
-def _grid_rows(rows: Iterable[_Row]) -> list[tuple[tuple[float, int, int], _Times]]:
-    times_by_key = []
+def _grid_rows(rows: Iterable[_Row]) -> Iterator[tuple[_Key, _Times]]:
     for row in rows:
         cores, p50_ms = row.number("cores"), row.number(*_MEDIANS)
         if cores is None or p50_ms is None:
@@ -220,26 +220,23 @@ def _grid_rows(rows: Iterable[_Row]) -> list[tuple[tuple[float, int, int], _Time
             p99_ms=row.number("p99_ms"),
             samples=row.count("samples") if row.cells.get("samples") else 0,
         )
-        times_by_key.append(((cores, row.count("concurrency"), row.count("batch")), times))
-    return times_by_key
+        yield (cores, row.count("concurrency"), row.count("batch")), times
 
 
-def _call_rows(rows: Iterable[_Row]) -> list[tuple[tuple[float, int, int], _Times]]:
+def _call_rows(rows: Iterable[_Row]) -> Iterator[tuple[_Key, _Times]]:
     by_memory: dict[float, list[float]] = {}
     for row in rows:
         memory_mb, time_ms = row.number("lambda_memory_mb"), row.number("infer_ms")
         is_ok, suspect = row.cells.get("status", "ok") == "ok", row.cells.get("suspect", "")
         if memory_mb is not None and time_ms is not None and is_ok and suspect in ("", "0"):
             by_memory.setdefault(memory_mb, []).append(time_ms)
-    times_by_key = []
     for memory_mb, times_ms in by_memory.items():
         p50_ms, p95_ms, p99_ms = np.quantile(times_ms, (0.5, 0.95, 0.99)).tolist()
         times = _Times(fmean(times_ms), p50_ms, p95_ms, p99_ms, len(times_ms))
-        times_by_key.append(((memory_mb / LAMBDA_MB_PER_CORE, 1, 1), times))
-    return times_by_key
+        yield (memory_mb / LAMBDA_MB_PER_CORE, 1, 1), times
 
 
-def _points(times_by_point: Mapping[tuple[float, int, int], _Times]) -> Iterable[Point]:
+def _points(times_by_point: Mapping[_Key, _Times]) -> Iterator[Point]:
     known = times_by_point.values()
     p95 = median([t.p95_ms / t.p50_ms for t in known if t.p95_ms is not None] or [1.0])
     p99 = median([t.p99_ms / t.p50_ms for t in known if t.p99_ms is not None] or [p95])

@@ -97,9 +97,8 @@ class _Profiler:
             if not self._points or self._left_s() > self._start_s:
                 self._measure_on(cores)
             else:
-                self._skip(
-                    cores, [(c, b) for b in self._settings.batches for c in self._concurrencies]
-                )
+                batches = self._settings.batches
+                self._skip(cores, [(c, b) for b in batches for c in self._concurrencies])
         if not self._points:
             problem = "accepts single items only"
             raise ConfigError(problem, where=self._task.function, key="--batch", allowed="1")
@@ -177,11 +176,9 @@ class _Profiler:
         self._left -= 1
         return Point(**asdict(grid_point), **msgspec.structs.asdict(measurement))
 
-    def _skip(self, cores: int, points_by_grid_point: Sequence[tuple[int, int]]) -> None:
-        self._skipped += [
-            GridPoint(cores, concurrency, batch) for concurrency, batch in points_by_grid_point
-        ]
-        self._left -= len(points_by_grid_point)
+    def _skip(self, cores: int, points: Sequence[tuple[int, int]]) -> None:
+        self._skipped += [GridPoint(cores, concurrency, batch) for concurrency, batch in points]
+        self._left -= len(points)
 
     def _start_probe(self, cores: int) -> Probe:
         title = f"starting on {cores} cores"

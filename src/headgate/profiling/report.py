@@ -48,13 +48,11 @@ def _capacity(profile: Characterisation, objective: Objective) -> Iterator[str]:
     limit = f"{ms(objective.latency_ms)} at p{100 * objective.quantile:g}"
     for cores in profile.cores:
         concurrency = largest_concurrency(profile, cores, objective.latency_ms, objective.quantile)
+        more = " or more" if concurrency == profile.concurrencies[-1] else ""
+        served = f"can serve {concurrency}{more} at once"
         if concurrency == 0:
-            yield f"{_cores(cores, capital=True)} cannot serve even one request within {limit}."
-        elif concurrency == profile.concurrencies[-1]:
-            served = f"{concurrency} or more at once"
-            yield f"{_cores(cores, capital=True)} can serve {served} within {limit}."
-        else:
-            yield f"{_cores(cores, capital=True)} can serve {concurrency} at once within {limit}."
+            served = "cannot serve even one request"
+        yield f"{_cores(cores).capitalize()} {served} within {limit}."
 
 
 def _cold_start(profile: Characterisation) -> Iterator[str]:
@@ -83,10 +81,8 @@ def _surface(profile: Characterisation) -> Iterator[str]:
         yield f"The latency surface ({surface.form}) predicts held-out points with {error}."
 
 
-def _cores(cores: float, *, capital: bool = False) -> str:
-    if cores == 1:
-        return "One core" if capital else "one core"
-    return f"{significant(cores)} cores"
+def _cores(cores: float) -> str:
+    return "one core" if cores == 1 else f"{significant(cores)} cores"
 
 
 def profile_figure(profile: Characterisation, slo_ms: float | None = None) -> Figure:
@@ -104,17 +100,12 @@ def curves(profile: Characterisation) -> list[Curve]:
             (point for point in profile.points if point.cores == cores and point.batch == 1),
             key=lambda point: point.concurrency,
         )
-        lows = [point.p50_low_ms for point in points if point.p50_low_ms is not None]
-        highs = [point.p50_high_ms for point in points if point.p50_high_ms is not None]
-        is_known = len(lows) == len(highs) == len(points)
+        lows = tuple(point.p50_low_ms for point in points if point.p50_low_ms is not None)
+        highs = tuple(point.p50_high_ms for point in points if point.p50_high_ms is not None)
+        if not len(lows) == len(highs) == len(points):
+            lows = highs = ()  # not all intervals are known
         if points:
-            lines.append(
-                Curve(
-                    cores,
-                    tuple(point.concurrency for point in points),
-                    tuple(point.p50_ms for point in points),
-                    tuple(lows) if is_known else (),
-                    tuple(highs) if is_known else (),
-                )
-            )
+            concurrencies = tuple(point.concurrency for point in points)
+            medians_ms = tuple(point.p50_ms for point in points)
+            lines.append(Curve(cores, concurrencies, medians_ms, lows, highs))
     return lines

@@ -36,7 +36,6 @@ TITLE = "the HTTP connection compared with uvicorn: requests per second, and hos
 ROUNDS = 7
 ROUND_S = 2.0
 _RESPONSE_S_MAX: Final = 60.0
-_RESPONSE_S_MAX: Final = 60.0
 CONNECTIONS = (1, 32)
 TIMEOUT_S = 1  # all time limits of both servers, in the table of hostile clients
 _SOURCE = "docs/adr/0007-http-over-httptools.md"

@@ -34,7 +34,7 @@ from headgate.lambda_emulator import instance as instances
 from headgate.lambda_emulator.auth import RequestAuth
 from headgate.lambda_emulator.http import EmulatorRequest, EmulatorServer, Response
 from headgate.lambda_emulator.http import Reply as EmulatorReply
-from headgate.lambda_emulator.instance import FunctionInstance
+from headgate.lambda_emulator.instance import FunctionInstance, InstanceHost
 from headgate.lambda_emulator.platform import LambdaPlatform
 from headgate.lambda_emulator.settings import PlatformSettings
 
@@ -194,13 +194,6 @@ async def _runtime_api(_: Path, limits: Mapping[str, float]) -> AsyncIterator[Se
     absent: Any = None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(instances, "is_from_session", lambda peer, local, session: True)
-        instance = FunctionInstance(
-            absent,
-            PlatformSettings(),
-            absent,
-            absent,
-            lambda _: None,
-            absent,
-            is_provisioned=False,
-        )
+        host = InstanceHost(PlatformSettings(), absent, absent)
+        instance = FunctionInstance(absent, host, absent, lambda _: None, is_provisioned=False)
         yield await _open(instance._server, limits, "POST", f"{RUNTIME}/init/error", 202)
