@@ -83,8 +83,9 @@ def _choose_provider(at: Located[PoolSpec]) -> Provider | None:
     if kind == "sagemaker" and spec.nodes > 1 and "{node}" not in spec.target:
         problem = f"names the same endpoint for {spec.nodes} nodes"
         raise at.error("target", problem, allowed="a name that contains {node}")
-    if spec.endpoint_url is not None:
-        _check_url(at, spec.endpoint_url)
+    if spec.endpoint_url is not None and not is_valid_url(spec.endpoint_url):
+        allowed = "http://127.0.0.1:9001, https://...; without a user name"
+        raise at.error("endpoint_url", "is not a valid URL", allowed=allowed)
     return Provider(kind, spec.target, spec.endpoint_url, spec.region)
 
 
@@ -219,12 +220,6 @@ def fixed_keys(environment: Mapping[str, str] = os.environ) -> PlatformKeys | No
             "is not a secret key", where="platform keys", key=SECRET_VARIABLE, allowed=allowed
         )
     return PlatformKeys(id, secret)
-
-
-def _check_url(at: Located[PoolSpec], url: str) -> None:
-    if not is_valid_url(url):
-        allowed = "http://127.0.0.1:9001, https://...; without a user name"
-        raise at.error("endpoint_url", "is not a valid URL", allowed=allowed)
 
 
 def _addresses(host: str) -> list[IPv4Address | IPv6Address]:

@@ -159,7 +159,7 @@ class Backend:
         if isinstance(order, Dispatch) and order.instance_id is not None:
             instance = self.instances[order.instance_id]
         else:
-            instance = self.instances[_instance_of(order)]
+            instance = self.instances[instance_of(order)]
             instance.is_ready = True
         instance.idle_since_ns = now_ns
         instance.running -= 1
@@ -283,7 +283,7 @@ class Backend:
     def _refuse_held(self, batch: Dispatch, refusal: int, effects: list[Effect]) -> None:
         self._held.remove(batch)
         effects.append(BatchRefused(batch.batch_id, refusal))
-        instance = self.instances[_instance_of(batch)]
+        instance = self.instances[instance_of(batch)]
         instance.held -= 1
         self._finish_if_idle(instance, effects)
 
@@ -307,7 +307,7 @@ class Backend:
             return
         still_held: list[Action] = []
         for order in self._held:
-            instance = self.instances[_instance_of(order)]
+            instance = self.instances[instance_of(order)]
             is_batch = isinstance(order, Dispatch)
             if self._try_begin(instance, is_batch):
                 instance.held -= is_batch
@@ -333,7 +333,7 @@ class Backend:
         del self.instances[instance.id]
         still_held: list[Action] = []
         for order in self._held:
-            if _instance_of(order) != instance.id:
+            if instance_of(order) != instance.id:
                 still_held.append(order)
             elif isinstance(order, Dispatch):
                 effects.append(BatchRefused(order.batch_id, Refusal.GONE))
@@ -362,18 +362,19 @@ class Backend:
         for order in self._held:
             if not isinstance(order, Dispatch):
                 return True
-            if self.instances[_instance_of(order)].is_ready:
+            if self.instances[instance_of(order)].is_ready:
                 return True
         return False
 
     def _queue_length(self) -> int:
         """Number of held batches whose instance is ready: those that wait for a slot."""
         return sum(
-            1 for batch in self.held_batches() if self.instances[_instance_of(batch)].is_ready
+            1 for batch in self.held_batches() if self.instances[instance_of(batch)].is_ready
         )
 
 
-def _instance_of(order: Action) -> int:
+def instance_of(order: Action) -> int:
+    """The instance that a batch, a start or a load is for."""
     if isinstance(order, Dispatch):
         assert order.instance_id is not None, "a FaaS pool has no Backend"
         return order.instance_id

@@ -111,7 +111,8 @@ class Orders:
                 instance = self._make_resident(tasks, variant, node, instance)
         batch = self._state.send(tasks, task_ids, items, variant, instance, node, pool)
         if self._has_timeouts:
-            self._arm_timeout(batch)
+            at_ns = batch.sent_ns + self._state.timeouts.limit_ns(batch)
+            self._state.set_timer(("lost", batch.id), at_ns)  # then it is given up
         return batch
 
     def _check_batchable(self, tasks: list[Task], task_ids: list[int]) -> None:
@@ -145,11 +146,6 @@ class Orders:
             return self._instances.start_instance(variant, node.pool, node)
         self._instances.load_weights(instance, node)
         return instance
-
-    def _arm_timeout(self, batch: Batch) -> None:
-        """Set the timer after which the batch is given up as lost."""
-        at_ns = batch.sent_ns + self._state.timeouts.limit_ns(batch)
-        self._state.set_timer(("lost", batch.id), at_ns)
 
     def reject(self, request: Request, settlement: Settlement) -> None:
         """Reject a request at admission, before any of its tasks was dispatched."""

@@ -306,7 +306,7 @@ def excess_instances(view: View, key: tuple[int, int], count: int) -> list[Insta
     instances = active_instances(view, key)
     if len(instances) <= count:
         return []
-    instances.sort(key=_stop_order)
+    instances.sort(key=lambda i: (i.state != InstanceState.STARTING, i.running, -i.id))
     return instances[: len(instances) - count]
 
 
@@ -326,7 +326,3 @@ def active_instances(view: View, key: tuple[int, int]) -> list[Instance]:
         if (instance.variant.id, instance.pool.id) == key
         and instance.state != InstanceState.DRAINING
     ]
-
-
-def _stop_order(instance: Instance) -> tuple[bool, int, int]:
-    return (instance.state != InstanceState.STARTING, instance.running, -instance.id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Final, final
 
 from headgate.core.clock import MILLISECOND_NS
@@ -48,7 +49,8 @@ class LoopClients(SimClient):
             while waiting and waiting[0] <= now_ns:
                 waiting.popleft()
                 self._active -= 1
-        while self._active < self._loop.clients_at(now_ns) and self._can_send():
+        most = inf if self._loop.requests_max is None else self._loop.requests_max
+        while self._active < self._loop.clients_at(now_ns) and self.sent < most:
             self._active += 1
             self.sent += 1
             simulation.submit(now_ns, self._pipeline, self._client, sender=self)
@@ -64,9 +66,6 @@ class LoopClients(SimClient):
             at_ns = now_ns + PAUSE_NS
             self._pausing.append(at_ns)
         simulation.wake_client(at_ns, self)
-
-    def _can_send(self) -> bool:
-        return self._loop.requests_max is None or self.sent < self._loop.requests_max
 
 
 @dataclass(frozen=True, slots=True)

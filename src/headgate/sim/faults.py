@@ -1,9 +1,9 @@
 """Fault injection: fault plans as data, and what each kind of fault does to a run.
 
 A plan is part of the input of a run, as the arrivals are: the same plan causes the same faults, so
-a run that fails can be repeated bit for bit. Plans are read from a specification
-(`FaultPlan.from_spec`) or drawn from a seed (`random_plan`). Every plan ends: windows close and
-nodes return, so every request that is open then must still be settled.
+a run that fails can be repeated bit for bit. Plans are written down in Python, or drawn from a seed
+(`random_plan`). Every plan ends: windows close and nodes return, so every request that is open then
+must still be settled.
 
 `FaultPlan.actions` turns a plan into `FaultAction` objects, which `Setup.faults` takes. They hold
 no state of a run, so that the same setup can be run again. This module is never compiled, so tests
@@ -230,25 +230,6 @@ class FaultPlan:
                 raise ConfigError("is not a serverless pool", key=key, value=name)
         return self
 
-    def to_spec(self) -> list[dict[str, object]]:
-        """Return the plan as JSON values.
-
-        >>> FaultPlan((Fault("crash", 5, until_ns=9, node=0),)).to_spec()
-        [{'kind': 'crash', 'at_ns': 5, 'until_ns': 9, 'node': 0}]
-        """
-        return [
-            {name: getattr(fault, name) for name in _TYPES if getattr(fault, name) is not None}
-            for fault in self.faults
-        ]
-
-    @staticmethod
-    def from_spec(spec: object, *, where: str | None = None) -> FaultPlan:
-        """Return the plan of a specification such as `to_spec` writes; raise `ConfigError`."""
-        if not isinstance(spec, list):
-            raise ConfigError("must be a list", where=where, key="faults", value=spec)
-        entries = enumerate(spec)
-        return FaultPlan(tuple(_fault(entry, where, f"faults[{i}]") for i, entry in entries))
-
 
 def random_plan(app: App, duration_ns: int, seed: int, *, intensity: float = 1.0) -> FaultPlan:
     """Return a random plan for a run of that length. All its faults are over by `duration_ns`.
@@ -377,34 +358,6 @@ class _FaultGenerator:
 
 
 _FIELDS: Final = tuple(field.name for field in fields(Fault) if field.name not in ("kind", "at_ns"))
-_TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
-    "kind": str,
-    "at_ns": int,
-    **{name: (int, float) if name in ("factor", "share") else int for name in _FIELDS},
-}
-
-
-def _fault(entry: object, where: str | None, key: str) -> Fault:
-    if not isinstance(entry, Mapping) or not {"kind", "at_ns"} <= set(entry):
-        raise ConfigError("needs `kind` and `at_ns`", where=where, key=key, value=entry)
-    for name, value in entry.items():
-        kind = _TYPES.get(name)
-        if kind is None or isinstance(value, bool) or not isinstance(value, kind):
-            problem = "has the wrong type" if kind else "is unknown"
-            allowed = None if kind else ", ".join(_TYPES)
-            raise ConfigError(
-                problem, where=where, key=f"{key}.{name}", value=value, allowed=allowed
-            )
-    try:
-        return Fault(**entry)
-    except ConfigError as error:
-        raise ConfigError(
-            error.problem,
-            where=where,
-            key=f"{key}.{error.key}",
-            value=error.value,
-            allowed=error.allowed,
-        ) from None
 
 
 def _node_count(app: App) -> int:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Final, final
 
-from headgate.core.actions import Action, Dispatch, LoadWeights, StartInstance, StopInstance
-from headgate.core.backend import Backend, Effect, Ended, IdleTimer
+from headgate.core.actions import Action, Dispatch, StartInstance, StopInstance
+from headgate.core.backend import Backend, Effect, Ended, IdleTimer, instance_of
 from headgate.core.clock import MILLISECOND_NS, NEVER_NS
 from headgate.core.events import (
     BatchFailed,
@@ -187,7 +187,7 @@ class SimNode:
                 self._begin_start_or_load(now_ns, effect)
 
     def _record_hold(self, now_ns: int, action: Dispatch) -> None:
-        resident = self.backend.instances[_instance_id(action)]
+        resident = self.backend.instances[instance_of(action)]
         if resident.running and not resident.is_ready:
             self._recorder.waiting_for_start(now_ns, action.task_ids)
 
@@ -201,7 +201,7 @@ class SimNode:
 
     def _begin_start_or_load(self, now_ns: int, action: Action) -> None:
         """Begin a start or a load. For the tasks that wait for it, it counts as a cold start."""
-        instance_id = _instance_id(action)
+        instance_id = instance_of(action)
         variant = self.backend.instances[instance_id].variant
         if isinstance(action, StartInstance):
             self.cold_starts += 1
@@ -271,7 +271,7 @@ class SimNode:
             kind, id, items = SpanKind.RUN, action.batch_id, action.items
         else:
             kind = SpanKind.START if isinstance(action, StartInstance) else SpanKind.LOAD
-            id, items = _instance_id(action), 0
+            id, items = instance_of(action), 0
         self._recorder.span(self.id, function_id, kind, began_ns, now_ns, id, items)
 
     def _faulty_completion(self, now_ns: int, action: Dispatch) -> Event | None:
@@ -289,7 +289,7 @@ class SimNode:
         return BatchFinished(action.batch_id, unsure)
 
     def _prepared_event(self, now_ns: int, action: Action, has_failed: bool) -> Event:
-        instance_id = _instance_id(action)
+        instance_id = instance_of(action)
         if not isinstance(action, StartInstance):
             return WeightsLoaded(instance_id)
         if not has_failed:
@@ -356,9 +356,3 @@ class SimNode:
         if self.rental is not None and isinstance(event, InstanceStopped):
             self._release_node(now_ns)
         self._queue.push(now_ns + self.pool.network_ns, Rank.COMPLETION, EventInTransit(event))
-
-
-def _instance_id(action: Action) -> int:
-    assert isinstance(action, Dispatch | StartInstance | LoadWeights)
-    assert action.instance_id is not None
-    return action.instance_id

@@ -22,7 +22,7 @@ the hooks of `Policy`. A few rules that are easy to miss:
   error of the driver.
 - The Scheduler backs off from a node or pool that has just refused (`Limits.backoff_ns`).
   Otherwise a simple policy would send it the same batch at the same instant for ever. The back-off
-  of a variant that cannot be started is longer: see `load_failures`.
+  of a variant that cannot be started is longer: see `fleet.LoadFailures`.
 - A task that may have killed a worker is retried alone: see `batches.Quarantine`.
 - A hook that raises is a fault of the policy, and must not harm anything else: the event is handled
   to its end, the task or request that the hook was about fails, and only then `handle` raises.
