@@ -33,6 +33,11 @@ class SchemaKey:
             return None
         return self.default if isinstance(self.default, str) else json.dumps(self.default)
 
+    @property
+    def placeholder(self) -> str:
+        """What stands for the value in a help text: `DURATION`, `N`, `text|json`."""
+        return _placeholder(self.kind)
+
     def check(self, value: object, where: str) -> None:
         """Raise `ConfigError` if the key may not have this value."""
         read_as(value, self.kind, where, "")
@@ -52,6 +57,19 @@ def keys_of(section: type[Struct]) -> list[SchemaKey]:
         for field in kind.fields
         if not field.required
     ]
+
+
+def _placeholder(kind: inspect.Type) -> str:
+    match kind:
+        case inspect.Metadata(extra_json_schema={"title": title}):
+            return str(title).upper()
+        case inspect.Metadata(type=inner) | inspect.UnionType(types=(inner, inspect.NoneType())):
+            return _placeholder(inner)
+        case inspect.LiteralType(values=values):
+            return "|".join(map(str, values))
+        case inspect.IntType():
+            return "N"
+    return "TEXT"
 
 
 def markdown_table(section: type[Struct]) -> str:

@@ -54,7 +54,9 @@ def _setting_options(command: Callable[..., int]) -> Callable[..., int]:
         if isinstance(setting.default, bool):
             option = click.option(f"{name}/--no-{name[2:]}", default=None, help=text)
         else:
-            option = click.option(name, type=_parser(setting, name), help=text)
+            option = click.option(
+                name, type=_parser(setting, name), metavar=setting.placeholder, help=text
+            )
         command = option(command)
     return command
 
