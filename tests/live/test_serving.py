@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import pytest
 from served import Served, ask_on, until, value
 
 STAGES = '''
@@ -167,23 +168,28 @@ def test_api_keys_and_tenants(tmp_path: Path) -> None:
         assert served.get("/readyz")[0] == 200
 
 
-def test_tls(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_option", [False, True])
+def test_tls(tmp_path: Path, is_option: bool) -> None:
+    """Files that the application names are beside it; those of options in the working directory."""
+    beside = tmp_path / "beside"
+    beside.mkdir()
     subprocess.run(
         "openssl req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -days 1 "
         "-subj /CN=localhost -addext subjectAltName=IP:127.0.0.1",
         shell=True,
-        cwd=tmp_path,
+        cwd=tmp_path if is_option else beside,
         check=True,
         capture_output=True,
     )
-    app = (
-        'functions: {doubled: {code: "stages:doubled"}}\n'
-        "serve: {tls_certificate: cert.pem, tls_key: key.pem}\n"
-    )
-    with served_app(tmp_path, app) as served:
+    (beside / "stages.py").write_text(STAGES)
+    serve = "" if is_option else "serve: {tls_certificate: cert.pem, tls_key: key.pem}\n"
+    (beside / "app.yaml").write_text(f'functions: {{doubled: {{code: "stages:doubled"}}}}\n{serve}')
+    options = ("--tls-certificate", "cert.pem", "--tls-key", "key.pem") if is_option else ()
+    with Served(tmp_path, *options, app="beside/app.yaml") as served:
         assert served.url.startswith("https://")
         address = urlsplit(served.url)
-        context = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+        certificate = (tmp_path if is_option else beside) / "cert.pem"
+        context = ssl.create_default_context(cafile=str(certificate))
         connection = http.client.HTTPSConnection(
             address.hostname or "", address.port, context=context, timeout=60
         )

@@ -92,6 +92,9 @@ def command(
     """
     reopen_standard_fds()
     given = {name: value for name, value in settings.items() if value is not None}
+    for name in ("tls_certificate", "tls_key"):  # beside APP only where APP names them
+        if name in given:
+            given[name] = str(Path(str(given[name])).absolute())
 
     def prepare() -> Deployment:
         return _deployment(app, given, policy=policy, slo=slo, workers=workers)
