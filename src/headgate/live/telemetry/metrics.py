@@ -1,7 +1,7 @@
 """Counters and histograms of a gateway, by model, tenant, class and outcome.
 
 A request costs one row of integers in a buffer of fixed size. NumPy sums the rows when the buffer
-is full or metrics are scraped. That keeps the cost well below two microseconds per request.
+is full or metrics are scraped. `headgate bench metrics` compares the cost with prometheus_client.
 """
 
 from __future__ import annotations
