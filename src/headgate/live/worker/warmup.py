@@ -25,6 +25,7 @@ from headgate.live.ipc.crash_markers import MEASURE, CrashMarkers
 from headgate.live.ipc.messages import MeasuredFunction
 from headgate.live.worker.executor import Job
 from headgate.live.worker.model_cache import Loader, LoadError, ModelCache
+from headgate.metrics.format import format_value
 from headgate.system.process import private_bytes
 
 BUDGET_NS: Final = 400_000_000  # to measure one function
@@ -145,7 +146,7 @@ class MeasuredSizes:
 
     def __str__(self) -> str:
         return ", ".join(
-            f"a batch of {size} takes {time.p50_ms:.3g} ms {_interval(time)} ({time.samples} runs)"
+            f"a batch of {size} takes {format_value('time_ms', time.p50_ms)}{_interval(time)}"
             for size, time in self.by_size.items()
         )
 
@@ -175,5 +176,6 @@ def fill_sizes(known: dict[int, int], batch: int) -> tuple[int, ...]:
 
 def _interval(time: Measurement) -> str:
     if time.p50_low_ms is None or time.p50_high_ms is None:
-        return "± ?"
-    return f"± {50 * (time.p50_high_ms - time.p50_low_ms) / time.p50_ms:.1f} %"
+        return " (too few runs for an interval)"
+    half = (time.p50_high_ms - time.p50_low_ms) / 2
+    return f" ± {100 * half / time.p50_ms:.1f} % ({time.samples} runs)"
