@@ -167,6 +167,12 @@ def test_repeated_host_header_is_rejected(platform: EmbeddedPlatform) -> None:
     assert status(sent(platform, data.replace(b"\r\n", b"\r\nHost: 127.0.0.1\r\n", 1))) == 400
 
 
+def test_repeated_headers_are_signed_as_a_list(platform: EmbeddedPlatform) -> None:
+    data = signed(platform, b"GET", FUNCTIONS, headers={"X-Note": "a,b"})
+    parts = re.sub(rb"(?i)x-note: a,b", b"X-Note: a\r\nX-Note: b", data)
+    assert parts != data and status(sent(platform, parts)) == 200
+
+
 def test_cors_preflights_are_rejected(platform: EmbeddedPlatform) -> None:
     head = b"OPTIONS %s HTTP/1.1\r\nHost: 127.0.0.1\r\nOrigin: http://a\r\n" % INVOKE
     request = b"Access-Control-Request-Method: POST\r\nAccess-Control-Request-Private-Network: true"

@@ -502,7 +502,7 @@ class RequestParser:
         if name in headers:
             if name in (b"content-length", b"transfer-encoding", b"host", b"authorization"):
                 raise HttpError(400, f"{name.decode()} is given twice", closes=True)
-            value = b"%b, %b" % (headers[name], value)
+            value = b"%b,%b" % (headers[name], value)  # without a space, as AWS signs a list
         headers[name] = value
         if len(headers) > self._limits.headers_max:
             raise _headers_too_large()
