@@ -36,7 +36,6 @@ def test_concurrent_clients_of_one_core_queue() -> None:
         single, concurrent = measure(call, request(1)), measure(call, request(4, 0.8))
     assert single.mean_ms >= 10
     assert concurrent.mean_ms > 30
-    assert single.p50_ms < concurrent.p50_ms
     assert single.p50_low_ms is not None and single.p50_high_ms is not None
     assert single.p50_low_ms <= single.p50_ms <= single.p50_high_ms <= single.p99_ms
 
