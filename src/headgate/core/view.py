@@ -1,7 +1,8 @@
 """The current state as one Scheduler knows it. Policies read it and never write it.
 
 `free_nodes` is kept in the order in which nodes became free, so the node that has been free longest
-is its first entry and costs O(1) to find.
+is its first entry and costs O(1) to find. `instances_of` is kept in the order in which instances
+were started, as `instances` is, so that a loop over either meets them in the same order.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ class View:
         self.nodes: dict[int, Node] = {}
         self.free_nodes: dict[int, Node] = {}  # up, with a free slot, not in back-off
         self.instances: dict[int, Instance] = {}  # all that are not GONE
+        # By variant id: its instances by id, without the DRAINING ones. One whose node a Broker has
+        # yet to pick is here and on no node.
+        self.instances_of: list[dict[int, Instance]] = [{} for _ in app.variants]
         self.timers: dict[TimerKey, int] = {}
         self.breakers = [
             None if pool.faas is None else CircuitBreaker(pool, pool.faas) for pool in app.pools
@@ -106,6 +110,26 @@ class View:
             return False
         instance = node.instances.get(variant.id)
         return instance is not None and instance.residency != Residency.HOST
+
+    def resident_count(self, function_id: int) -> int:
+        """Number of nodes with the function's weights on their device, or loading. O(instances)."""
+        return sum(
+            1
+            for variant in self.app.functions[function_id].variants
+            for instance in self.instances_of[variant.id].values()
+            if instance.node is not None and instance.residency != Residency.HOST
+        )
+
+    def has_instance(self, function_id: int) -> bool:
+        """Whether an instance of this function runs or starts. O(variants of the function)."""
+        for variant in self.app.functions[function_id].variants:
+            if self.instances_of[variant.id]:
+                return True
+        return False
+
+    def instances_in(self, variant_id: int, pool_id: int) -> list[Instance]:
+        """The instances of a variant in a pool that run or start, oldest first."""
+        return [i for i in self.instances_of[variant_id].values() if i.pool.id == pool_id]
 
     def first_free(self, function_id: int) -> Node | None:
         """The node that can take this function: the least loaded, then the one free longest."""

@@ -41,7 +41,7 @@ def next_prestart(view: View, loads: Sequence[OfferedLoad]) -> tuple[Variant, No
         load = loads[function.id].erlangs(view.now_ns)
         if load < _ERLANGS_MIN:
             continue
-        nodes = sum(1 for node in view.nodes.values() if view.is_resident(node, function.id))
+        nodes = view.resident_count(function.id)
         if nodes and load / nodes <= best_load:
             continue
         for node in idle:

@@ -301,9 +301,9 @@ def newsvendor_nodes(
 def excess_instances(view: View, key: tuple[int, int], count: int) -> list[Instance]:
     """The instances of a (variant, pool) beyond `count`: those to be stopped.
 
-    Starting instances first, then those with least running work, then the newest. O(instances).
+    Starting instances first, then those with least running work, then the newest.
     """
-    instances = active_instances(view, key)
+    instances = view.instances_in(*key)
     if len(instances) <= count:
         return []
     instances.sort(key=lambda i: (i.state != InstanceState.STARTING, i.running, -i.id))
@@ -311,18 +311,5 @@ def excess_instances(view: View, key: tuple[int, int], count: int) -> list[Insta
 
 
 def has_no_instance(view: View, function_id: int) -> bool:
-    """Whether no node runs a function or is starting it. O(instances)."""
-    return not any(
-        instance.variant.function_id == function_id and instance.state != InstanceState.DRAINING
-        for instance in view.instances.values()
-    )
-
-
-def active_instances(view: View, key: tuple[int, int]) -> list[Instance]:
-    """The instances of a (variant, pool) that are running or starting, and not draining."""
-    return [
-        instance
-        for instance in view.instances.values()
-        if (instance.variant.id, instance.pool.id) == key
-        and instance.state != InstanceState.DRAINING
-    ]
+    """Whether no node runs a function or is starting it."""
+    return not view.has_instance(function_id)

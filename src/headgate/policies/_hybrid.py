@@ -37,7 +37,7 @@ from headgate.core.states import (
 from headgate.planning.concurrency import Thresholds
 from headgate.planning.forecast import ArrivalCounts
 from headgate.planning.placement import has_room
-from headgate.planning.rent_or_call import active_instances, excess_instances, has_no_instance
+from headgate.planning.rent_or_call import excess_instances
 from headgate.planning.targets import FaasOption, NodeOption, Targets
 
 
@@ -219,7 +219,7 @@ class ThresholdRouter(Policy):
             if node.pool.is_elastic:
                 if instance is None:
                     if is_new is None:
-                        is_new = has_no_instance(self.view, task.function.id)
+                        is_new = not self.view.has_instance(task.function.id)
                     if not is_new:
                         continue
                 elif instance.state == InstanceState.STARTING:
@@ -247,7 +247,8 @@ class ThresholdRouter(Policy):
                 continue
             key = (variant.id, node.pool.id)
             count = self.desired.get(key, 0) if node.pool.is_elastic else function.prewarm_nodes
-            if len(active_instances(self.view, key)) < count and has_room(self.view, node, variant):
+            present = self.view.instances_in(*key)
+            if len(present) < count and has_room(self.view, node, variant):
                 self.orders.start(variant, node)
 
     def plan(self) -> Plan:

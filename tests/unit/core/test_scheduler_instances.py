@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from headgate.core.actions import (
     Dispatch,
     EvictWeights,
@@ -11,6 +13,7 @@ from headgate.core.actions import (
     StartInstance,
     StopInstance,
 )
+from headgate.core.errors import InvariantError
 from headgate.core.events import (
     BatchFinished,
     BatchRefused,
@@ -24,6 +27,7 @@ from headgate.core.events import (
     WeightsLoaded,
 )
 from headgate.core.model import Limits, Pool
+from headgate.core.scheduler.validate import Validator
 from headgate.core.states import InstanceState, Outcome, Residency, Settlement
 
 from .rig import Rig, wires
@@ -267,3 +271,38 @@ def test_ids_of_several_schedulers_interleave(make_rig: type[Rig]) -> None:
             start, dispatch = rig.at(0, RequestArrived(request_id, 0))
             sent.append((start[1], dispatch[1]))
     assert sent == [(0, 0), (3, 3), (1, 1), (4, 4), (2, 2), (5, 5)]
+
+
+def test_the_instances_of_a_variant_are_those_that_start_or_run(make_rig: type[Rig]) -> None:
+    """A start is listed at once, in order; a stopped one is not, long before it is gone.
+
+    1. Three starts: on nodes 2 and 0, and where the pool picks a node.
+    2. The first is stopped: its node still has it, and no policy may count on it.
+    3. The second dies with its node; the third is granted node 1.
+    """
+    rig = make_rig(make_app(), Scripted, nodes=3)
+    view, variant, pool = rig.view, rig.view.app.variants[0], rig.view.app.pools[0]
+    assert not view.has_instance(0)
+    rig.order(0, lambda p: p.orders.start(variant, view.nodes[2]))
+    rig.order(0, lambda p: p.orders.start(variant, view.nodes[0]))
+    rig.order(0, lambda p: p.orders.start_anywhere(variant, pool))
+    assert [i.id for i in view.instances_in(0, 0)] == [0, 1, 2]
+    assert (view.instances_in(0, 1), view.resident_count(0)) == ([], 2)
+    rig.order(1, lambda p: p.orders.stop(view.instances[0]))
+    assert (list(view.instances), list(view.instances_of[0])) == ([0, 1, 2], [1, 2])
+    rig.at(2, NodeLost(0))
+    rig.at(3, InstanceStarted(2, 1))
+    assert (list(view.instances_of[0]), view.resident_count(0)) == ([2], 1)
+    rig.at(4, NodeLost(2))  # with it goes the instance that was draining
+    rig.at(5, InstanceStopped(2, "crash"))
+    assert (view.instances, view.instances_of[0], view.has_instance(0)) == ({}, {}, False)
+
+
+def test_an_instance_that_is_not_listed_is_found_by_validate(make_rig: type[Rig]) -> None:
+    rig = make_rig(make_app(), Scripted, nodes=1)
+    rig.order(0, lambda p: p.orders.start(p.view.app.variants[0], p.view.nodes[0]))
+    instance = rig.view.instances_of[0].pop(0)
+    with pytest.raises(InvariantError, match="the instances of v0 are not those that are active"):
+        Validator(rig.view).check()
+    rig.view.instances_of[0][0] = instance
+    Validator(rig.view).check()

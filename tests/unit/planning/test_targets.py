@@ -123,6 +123,8 @@ def test_what_is_not_there_yet_goes_first_then_the_idlest_then_the_youngest() ->
         instance = Instance(id, app.variants[0], SMALL, None, 0)
         instance.state, instance.running = state, running
         view.instances[id] = instance
+        if state != InstanceState.DRAINING:
+            view.instances_of[0][id] = instance
     assert [i.id for i in excess_instances(view, (0, 0), 0)] == [4, 2, 3, 0, 1]
     assert [i.id for i in excess_instances(view, (0, 0), 3)] == [4, 2]
     assert excess_instances(view, (0, 0), 5) == []

@@ -178,7 +178,7 @@ class LoadFailures:
     def review(self) -> None:
         """After an event: reschedule cancelled probes, and find functions that became unloadable.
 
-        O(nodes) for each variant that is in back-off.
+        O(instances of its function) for each variant that is in back-off.
         """
         view = self._view
         newly_unloadable: list[int] = []
@@ -206,9 +206,9 @@ class LoadFailures:
             return True
         for variant in self._view.app.functions[function_id].variants:
             failure = failures.get(variant.id)
-            for node in self._view.nodes.values():
-                instance = node.instances.get(variant.id)
-                if instance is not None and (failure is None or instance.id != failure.probe_id):
+            for instance in self._view.instances_of[variant.id].values():
+                is_probe = failure is not None and instance.id == failure.probe_id
+                if instance.node is not None and not is_probe:
                     return True
         return False
 
@@ -375,13 +375,7 @@ def reconcile(view: View, orders: Orders, plan: Plan) -> None:
     This is the slow time scale, and the same for every policy.
     """
     for target in plan.targets:
-        present = [
-            instance
-            for instance in view.instances.values()
-            if instance.variant.id == target.variant_id
-            and instance.state != InstanceState.DRAINING
-            and instance.pool.id == target.pool_id
-        ]
+        present = view.instances_in(target.variant_id, target.pool_id)
         if len(present) < target.count:
             _start(view, orders, target, target.count - len(present))
         else:

@@ -313,6 +313,7 @@ class InstanceWriter:
             instance.residency = Residency.NOWHERE
             instance.is_preparing = False
             del view.instances[instance.id]
+            view.instances_of[instance.variant.id].pop(instance.id, None)  # none if it was draining
         node.instances.clear()
         node.running = 0
         node.cpu_milli_used = 0
@@ -326,7 +327,7 @@ class InstanceWriter:
         view = self._view
         instance = Instance(self._next_id, variant, pool, node, view.now_ns)
         self._next_id += self._ids_step
-        view.instances[instance.id] = instance
+        self._list(instance)
         if node is not None:
             self.make_room(node, variant)
             self._attach(instance, node)
@@ -349,9 +350,13 @@ class InstanceWriter:
         instance = Instance(instance_id, variant, node.pool, node, self._view.now_ns)
         instance.state = InstanceState.IDLE
         instance.residency = Residency.DEVICE
-        self._view.instances[instance_id] = instance
+        self._list(instance)
         self._attach(instance, node)
         return instance
+
+    def _list(self, instance: Instance) -> None:
+        self._view.instances[instance.id] = instance
+        self._view.instances_of[instance.variant.id][instance.id] = instance
 
     def _attach(self, instance: Instance, node: Node) -> None:
         instance.node = node
@@ -366,6 +371,7 @@ class InstanceWriter:
         """
         node = instance.node
         instance.state = InstanceState.DRAINING
+        del self._view.instances_of[instance.variant.id][instance.id]
         if node is not None:
             self._detach(instance, node)
             self.end_preparing(instance)
@@ -375,13 +381,15 @@ class InstanceWriter:
     def instance_gone(self, instance: Instance) -> None:
         """Mark an instance as gone, whatever the reason."""
         node = instance.node
-        was_attached = instance.state != InstanceState.DRAINING
+        was_active = instance.state != InstanceState.DRAINING
         instance.state = InstanceState.GONE
         del self._view.instances[instance.id]
+        if was_active:
+            del self._view.instances_of[instance.variant.id][instance.id]
         if node is None:
             instance.residency = Residency.NOWHERE
             return
-        if was_attached:
+        if was_active:
             self._detach(instance, node)
         self.end_preparing(instance)
         if instance.running:

@@ -44,6 +44,7 @@ class Validator:
         for node in self._view.nodes.values():
             self._check_node(node)
         self._check_batches()
+        self._check_instances_of()
         self._check_failures()
         self._check_changes()
 
@@ -106,6 +107,21 @@ class Validator:
             _require(instance.running == expected, f"instance {instance.id} miscounts its batches")
             if instance.state == InstanceState.IDLE:
                 _require(instance.running == 0, f"instance {instance.id} is idle but runs")
+
+    def _check_instances_of(self) -> None:
+        """`View.instances_of` lists what runs or starts, in the order of `View.instances`."""
+        view = self._view
+        active: list[list[int]] = [[] for _ in view.app.variants]
+        for instance in view.instances.values():
+            if instance.state != InstanceState.DRAINING:
+                active[instance.variant.id].append(instance.id)
+                is_on_node = instance.node is None or (
+                    instance.node.instances.get(instance.variant.id) is instance
+                )
+                _require(is_on_node, f"instance {instance.id} is active, and not on its node")
+        for variant, instances in zip(view.app.variants, view.instances_of, strict=True):
+            is_right = list(instances) == active[variant.id]
+            _require(is_right, f"the instances of {variant.name} are not those that are active")
 
     def _check_failures(self) -> None:
         """A variant that cannot be loaded is retried: a timer is set, or a probe is under way."""
