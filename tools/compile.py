@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 INTERPRETED = frozenset(("core/event_log.py", "core/request_trace.py", "core/units.py"))
 # What a simulated request passes through; the rest of `sim` runs once per run.
 SIM = ("engine", "event_queue", "faas", "ground_truth", "node", "recorder", "shared_pools")
-# What policies call for every task.
-PLANNING = ("batch_size", "placement")
+# What policies and simulated platforms call for every task.
+PLANNING = ("batch_size", "placement", "warm_pool")
 
 
 def main() -> None:

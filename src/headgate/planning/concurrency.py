@@ -1,7 +1,9 @@
-"""Concurrency limits of nodes: the largest within an objective, and the knee of throughput.
+"""Concurrency limits: how many batches of a variant a node of a pool runs at once.
 
-`largest_concurrency` and `Thresholds` are the rule of "Hybrid Serving" (HiPS 2021): the largest
-concurrency whose measured response time is within the objective.
+`ConcurrencyLimits` is the one notion of it, computed once per (pool, variant). `KneeLimits` is what
+the `headgate` policy and its autoscaler use: no more than adds throughput. `ThresholdLimits` is the
+rule of "Hybrid Serving" (HiPS 2021): the largest concurrency whose response time is within the
+objective. `FixedLimits` is a number that was set.
 """
 
 from __future__ import annotations
@@ -13,6 +15,89 @@ from headgate.core.model import App, Pipeline, Pool, Profile, Variant
 
 _KNEE_THROUGHPUT: Final = 0.97  # throughput at the knee, relative to the best
 _LATENCY_SHARE: Final = 0.7  # share of the SLO that execution may take at the knee
+
+
+class ConcurrencyLimits:
+    """How many batches of a variant a node of a pool runs at once, by (pool, variant).
+
+    Never more than the node has slots, nor than one instance runs (`Variant.concurrency`); of what
+    is left, each subclass has its own rule for what the objective allows.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int, int], int] = {}  # by pool id, variant id and items
+
+    def limit(self, pool: Pool, variant: Variant, items: int = 1) -> int:
+        """The limit for requests of `items` items; 0: a single one misses its objective. O(1)."""
+        key = (pool.id, variant.id, items)
+        limit = self._known.get(key)
+        if limit is None:
+            most = min(pool.slots, variant.concurrency)
+            limit = self._known[key] = min(most, self._allowed(pool, variant, items, most))
+        return limit
+
+    def _allowed(self, pool: Pool, variant: Variant, items: int, most: int) -> int:
+        """The largest concurrency by the rule; `most` is as far as it need be tried."""
+        raise NotImplementedError
+
+
+@final
+class KneeLimits(ConcurrencyLimits):
+    """The knee of throughput within the tightest objective of the function: at least 1.
+
+    For a function without an objective `default_ns` is assumed. The number of items has no effect.
+    """
+
+    def __init__(self, app: App, default_ns: int = NEVER_NS) -> None:
+        super().__init__()
+        self._latency_ns = [
+            default_ns if ns == NEVER_NS else ns for ns in tightest_objectives_ns(app)
+        ]
+
+    def _allowed(self, pool: Pool, variant: Variant, items: int, most: int) -> int:
+        return knee_concurrency(variant.profile, most, self._latency_ns[variant.function_id])
+
+    def node_limit(self, pool: Pool, variant: Variant) -> int:
+        """How many batches, of any function, may run on a node beside and with this variant.
+
+        If no slowdown was measured, other functions do not disturb this one, and the slots of the
+        node are the only limit.
+        """
+        if len(variant.profile.slowdown) == 1:
+            return pool.slots
+        return self.limit(pool, variant)
+
+
+@final
+class ThresholdLimits(ConcurrencyLimits):
+    """The largest concurrency within the latency budget of the stage: "Hybrid Serving" (HiPS 2021).
+
+    The time to the node and back counts; `margin` is a factor on the times of the profile.
+    """
+
+    def __init__(self, app: App, margin: float = 1.0) -> None:
+        super().__init__()
+        self._budgets_ns = budgets_ns(app)
+        self._margin = margin
+
+    def _allowed(self, pool: Pool, variant: Variant, items: int, most: int) -> int:
+        budget_ns = self._budgets_ns[variant.function_id]
+        if budget_ns == NEVER_NS:
+            return most
+        allowed_ns = (budget_ns - 2 * pool.network_ns) / self._margin
+        return largest_concurrency(variant.profile, allowed_ns, most, items)
+
+
+@final
+class FixedLimits(ConcurrencyLimits):
+    """The same number for every variant, set by hand; 0: as many as slots and instances allow."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self._count = count
+
+    def _allowed(self, pool: Pool, variant: Variant, items: int, most: int) -> int:
+        return self._count or most
 
 
 def largest_concurrency(profile: Profile, allowed_ns: float, most: int, items: int = 1) -> int:
@@ -29,6 +114,30 @@ def largest_concurrency(profile: Profile, allowed_ns: float, most: int, items: i
     return concurrency
 
 
+def knee_concurrency(profile: Profile, slots: int, latency_ns: int) -> int:
+    """Concurrency at the throughput knee.
+
+    The smallest number of concurrent batches that reaches 97 % of the node's best throughput with
+    latency within 70 % of the SLO; the rest of the SLO is for queueing and for variance. Where two
+    batches take twice as long as one, they should run one after the other: the first is done early,
+    and the choice of the next one stays open.
+
+    >>> knee_concurrency(Profile(exec_ns=(10,)), slots=4, latency_ns=100)
+    4
+    >>> knee_concurrency(Profile(exec_ns=(10,), slowdown=(1.0, 2.0, 3.0)), slots=3, latency_ns=100)
+    1
+    >>> knee_concurrency(Profile(exec_ns=(10,), slowdown=(1.0, 1.2, 1.5)), slots=3, latency_ns=100)
+    3
+    """
+    if len(profile.slowdown) == 1:
+        return slots
+    most_ns = _LATENCY_SHARE * latency_ns
+    allowed = [c for c in range(1, slots + 1) if profile.time_ns(1, c) <= most_ns] or [1]
+    throughputs = {c: c / profile.slowdown_at(c) for c in allowed}
+    enough = _KNEE_THROUGHPUT * max(throughputs.values())
+    return next(c for c in allowed if throughputs[c] >= enough)
+
+
 def rate_per_s(profile: Profile, concurrency: int) -> float:
     """Requests of one item that a node answers per second at a concurrency.
 
@@ -36,6 +145,19 @@ def rate_per_s(profile: Profile, concurrency: int) -> float:
     25.0
     """
     return concurrency / max(1, profile.time_ns(1, concurrency)) * 1e9 if concurrency else 0.0
+
+
+def tightest_objectives_ns(app: App) -> list[int]:
+    """Tightest latency objective of the pipelines of each function, by function id.
+
+    The objective of a whole pipeline, not divided; `NEVER_NS` without any.
+    """
+    objectives = [NEVER_NS for _ in app.functions]
+    for pipeline in app.pipelines:
+        for stage in pipeline.stages:
+            id = stage.function.id
+            objectives[id] = min(objectives[id], pipeline.slo.latency_ns)
+    return objectives
 
 
 def budgets_ns(app: App) -> list[int]:
@@ -67,60 +189,3 @@ def shares_of_remaining_path(pipeline: Pipeline) -> list[float]:
 
 def _reference_times_ns(pipeline: Pipeline) -> list[float]:
     return [float(stage.function.reference_exec_ns) for stage in pipeline.stages]
-
-
-@final
-class Thresholds:
-    """The concurrency threshold of each variant on each pool.
-
-    It comes from the profile and the objective, with `margin` as a factor on the profile's times,
-    or from `fixed` if that is not 0. It never exceeds the slots of a node.
-    """
-
-    def __init__(self, app: App, margin: float = 1.0, fixed: int = 0) -> None:
-        self._budgets_ns = budgets_ns(app)
-        self._margin = margin
-        self._fixed = fixed
-        self._known: dict[tuple[int, int, int], int] = {}
-
-    def of(self, variant: Variant, pool: Pool, items: int = 1) -> int:
-        """Threshold for requests with `items` items; 0: a single one misses its objective. O(1)."""
-        key = (variant.id, pool.id, items)
-        threshold = self._known.get(key)
-        if threshold is None:
-            threshold = self._known[key] = self._compute(variant, pool, items)
-        return threshold
-
-    def _compute(self, variant: Variant, pool: Pool, items: int) -> int:
-        most = min(pool.slots, variant.concurrency)
-        if self._fixed:
-            return min(self._fixed, most)
-        budget_ns = self._budgets_ns[variant.function_id]
-        if budget_ns == NEVER_NS:
-            return most
-        allowed_ns = (budget_ns - 2 * pool.network_ns) / self._margin
-        return largest_concurrency(variant.profile, allowed_ns, most, items)
-
-
-def knee_concurrency(profile: Profile, slots: int, latency_ns: int) -> int:
-    """Concurrency at the throughput knee.
-
-    The smallest number of concurrent batches that reaches 97 % of the node's best throughput with
-    latency within 70 % of the SLO; the rest of the SLO is for queueing and for variance. Where two
-    batches take twice as long as one, they should run one after the other: the first is done early,
-    and the choice of the next one stays open.
-
-    >>> knee_concurrency(Profile(exec_ns=(10,)), slots=4, latency_ns=100)
-    4
-    >>> knee_concurrency(Profile(exec_ns=(10,), slowdown=(1.0, 2.0, 3.0)), slots=3, latency_ns=100)
-    1
-    >>> knee_concurrency(Profile(exec_ns=(10,), slowdown=(1.0, 1.2, 1.5)), slots=3, latency_ns=100)
-    3
-    """
-    if len(profile.slowdown) == 1:
-        return slots
-    most_ns = _LATENCY_SHARE * latency_ns
-    allowed = [c for c in range(1, slots + 1) if profile.time_ns(1, c) <= most_ns] or [1]
-    throughputs = {c: c / profile.slowdown_at(c) for c in allowed}
-    enough = _KNEE_THROUGHPUT * max(throughputs.values())
-    return next(c for c in allowed if throughputs[c] >= enough)

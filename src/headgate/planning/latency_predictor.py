@@ -5,12 +5,11 @@ from __future__ import annotations
 from math import exp, inf
 from typing import final
 
-from headgate.core.clock import NEVER_NS
 from headgate.core.model import App, Function, Pipeline, Variant
 from headgate.core.records import Batch, Instance, Node, Task
 from headgate.core.states import BatchState
 from headgate.core.view import View
-from headgate.planning.concurrency import knee_concurrency
+from headgate.planning.concurrency import KneeLimits
 
 
 @final
@@ -272,19 +271,9 @@ def _reference_variant(app: App, function: Function) -> Variant:
 
 def _concurrency_limits(app: App) -> dict[tuple[int, int], int]:
     """Concurrency limit of a node by (pool id, variant id): the knee of throughput."""
-    allowed_ns = [NEVER_NS for _ in app.functions]
-    for pipeline in app.pipelines:
-        for stage in pipeline.stages:
-            id = stage.function.id
-            allowed_ns[id] = min(allowed_ns[id], pipeline.slo.latency_ns)
+    limits = KneeLimits(app)
     return {
-        (pool.id, variant.id): knee_concurrency(
-            variant.profile,
-            pool.slots
-            if len(variant.profile.slowdown) == 1
-            else min(pool.slots, variant.concurrency),
-            allowed_ns[variant.function_id],
-        )
+        (pool.id, variant.id): limits.node_limit(pool, variant)
         for variant in app.variants
         for pool in app.pools
         if pool.id in variant.pool_ids

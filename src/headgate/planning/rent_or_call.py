@@ -9,8 +9,7 @@ of arrivals: with steady arrivals a rise of demand is a signal, with bursty ones
 The fraction to stop grows if the node was needed again within 15 minutes of its last release.
 
 `RentalLadder` applies the rule to one function on one pool, `NodeAutoscaler` to all of them. The
-functions below size a fleet for a rate (`nodes_for`) or by cost (`newsvendor_nodes`), and choose
-the instances to stop.
+functions below size a fleet for a rate (`nodes_for`) or by cost (`newsvendor_nodes`).
 """
 
 from __future__ import annotations
@@ -22,10 +21,7 @@ from typing import Final, final
 from headgate.core.clock import HOUR_NS, MINUTE_NS, NEVER_NS, SECOND_NS
 from headgate.core.model import App, Function, Pipeline, Pool, Variant
 from headgate.core.policy import Target
-from headgate.core.records import Instance
-from headgate.core.states import InstanceState
-from headgate.core.view import View
-from headgate.planning.concurrency import knee_concurrency
+from headgate.planning.concurrency import ConcurrencyLimits, tightest_objectives_ns
 from headgate.planning.forecast import Dispersion
 from headgate.planning.targets import FaasTarget
 
@@ -40,6 +36,8 @@ _STOP_REGRET_MAX: Final = 4.0
 _STOP_REGRET_STEP: Final = 4.0  # factor if the node was needed again soon after a stop
 _NEEDED_AGAIN_NS: Final = 15 * MINUTE_NS  # "soon"
 _WINDOW_NS: Final = 5 * SECOND_NS  # of the index of dispersion
+# Time that a request may take if it has no objective.
+ALLOWED_NS: Final = SECOND_NS
 # Cost of a missed request where no FaaS target exists, in rent per request.
 _MISS_COST: Final = 20.0
 
@@ -172,19 +170,56 @@ class RentalLadder:
 
 @final
 class NodeAutoscaler:
-    """The nodes to rent in elastic pools: a `RentalLadder` per function and elastic pool."""
+    """The nodes to rent in elastic pools: a `RentalLadder` per function and elastic pool.
 
-    def __init__(self, app: App, faas_targets: Sequence[FaasTarget | None], memory_ns: int) -> None:
+    A node is worth what it serves at its concurrency limit. `faas_targets` are by function id.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        faas_targets: Sequence[FaasTarget | None],
+        limits: ConcurrencyLimits,
+        memory_ns: int,
+    ) -> None:
         self._faas_targets = faas_targets
         self._ladders: list[list[tuple[Variant, Pool, RentalLadder]]] = [
             [
-                (variant, pool, _ladder(app, function, variant, pool, faas_targets, memory_ns))
+                (variant, pool, self._ladder(app, function, variant, pool, limits, memory_ns))
                 for pool in app.pools
                 for variant in function.variants
                 if pool.is_elastic and pool.id in variant.pool_ids
             ]
             for function in app.functions
         ]
+
+    def _ladder(
+        self,
+        app: App,
+        function: Function,
+        variant: Variant,
+        pool: Pool,
+        limits: ConcurrencyLimits,
+        memory_ns: int,
+    ) -> RentalLadder:
+        allowed_ns = tightest_objectives_ns(app)[function.id]
+        service_interval_ns = _service_interval_ns(pool, variant, limits)
+        target = self._faas_targets[function.id]
+        # Without a FaaS price to compare with, any rent above 0 gives the same decisions.
+        usd_per_hour = 1.0 if target is None else pool.usd_per_hour
+        rent_usd_per_s = usd_per_hour / (HOUR_NS / SECOND_NS)
+        miss_usd = _MISS_COST * rent_usd_per_s * service_interval_ns / SECOND_NS
+        return RentalLadder(
+            pool.nodes,
+            standing=min(function.prewarm_nodes, pool.nodes),
+            own_levels=int(_static_rate_per_ns(app, function, limits) * service_interval_ns),
+            allowed_ns=ALLOWED_NS if allowed_ns == NEVER_NS else allowed_ns,
+            service_interval_ns=service_interval_ns,
+            call_usd=miss_usd if target is None else target.call_usd,
+            rent_usd_per_s=rent_usd_per_s,
+            boot_ns=pool.boot_ns + variant.profile.cold_start_ns,
+            memory_ns=memory_ns,
+        )
 
     @property
     def is_needed(self) -> bool:
@@ -209,45 +244,13 @@ class NodeAutoscaler:
         return tuple(targets)
 
 
-def _ladder(
-    app: App,
-    function: Function,
-    variant: Variant,
-    pool: Pool,
-    faas_targets: Sequence[FaasTarget | None],
-    memory_ns: int,
-) -> RentalLadder:
-    allowed_ns = min(
-        (p.slo.latency_ns for p in app.pipelines if any(s.function is function for s in p.stages)),
-        default=NEVER_NS,
-    )
-    within_ns = SECOND_NS if allowed_ns == NEVER_NS else allowed_ns
-    service_interval_ns = _service_interval_ns(pool, variant, within_ns)
-    target = faas_targets[function.id]
-    # Without a FaaS price to compare with, any rent above 0 gives the same decisions.
-    usd_per_hour = 1.0 if target is None else pool.usd_per_hour
-    rent_usd_per_s = usd_per_hour / (HOUR_NS / SECOND_NS)
-    miss_usd = _MISS_COST * rent_usd_per_s * service_interval_ns / SECOND_NS
-    return RentalLadder(
-        pool.nodes,
-        standing=min(function.prewarm_nodes, pool.nodes),
-        own_levels=int(_static_rate_per_ns(app, function, within_ns) * service_interval_ns),
-        allowed_ns=within_ns,
-        service_interval_ns=service_interval_ns,
-        call_usd=miss_usd if target is None else target.call_usd,
-        rent_usd_per_s=rent_usd_per_s,
-        boot_ns=pool.boot_ns + variant.profile.cold_start_ns,
-        memory_ns=memory_ns,
-    )
-
-
-def _service_interval_ns(pool: Pool, variant: Variant, within_ns: int) -> float:
+def _service_interval_ns(pool: Pool, variant: Variant, limits: ConcurrencyLimits) -> float:
     """Time per request on a node that runs at its concurrency limit."""
-    concurrency = knee_concurrency(variant.profile, min(pool.slots, variant.concurrency), within_ns)
+    concurrency = limits.limit(pool, variant)
     return variant.profile.time_ns(1, concurrency) / concurrency
 
 
-def _static_rate_per_ns(app: App, function: Function, within_ns: int) -> float:
+def _static_rate_per_ns(app: App, function: Function, limits: ConcurrencyLimits) -> float:
     """Throughput of a function on nodes that are not rented; functions share a pool evenly."""
     per_ns = 0.0
     for pool in app.pools:
@@ -255,7 +258,7 @@ def _static_rate_per_ns(app: App, function: Function, within_ns: int) -> float:
         variant = variants[function.id]
         if variant is not None and pool.faas is None and not pool.is_elastic:
             sharers = sum(1 for other in variants if other is not None)
-            per_ns += pool.nodes / sharers / _service_interval_ns(pool, variant, within_ns)
+            per_ns += pool.nodes / sharers / _service_interval_ns(pool, variant, limits)
     return per_ns
 
 
@@ -296,20 +299,3 @@ def newsvendor_nodes(
             break
         nodes += 1
     return nodes
-
-
-def excess_instances(view: View, key: tuple[int, int], count: int) -> list[Instance]:
-    """The instances of a (variant, pool) beyond `count`: those to be stopped.
-
-    Starting instances first, then those with least running work, then the newest.
-    """
-    instances = view.instances_in(*key)
-    if len(instances) <= count:
-        return []
-    instances.sort(key=lambda i: (i.state != InstanceState.STARTING, i.running, -i.id))
-    return instances[: len(instances) - count]
-
-
-def has_no_instance(view: View, function_id: int) -> bool:
-    """Whether no node runs a function or is starting it."""
-    return not view.has_instance(function_id)

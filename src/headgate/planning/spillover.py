@@ -15,6 +15,7 @@ from headgate.core.states import BatchState
 from headgate.core.view import View
 from headgate.planning.latency_predictor import LatencyPredictor
 from headgate.planning.targets import FaasTarget, choose_faas_target
+from headgate.planning.warm_pool import WarmPool, burst_of
 
 # Admit to FaaS while its backlog is below this many cold starts.
 _BACKLOG_COLD_STARTS_MAX: Final = 4
@@ -44,7 +45,11 @@ class Spillover:
         self._orders = orders
         self._predictor = predictor
         self._slack_reserve = slack_reserve
-        self.targets = [choose_faas_target(view.app, f, memory_ns) for f in view.app.functions]
+        self.targets = [choose_faas_target(view.app, f) for f in view.app.functions]
+        self.warm_pools = [
+            None if target is None else WarmPool(target, burst_of(view.app, f), memory_ns)
+            for f, target in zip(view.app.functions, self.targets, strict=True)
+        ]
         self.is_possible = any(self.targets)
         self._next_resize_ns = [0 for _ in view.app.functions]
         self._last_deadline_ns = [0 for _ in view.app.functions]  # latest deadline in the queue
@@ -61,10 +66,14 @@ class Spillover:
 
     def on_call_ended(self, batch: Batch) -> None:
         """Record the end of a call; if it ran, its instance is warm now."""
-        target = self.targets[batch.variant.function_id]
-        assert target is not None
         has_run = batch.state in (BatchState.FINISHED, BatchState.FAILED)
-        target.warm_pool.on_return(self._view.now_ns, ran=has_run)
+        warm_pool = self._warm_pool(batch.variant.function_id)
+        warm_pool.instances.on_return(self._view.now_ns, ran=has_run)
+
+    def _warm_pool(self, function_id: int) -> WarmPool:
+        warm_pool = self.warm_pools[function_id]
+        assert warm_pool is not None
+        return warm_pool
 
     def can_take(self, request: Request) -> bool:
         """Whether FaaS can take what the nodes cannot, after a cold start if necessary."""
@@ -76,7 +85,8 @@ class Spillover:
             if not view.fits_call(task, target.pool, target.variant):
                 return False
             waiting_ns = self._predictor.items_queued_of(task.function.id) * target.call_ns
-            instances = max(1, target.warm_pool.size(view.now_ns))
+            warm_pool = self._warm_pool(task.function.id)
+            instances = max(1, warm_pool.instances.size(view.now_ns))
             start_ns = target.variant.profile.cold_start_ns
             if waiting_ns > _BACKLOG_COLD_STARTS_MAX * instances * (start_ns + target.call_ns):
                 return False
@@ -110,13 +120,14 @@ class Spillover:
         calls_needed = self._calls_needed(task, target)
         if calls_needed <= 0.0 or not self._view.fits_call(task, target.pool, target.variant):
             return None
-        warm_pool = target.warm_pool
-        target.observe_demand(now_ns, warm_pool.busy + calls_needed)
-        has_no_instance = warm_pool.size(now_ns) == 0 and not warm_pool.is_starting(now_ns)
-        if warm_pool.idle(now_ns) > 0 or has_no_instance:
-            target.on_call(now_ns)
+        warm_pool = self._warm_pool(task.function.id)
+        instances = warm_pool.instances
+        warm_pool.observe_demand(now_ns, instances.busy + calls_needed)
+        has_no_instance = instances.size(now_ns) == 0 and not instances.is_starting(now_ns)
+        if instances.idle(now_ns) > 0 or has_no_instance:
+            warm_pool.on_call(now_ns)
             return target
-        if target.desired_warm(now_ns) > target.warm_requested:
+        if warm_pool.desired(now_ns) > warm_pool.requested:
             self._schedule_resize(task.function.id, target)
         return None
 
@@ -165,23 +176,23 @@ class Spillover:
 
         A timer repeats this when the next requested instance is ready, or after a second.
         """
-        target, now_ns = self.targets[function_id], self._view.now_ns
-        assert target is not None
-        count = target.desired_warm(now_ns)
-        if count > target.warm_requested or count < _SCALE_IN_BELOW * target.warm_requested:
-            target.warm_requested = count
+        warm_pool, now_ns = self._warm_pool(function_id), self._view.now_ns
+        target, instances = warm_pool.target, warm_pool.instances
+        count = warm_pool.desired(now_ns)
+        if count > warm_pool.requested or count < _SCALE_IN_BELOW * warm_pool.requested:
+            warm_pool.requested = count
             self._orders.keep_warm(
                 target.variant,
                 target.pool,
                 count,
-                is_provisioned=target.is_provisioned_cheaper(count),
+                is_provisioned=warm_pool.is_provisioned_cheaper(count),
             )
         # The circuit breaker and the budgets may grant fewer.
         key = (target.pool.id, target.variant.id)
         kept, is_provisioned = self._view.kept_warm.get(key, (0, False))
-        if kept != target.warm_pool.desired:
-            target.warm_pool.set_desired(now_ns, kept, is_provisioned=is_provisioned)
+        if kept != instances.desired:
+            instances.set_desired(now_ns, kept, is_provisioned=is_provisioned)
         if count:
-            next_ready_ns = target.warm_pool.next_ready_ns(now_ns)
+            next_ready_ns = instances.next_ready_ns(now_ns)
             at_ns = now_ns + SECOND_NS if next_ready_ns is None else next_ready_ns
             self._orders.set_timer(RESIZE_WARM_POOL, at_ns, function_id)

@@ -34,36 +34,39 @@ from headgate.core.states import (
     InstanceState,
     NodeState,
 )
-from headgate.planning.concurrency import Thresholds
+from headgate.core.view import View
+from headgate.planning.concurrency import ConcurrencyLimits, ThresholdLimits
 from headgate.planning.forecast import ArrivalCounts
 from headgate.planning.placement import has_room
-from headgate.planning.rent_or_call import excess_instances
-from headgate.planning.targets import FaasOption, NodeOption, Targets
+from headgate.planning.targets import FaasTarget, NodeTarget, Targets
 
 
 class ThresholdRouter(Policy):
     """FIFO queues, routing by threshold, and a fleet of the `desired` number of rented instances.
 
-    A policy passes `thresholds` (for routing) and `targets` (for planning); it says which functions
-    use nodes and FaaS, and in `resize` it may change the desired numbers. The cheapest platform of
-    each function keeps `warm_instances` warm. A decision costs O(nodes).
+    A policy passes `limits`, the thresholds for routing, and `planned`, those by which nodes are
+    compared, if they are others; it says which functions use nodes and FaaS, and in `resize` it may
+    change the desired numbers. The cheapest platform of each function keeps `warm_instances` warm.
+    A decision costs O(nodes).
     """
 
     def __init__(
         self,
         context: Context,
         config: PolicyConfig,
-        thresholds: Thresholds,
-        targets: Targets,
+        limits: ConcurrencyLimits,
         *,
+        planned: ConcurrencyLimits | None = None,
         nodes: int = 0,
+        plan_every_ns: int = 0,
         bin_pack: bool = False,
         warm_instances: int = 0,
     ) -> None:
         super().__init__(context, config)
         app = self.view.app
-        self.targets = targets
-        self._thresholds = thresholds
+        self.plan_every_ns = plan_every_ns
+        self.targets = targets = Targets(app, planned or limits)
+        self._limits = limits
         self._bin_pack = bin_pack
         # By function id, and then again by function id for tasks that no FaaS call can carry.
         self._queues: list[deque[Task]] = [deque() for _ in range(2 * len(app.functions))]
@@ -71,25 +74,23 @@ class ThresholdRouter(Policy):
         # Desired number of instances on rented nodes, by (variant id, pool id).
         self.desired: dict[tuple[int, int], int] = {}
         for function in app.functions:
-            option = targets.elastic_node_option(function.id)
-            if option is not None and self.uses_nodes(function.id):
-                self.set_desired(option, nodes or function.prewarm_nodes)
+            rented = targets.cheapest_elastic(function.id)
+            if rented is not None and self.uses_nodes(function.id):
+                self.set_desired(rented, nodes or function.prewarm_nodes)
             if warm_instances and self.uses_faas(function.id):
-                self._keep_warm(targets.faas_options[function.id][0], warm_instances)
+                self._keep_warm(targets.faas[function.id][0], warm_instances)
 
-    def _keep_warm(self, target: FaasOption, count: int) -> None:
-        platform = target.pool.faas
-        assert platform is not None
-        count = min(count, platform.concurrency_max)
+    def _keep_warm(self, target: FaasTarget, count: int) -> None:
+        count = min(count, target.platform.concurrency_max)
         self.orders.keep_warm(target.variant, target.pool, count)
 
     def uses_faas(self, function_id: int) -> bool:
         """Whether tasks of this function may go to a FaaS platform."""
-        return bool(self.targets.faas_options[function_id])
+        return bool(self.targets.faas[function_id])
 
     def uses_nodes(self, function_id: int) -> bool:
         """Whether tasks of this function may go to nodes."""
-        return bool(self.targets.node_options[function_id])
+        return bool(self.targets.nodes[function_id])
 
     def admits(self, task: Task, node: Node, variant: Variant) -> bool:
         """Whether a node that holds the function and has a free slot may take this task."""
@@ -101,17 +102,17 @@ class ThresholdRouter(Policy):
     def resize(self) -> None:
         """Update the desired numbers; called at the beginning of `plan`."""
 
-    def set_desired(self, option: NodeOption, count: int) -> None:
-        """Set the desired number of instances of a rented option, within the size of its pool.
+    def set_desired(self, target: NodeTarget, count: int) -> None:
+        """Set the desired number of rented instances of a target, within the size of its pool.
 
-        A function without FaaS keeps at least one instance of its best option.
+        A function without FaaS keeps at least one instance of its best target.
         """
-        function_id = option.variant.function_id
+        function_id = target.variant.function_id
         is_last_resort = not self.uses_faas(
             function_id
-        ) and option == self.targets.elastic_node_option(function_id)
+        ) and target == self.targets.cheapest_elastic(function_id)
         least = 1 if is_last_resort else 0
-        self.desired[option.variant.id, option.pool.id] = min(max(count, least), option.pool.nodes)
+        self.desired[target.variant.id, target.pool.id] = min(max(count, least), target.pool.nodes)
 
     def on_task_ready(self, task: Task) -> None:
         """Dispatch the task if possible; else queue it."""
@@ -163,7 +164,7 @@ class ThresholdRouter(Policy):
         rents = self.uses_nodes(function_id) or not self.targets.can_spill(self.view, task)
         node = self._choose_node(task) if rents else None
         if node is None and self.uses_faas(function_id):
-            target = self.targets.available_faas_option(self.view, task)
+            target = self.targets.available_faas(self.view, task)
             if target is not None:
                 self.orders.dispatch_to_pool([task], target.pool, target.variant)
                 if rents:
@@ -196,11 +197,11 @@ class ThresholdRouter(Policy):
 
     def is_below_threshold(self, task: Task, node: Node, variant: Variant, least: int = 0) -> bool:
         """Whether one more request keeps all requests on the node within their objectives."""
-        most = self._thresholds.of(variant, node.pool, task.request.items)
+        most = self._limits.limit(node.pool, variant, task.request.items)
         if len(node.instances) > 1:
             for instance in node.instances.values():
                 if instance.running:
-                    most = min(most, self._thresholds.of(instance.variant, node.pool))
+                    most = min(most, self._limits.limit(node.pool, instance.variant))
         return node.running < max(most, least)
 
     def _choose_cold_node(self, task: Task) -> Node | None:
@@ -235,7 +236,7 @@ class ThresholdRouter(Policy):
             variant = node.variants[task.function.id]
             if variant is None or node.pool.is_elastic or node.running:
                 continue
-            if has_room(self.view, node, variant) and self._thresholds.of(variant, node.pool):
+            if has_room(self.view, node, variant) and self._limits.limit(node.pool, variant):
                 self.orders.start(variant, node)
                 return
 
@@ -258,6 +259,18 @@ class ThresholdRouter(Policy):
             for instance in excess_instances(self.view, key, count):
                 self.orders.stop(instance)  # it finishes its running batches first
         return Plan(tuple(Target(*key, count) for key, count in self.desired.items()))
+
+
+def excess_instances(view: View, key: tuple[int, int], count: int) -> list[Instance]:
+    """The instances of a (variant, pool) beyond `count`: those to be stopped.
+
+    Starting instances first, then those with least running work, then the newest.
+    """
+    instances = view.instances_in(*key)
+    if len(instances) <= count:
+        return []
+    instances.sort(key=lambda i: (i.state != InstanceState.STARTING, i.running, -i.id))
+    return instances[: len(instances) - count]
 
 
 def _is_ready(instance: Instance | None) -> bool:
@@ -295,27 +308,28 @@ class AutoscalingRouter(ThresholdRouter):
         bucket_ns: int,
         window_ns: int,
         nodes_min: int,
-        thresholds: Thresholds | None = None,
+        plan_every_ns: int,
+        limits: ConcurrencyLimits | None = None,
     ) -> None:
-        """`thresholds` are for routing; without them, those that the fleet is planned by."""
-        app = context.view.app
-        planned = Thresholds(app, config.margin)
+        """`limits` are for routing; without them, those that the fleet is planned by."""
+        planned = ThresholdLimits(context.view.app, config.margin)
         super().__init__(
             context,
             config,
-            thresholds or planned,
-            Targets(app, planned),
+            limits or planned,
+            planned=planned,
+            plan_every_ns=plan_every_ns,
             bin_pack=config.bin_pack,
             warm_instances=config.warm_instances,
         )
-        functions = self.view.app.functions
         self.bucket_ns = bucket_ns
-        self._arrivals = [ArrivalCounts(bucket_ns, window_ns) for _ in functions]
+        window_ns = max(window_ns, bucket_ns)
+        self._arrivals = [ArrivalCounts(bucket_ns, window_ns) for _ in self.view.app.functions]
         self._nodes_min = nodes_min
         self._plans: dict[tuple[int, int], deque[int]] = {}
 
-    def count_for(self, option: NodeOption, buckets: list[float]) -> int | None:
-        """How many nodes of the option this demand needs; None: as many as before."""
+    def count_for(self, target: NodeTarget, buckets: list[float]) -> int | None:
+        """How many nodes of the target this demand needs; None: as many as before."""
         raise NotImplementedError
 
     def on_task_ready(self, task: Task) -> None:
@@ -328,20 +342,18 @@ class AutoscalingRouter(ThresholdRouter):
     def resize(self) -> None:
         """Set the desired number of nodes of each function, at least the minimum."""
         for function in self.view.app.functions:
-            option = self.targets.elastic_node_option(function.id)
-            if option is None or not self.uses_nodes(function.id):
+            target = self.targets.cheapest_elastic(function.id)
+            if target is None or not self.uses_nodes(function.id):
                 continue
             buckets = self.demand(function.id)
-            count = self.count_for(option, buckets) if buckets else None
+            count = self.count_for(target, buckets) if buckets else None
             if count is not None:
-                self.set_desired(option, max(count, self._nodes_min))
+                self.set_desired(target, max(count, self._nodes_min))
 
     def demand(self, function_id: int) -> list[float]:
         """Arrivals per bucket, oldest first, less what nodes that are not rented can serve."""
         buckets = self._arrivals[function_id].buckets(self.view.now_ns)
-        rates = {
-            option.pool.id: option.rate_per_s for option in self.targets.node_options[function_id]
-        }
+        rates = {target.pool.id: target.rate_per_s for target in self.targets.nodes[function_id]}
         taken_per_s = sum(
             rates.get(node.pool.id, 0.0)
             for node in self.view.nodes.values()
@@ -355,13 +367,13 @@ class AutoscalingRouter(ThresholdRouter):
         """The mean rate of these buckets."""
         return sum(buckets) / (len(buckets) * self.bucket_ns) * 1e9
 
-    def hold_max(self, option: NodeOption, count: int, plans: int) -> int:
+    def hold_max(self, target: NodeTarget, count: int, plans: int) -> int:
         """Record a planned count; return the largest of the last `plans`, this one included."""
-        key = (option.variant.id, option.pool.id)
+        key = (target.variant.id, target.pool.id)
         history = self._plans.setdefault(key, deque(maxlen=max(1, plans)))
         history.append(count)
         return max(history)
 
-    def desired_of(self, option: NodeOption) -> int:
-        """The desired number of instances of an option so far."""
-        return self.desired.get((option.variant.id, option.pool.id), 0)
+    def desired_of(self, target: NodeTarget) -> int:
+        """The desired number of instances of a target so far."""
+        return self.desired.get((target.variant.id, target.pool.id), 0)

@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 from typing import Final, final
 
 from headgate.core.clock import MINUTE_NS, SECOND_NS
-from headgate.core.model import UNLIMITED
 from headgate.core.policy import (
     NOT_NEGATIVE,
     POSITIVE,
@@ -32,9 +31,9 @@ from headgate.core.policy import (
     PolicyConfig,
     PolicyKind,
 )
-from headgate.planning.concurrency import Thresholds
+from headgate.planning.concurrency import FixedLimits
 from headgate.planning.rent_or_call import nodes_for
-from headgate.planning.targets import NodeOption
+from headgate.planning.targets import NodeTarget
 from headgate.policies._hybrid import AutoscalingConfig, AutoscalingRouter
 
 # Hysteresis: scale in only below this share of the target, or the instances would be added again.
@@ -68,29 +67,28 @@ class Autoscale(AutoscalingRouter):
     """Target tracking with a scale-out and a scale-in alarm per function."""
 
     def __init__(self, context: Context, config: Config) -> None:
-        app = context.view.app
         super().__init__(
             context,
             AutoscalingConfig(),
             bucket_ns=min(SECOND_NS, config.window_ns),
             window_ns=config.window_ns,
             nodes_min=config.nodes_min,
-            thresholds=Thresholds(app, fixed=config.concurrency_max or UNLIMITED),
+            plan_every_ns=config.plan_every_ns,
+            limits=FixedLimits(config.concurrency_max),
         )
-        self.plan_every_ns = config.plan_every_ns
         self._config = config
-        self._alarms = [_ScalingAlarm(config) for _ in app.functions]
+        self._alarms = [_ScalingAlarm(config) for _ in self.view.app.functions]
 
     def uses_faas(self, function_id: int) -> bool:
-        return not self.targets.node_options[function_id]
+        return not self.targets.nodes[function_id]
 
-    def count_for(self, option: NodeOption, buckets: list[float]) -> int | None:
+    def count_for(self, target: NodeTarget, buckets: list[float]) -> int | None:
         rate_per_s = self.mean_per_s(buckets)
-        aim_per_s = self._config.target * option.rate_per_s
-        present = self.desired_of(option)
+        aim_per_s = self._config.target * target.rate_per_s
+        present = self.desired_of(target)
         count = max(nodes_for(rate_per_s, aim_per_s), self._config.nodes_min)
-        count = min(count, option.pool.nodes)
-        alarm = self._alarms[option.variant.function_id]
+        count = min(count, target.pool.nodes)
+        alarm = self._alarms[target.variant.function_id]
         is_below = count < present and rate_per_s < _SCALE_IN_BELOW * present * aim_per_s
         return count if alarm.is_due(self.view.now_ns, count > present, is_below) else None
 

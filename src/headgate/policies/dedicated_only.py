@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import final
 
 from headgate.core.clock import SECOND_NS
-from headgate.core.model import UNLIMITED
 from headgate.core.policy import (
     NOT_NEGATIVE,
     POSITIVE,
@@ -28,8 +27,7 @@ from headgate.core.policy import (
     PolicyConfig,
     PolicyKind,
 )
-from headgate.planning.concurrency import Thresholds
-from headgate.planning.targets import Targets
+from headgate.planning.concurrency import FixedLimits
 from headgate.policies._hybrid import ThresholdRouter
 
 
@@ -50,13 +48,13 @@ class DedicatedOnly(ThresholdRouter):
     """A fixed fleet with one queue."""
 
     def __init__(self, context: Context, config: Config) -> None:
-        app = context.view.app
-        limits = Thresholds(app, fixed=config.concurrency_max or UNLIMITED)
-        super().__init__(context, config, limits, Targets(app, limits), nodes=config.nodes)
-        self.plan_every_ns = config.plan_every_ns
+        limits = FixedLimits(config.concurrency_max)
+        super().__init__(
+            context, config, limits, nodes=config.nodes, plan_every_ns=config.plan_every_ns
+        )
 
     def uses_faas(self, function_id: int) -> bool:
-        return not self.targets.node_options[function_id]
+        return not self.targets.nodes[function_id]
 
 
 POLICY = PolicyKind(DedicatedOnly, Config, Capabilities(mixed_pools=True, serverless=True))

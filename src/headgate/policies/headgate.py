@@ -53,10 +53,11 @@ from headgate.core.policy import (
 from headgate.core.records import Batch, Instance, Node, Request, Task
 from headgate.core.states import InstanceState, Outcome, Rejection, Settlement, TaskState
 from headgate.planning.batch_size import knee_batch_size, max_batch_within
+from headgate.planning.concurrency import KneeLimits
 from headgate.planning.forecast import OfferedLoad
 from headgate.planning.latency_predictor import LatencyPredictor
 from headgate.planning.placement import has_room, next_prestart
-from headgate.planning.rent_or_call import NodeAutoscaler, has_no_instance
+from headgate.planning.rent_or_call import ALLOWED_NS, NodeAutoscaler
 from headgate.planning.spillover import RESIZE_WARM_POOL, Spillover
 
 _REJECTED: Final = Outcome.REJECTED
@@ -113,7 +114,10 @@ class Headgate(Policy):
         self._spillover = Spillover(
             self.view, self.orders, self._predictor, config.slack_reserve, config.warm_memory_ns
         )
-        self._autoscaler = NodeAutoscaler(app, self._spillover.targets, config.rent_memory_ns)
+        limits = KneeLimits(app, default_ns=ALLOWED_NS)
+        self._autoscaler = NodeAutoscaler(
+            app, self._spillover.targets, limits, config.rent_memory_ns
+        )
         if self._autoscaler.is_needed:
             self.plan_every_ns = SECOND_NS
 
@@ -400,7 +404,7 @@ class Headgate(Policy):
             return False
         is_for_nodes = self._spillover.is_too_large(task)
         if instance is None:
-            return is_for_nodes and has_no_instance(self.view, function_id)
+            return is_for_nodes and not self.view.has_instance(function_id)
         return is_for_nodes or not self._spillover.is_available(function_id)
 
     def _should_cold_start(self, task: Task, node: Node, deadline_ns: int) -> bool:

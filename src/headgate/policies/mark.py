@@ -26,7 +26,7 @@ from typing import Final, final
 from headgate.core.clock import MINUTE_NS, SECOND_NS
 from headgate.core.policy import NOT_NEGATIVE, POSITIVE, Capabilities, Context, PolicyKind, bounded
 from headgate.planning.forecast import trend
-from headgate.planning.targets import NodeOption
+from headgate.planning.targets import NodeTarget
 from headgate.policies._hybrid import AutoscalingConfig, AutoscalingRouter
 
 _FORECASTS: Final = ("max", "mean", "trend")
@@ -63,32 +63,28 @@ class Mark(AutoscalingRouter):
             context,
             config,
             bucket_ns=config.step_ns,
-            window_ns=max(config.memory_ns, config.step_ns),
+            window_ns=config.memory_ns,
             nodes_min=config.nodes_min,
+            plan_every_ns=config.plan_every_ns,
         )
-        self.plan_every_ns = config.plan_every_ns
         self._config = config
 
     def resize(self) -> None:
         for function in self.view.app.functions:
-            options = [
-                option
-                for option in self.targets.node_options[function.id]
-                if option.pool.is_elastic
-            ]
+            targets = self.targets.elastic(function.id)
             buckets = self.demand(function.id)
-            if not buckets or not options:
+            if not buckets or not targets:
                 continue
             rate_per_s = self._forecast_per_s(buckets)
-            counts = [self.desired_of(option) for option in options]
+            counts = [self.desired_of(target) for target in targets]
             spill_usd = (
                 self.targets.spill_usd(function.id) if self._config.cap_at_faas_price else inf
             )
-            self._fill(options, counts, rate_per_s, spill_usd)
-            self._release(options, counts, rate_per_s, spill_usd)
+            self._fill(targets, counts, rate_per_s, spill_usd)
+            self._release(targets, counts, rate_per_s, spill_usd)
             counts[0] += max(0, self._config.nodes_min - sum(counts))
-            for option, count in zip(options, counts, strict=True):
-                self.set_desired(option, self.hold_max(option, count, self._config.plans_held))
+            for target, count in zip(targets, counts, strict=True):
+                self.set_desired(target, self.hold_max(target, count, self._config.plans_held))
 
     def _forecast_per_s(self, buckets: list[float]) -> float:
         """The rate to provision for."""
@@ -101,19 +97,19 @@ class Mark(AutoscalingRouter):
         return self.mean_per_s([amount]) * self._config.headroom
 
     def _fill(
-        self, options: list[NodeOption], counts: list[int], rate_per_s: float, spill_usd: float
+        self, targets: list[NodeTarget], counts: list[int], rate_per_s: float, spill_usd: float
     ) -> None:
-        """Add the option that is cheapest per request it serves, until nothing is missing."""
+        """Add the node type that is cheapest per request it serves, until nothing is missing."""
         span_s = self._config.horizon_ns / 1e9
         paid_s = span_s + self._config.launch_ns / 1e9
         while True:
-            missing_per_s = rate_per_s - _rate_of(options, counts)
+            missing_per_s = rate_per_s - _rate_of(targets, counts)
             best, best_usd = -1, spill_usd
-            for i, option in enumerate(options):
-                served = min(missing_per_s, option.rate_per_s) * span_s
-                if served <= 0 or counts[i] >= option.pool.nodes:
+            for i, target in enumerate(targets):
+                served = min(missing_per_s, target.rate_per_s) * span_s
+                if served <= 0 or counts[i] >= target.pool.nodes:
                     continue
-                usd = option.usd_per_s * paid_s / served
+                usd = target.usd_per_s * paid_s / served
                 if usd < best_usd:
                     best, best_usd = i, usd
             if best < 0:
@@ -121,20 +117,20 @@ class Mark(AutoscalingRouter):
             counts[best] += 1
 
     def _release(
-        self, options: list[NodeOption], counts: list[int], rate_per_s: float, spill_usd: float
+        self, targets: list[NodeTarget], counts: list[int], rate_per_s: float, spill_usd: float
     ) -> None:
         """Release the most expensive per request while unneeded or dearer than calls."""
-        for i, option in sorted(enumerate(options), key=lambda pair: -pair[1].usd_per_request):
+        for i, target in sorted(enumerate(targets), key=lambda pair: -pair[1].usd_per_request):
             while counts[i]:
-                others_per_s = _rate_of(options, counts) - option.rate_per_s
-                served_per_s = min(option.rate_per_s, rate_per_s - others_per_s)
-                if served_per_s > 0 and option.usd_per_s <= served_per_s * spill_usd:
+                others_per_s = _rate_of(targets, counts) - target.rate_per_s
+                served_per_s = min(target.rate_per_s, rate_per_s - others_per_s)
+                if served_per_s > 0 and target.usd_per_s <= served_per_s * spill_usd:
                     break
                 counts[i] -= 1
 
 
-def _rate_of(options: list[NodeOption], counts: list[int]) -> float:
-    return sum(option.rate_per_s * count for option, count in zip(options, counts, strict=True))
+def _rate_of(targets: list[NodeTarget], counts: list[int]) -> float:
+    return sum(target.rate_per_s * count for target, count in zip(targets, counts, strict=True))
 
 
 POLICY = PolicyKind(Mark, Config, Capabilities(mixed_pools=True, serverless=True))

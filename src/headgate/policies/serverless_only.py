@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from headgate.core.policy import NOT_NEGATIVE, Capabilities, Context, PolicyConfig, PolicyKind
-from headgate.planning.concurrency import Thresholds
-from headgate.planning.targets import Targets
+from headgate.planning.concurrency import ThresholdLimits
 from headgate.policies._hybrid import ThresholdRouter
 
 
@@ -37,13 +36,11 @@ class ServerlessOnly(ThresholdRouter):
     """Routes every task to FaaS."""
 
     def __init__(self, context: Context, config: Config) -> None:
-        app = context.view.app
-        thresholds = Thresholds(app)
-        targets = Targets(app, thresholds)
-        super().__init__(context, config, thresholds, targets, warm_instances=config.warm_instances)
+        limits = ThresholdLimits(context.view.app)
+        super().__init__(context, config, limits, warm_instances=config.warm_instances)
 
     def uses_nodes(self, function_id: int) -> bool:
-        return not self.targets.faas_options[function_id]
+        return not self.targets.faas[function_id]
 
 
 POLICY = PolicyKind(ServerlessOnly, Config, Capabilities(mixed_pools=True, serverless=True))

@@ -31,7 +31,7 @@ from headgate.core.states import BatchState
 from headgate.planning.concurrency import shares_of_remaining_path
 from headgate.planning.latency_predictor import QuantileTracker
 from headgate.planning.rent_or_call import newsvendor_nodes
-from headgate.planning.targets import NodeOption
+from headgate.planning.targets import NodeTarget
 from headgate.policies._hybrid import AutoscalingConfig, AutoscalingRouter
 
 
@@ -63,10 +63,10 @@ class Spandana(AutoscalingRouter):
             context,
             config,
             bucket_ns=config.bucket_ns,
-            window_ns=max(config.window_ns, config.bucket_ns),
+            window_ns=config.window_ns,
             nodes_min=config.nodes_min,
+            plan_every_ns=config.plan_every_ns,
         )
-        self.plan_every_ns = config.plan_every_ns
         self._config = config
         self._plans_held = config.hold_ns // config.plan_every_ns + 1
         self._shares = [shares_of_remaining_path(pipeline) for pipeline in self.view.app.pipelines]
@@ -103,16 +103,16 @@ class Spandana(AutoscalingRouter):
             own_ns = took_ns - 2 * batch.pool.network_ns
             self._corrections[batch.variant.id].observe(own_ns / max(1, expected_ns))
 
-    def count_for(self, option: NodeOption, buckets: list[float]) -> int | None:
+    def count_for(self, target: NodeTarget, buckets: list[float]) -> int | None:
         bucket_s = self.bucket_ns / 1e9
         count = newsvendor_nodes(
             buckets,
-            node_takes=self._config.usable * option.rate_per_s * bucket_s,
-            node_usd=option.usd_per_s * bucket_s,
-            spill_usd=self._config.safety * self.targets.spill_usd(option.variant.function_id),
-            most=option.pool.nodes,
+            node_takes=self._config.usable * target.rate_per_s * bucket_s,
+            node_usd=target.usd_per_s * bucket_s,
+            spill_usd=self._config.safety * self.targets.spill_usd(target.variant.function_id),
+            most=target.pool.nodes,
         )
-        return self.hold_max(option, count, self._plans_held)
+        return self.hold_max(target, count, self._plans_held)
 
 
 POLICY = PolicyKind(Spandana, Config, Capabilities(mixed_pools=True, serverless=True))

@@ -23,7 +23,7 @@ from headgate.core.clock import MINUTE_NS, SECOND_NS
 from headgate.core.policy import NOT_NEGATIVE, POSITIVE, Capabilities, Context, PolicyKind
 from headgate.planning.forecast import trend
 from headgate.planning.rent_or_call import nodes_for
-from headgate.planning.targets import NodeOption
+from headgate.planning.targets import NodeTarget
 from headgate.policies._hybrid import AutoscalingConfig, AutoscalingRouter
 
 
@@ -53,18 +53,18 @@ class Spock(AutoscalingRouter):
             bucket_ns=min(SECOND_NS, config.window_ns),
             window_ns=config.window_ns,
             nodes_min=config.nodes_min,
+            plan_every_ns=config.plan_every_ns,
         )
-        self.plan_every_ns = config.plan_every_ns
         self._config = config
         self._plans_held = config.hold_ns // config.plan_every_ns + 1
 
-    def count_for(self, option: NodeOption, buckets: list[float]) -> int | None:
+    def count_for(self, target: NodeTarget, buckets: list[float]) -> int | None:
         rate_per_s = self.mean_per_s(buckets)
         if self._config.is_predictive:
-            ready_ns = option.pool.boot_ns + option.variant.profile.cold_start_ns
+            ready_ns = target.pool.boot_ns + target.variant.profile.cold_start_ns
             rate_per_s = self.mean_per_s([trend(buckets, ready_ns / self.bucket_ns)])
-        count = nodes_for(rate_per_s, self._config.target * option.rate_per_s)
-        return self.hold_max(option, count, self._plans_held)
+        count = nodes_for(rate_per_s, self._config.target * target.rate_per_s)
+        return self.hold_max(target, count, self._plans_held)
 
 
 POLICY = PolicyKind(Spock, Config, Capabilities(mixed_pools=True, serverless=True))

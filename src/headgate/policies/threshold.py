@@ -30,8 +30,7 @@ from headgate.core.policy import (
     PolicyConfig,
     PolicyKind,
 )
-from headgate.planning.concurrency import Thresholds
-from headgate.planning.targets import Targets
+from headgate.planning.concurrency import ConcurrencyLimits, FixedLimits, ThresholdLimits
 from headgate.policies._hybrid import ThresholdRouter
 
 
@@ -57,18 +56,20 @@ class Threshold(ThresholdRouter):
     """A fixed fleet, filled up to its threshold."""
 
     def __init__(self, context: Context, config: Config) -> None:
-        app = context.view.app
-        thresholds = Thresholds(app, config.margin, config.threshold)
+        limits: ConcurrencyLimits
+        if config.threshold:
+            limits = FixedLimits(config.threshold)
+        else:
+            limits = ThresholdLimits(context.view.app, config.margin)
         super().__init__(
             context,
             config,
-            thresholds,
-            Targets(app, thresholds),
+            limits,
             nodes=config.nodes,
+            plan_every_ns=config.plan_every_ns,
             bin_pack=config.bin_pack,
             warm_instances=config.warm_instances,
         )
-        self.plan_every_ns = config.plan_every_ns
 
 
 POLICY = PolicyKind(Threshold, Config, Capabilities(mixed_pools=True, serverless=True))

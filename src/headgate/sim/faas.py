@@ -20,6 +20,7 @@ from headgate.core.events import BatchFinished, BatchRefused, Rank, Refusal
 from headgate.core.model import App, FaasPlatform, Pool
 from headgate.core.token_bucket import TokenBucket
 from headgate.metrics.columns import SpanKind
+from headgate.planning.warm_pool import ReadyCount
 from headgate.sim.event_queue import Callback, EventQueue, QueueItem
 from headgate.sim.ground_truth import GroundTruth, has_cascades, unsure_tasks
 from headgate.sim.node import EventInTransit
@@ -33,9 +34,7 @@ class ProvisionedConcurrency:
     def __init__(self, spec: FaasPlatform) -> None:
         self._spec = spec
         self._count = 0  # instances paid for
-        self._ready = 0  # of those, ready
-        # (time, ready instances from then on), earliest first
-        self._provisioning: list[tuple[int, int]] = []
+        self._ready = ReadyCount()  # of those, ready
         self._running = 0
         self._since_ns = 0
         self._held_ns = 0  # instances x time, up to `_since_ns`
@@ -43,17 +42,12 @@ class ProvisionedConcurrency:
     def resize(self, now_ns: int, count: int) -> None:
         """Provision `count` instances: growing takes the provisioning time, shrinking none."""
         self._accrue(now_ns)
-        self._update_ready(now_ns)
-        self._ready = min(self._ready, count)
-        self._provisioning = [(at_ns, min(ready, count)) for at_ns, ready in self._provisioning]
-        if count > (self._provisioning[-1][1] if self._provisioning else self._ready):
-            self._provisioning.append((now_ns + self._spec.provisioning_ns, count))
+        self._ready.resize(now_ns, count, self._spec.provisioning_ns)
         self._count = count
 
     def acquire(self, now_ns: int) -> bool:
         """Occupy a ready instance; return False if none is free."""
-        self._update_ready(now_ns)
-        if self._running >= self._ready:
+        if self._running >= self._ready.at(now_ns):
             return False
         self._running += 1
         return True
@@ -66,10 +60,6 @@ class ProvisionedConcurrency:
         """Return the cost of having the instances until `end_ns`, without that of their calls."""
         self._accrue(end_ns)
         return self._held_ns / 1e9 * self._spec.gigabytes * self._spec.provisioned_usd_per_gb_s
-
-    def _update_ready(self, now_ns: int) -> None:
-        while self._provisioning and self._provisioning[0][0] <= now_ns:
-            self._ready = self._provisioning.pop(0)[1]
 
     def _accrue(self, now_ns: int) -> None:
         self._held_ns += self._count * (now_ns - self._since_ns)

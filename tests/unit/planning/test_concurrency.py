@@ -1,4 +1,4 @@
-"""Thresholds: the largest concurrency within an objective, and the budgets of stages."""
+"""Concurrency limits of nodes by each rule, and the budgets of stages."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import App, Function, Pipeline, Pool, Profile, Slo, Stage, Variant
 from headgate.planning.concurrency import (
-    Thresholds,
+    FixedLimits,
+    KneeLimits,
+    ThresholdLimits,
     budgets_ns,
     largest_concurrency,
     rate_per_s,
     shares_of_remaining_path,
+    tightest_objectives_ns,
 )
 
 POOL = Pool(0, "node", slots=20)
@@ -73,25 +76,67 @@ def test_the_tightest_pipeline_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("margin", "fixed", "network_ns", "items", "threshold"),
+    ("margin", "network_ns", "items", "limit"),
     [
-        (1.0, 0, 0, 1, 6),
-        (1.2, 0, 0, 1, 5),
-        (1.0, 0, 5, 1, 5),  # there and back
-        (1.0, 0, 0, 2, 3),
-        (1.0, 9, 0, 1, 9),
-        (1.0, 99, 0, 1, 20),  # slots
-        (9.0, 0, 0, 1, 0),
+        (1.0, 0, 1, 6),
+        (1.2, 0, 1, 5),
+        (1.0, 5, 1, 5),  # there and back
+        (1.0, 0, 2, 3),
+        (9.0, 0, 1, 0),
     ],
 )
-def test_thresholds(margin: float, fixed: int, network_ns: int, items: int, threshold: int) -> None:
+def test_the_threshold_rule(margin: float, network_ns: int, items: int, limit: int) -> None:
     """An objective of 60 for something that takes 10 alone and c times that among c."""
     declared = app(Pipeline(0, "p", (Stage(function(0, 10)),), Slo(60)))
-    thresholds = Thresholds(declared, margin, fixed)
     pool = replace(POOL, network_ns=network_ns)
-    assert thresholds.of(declared.variants[0], pool, items) == threshold
+    assert ThresholdLimits(declared, margin).limit(pool, declared.variants[0], items) == limit
 
 
 def test_without_objective_a_node_takes_what_it_has_slots_for() -> None:
     declared = app(Pipeline(0, "p", (Stage(function(0, 10)),)))
-    assert Thresholds(declared).of(declared.variants[0], POOL) == 20
+    assert ThresholdLimits(declared).limit(POOL, declared.variants[0]) == 20
+
+
+def test_no_rule_exceeds_the_slots_of_a_node_or_the_batches_of_an_instance() -> None:
+    declared = app(Pipeline(0, "p", (Stage(function(0, 10)),), Slo(1_000)))
+    (wide,) = declared.variants
+    narrow, flat = replace(wide, id=1, concurrency=3), Profile((10,))
+    small = replace(POOL, id=1, slots=4)
+    for limits in (ThresholdLimits(declared), FixedLimits(99), FixedLimits(0)):
+        found = [limits.limit(pool, build) for pool in (POOL, small) for build in (wide, narrow)]
+        assert found == [20, 3, 4, 3]
+    knee = KneeLimits(declared)
+    narrow, wide = replace(narrow, profile=flat), replace(wide, profile=flat)
+    found = [knee.limit(pool, build) for pool in (POOL, small) for build in (wide, narrow)]
+    assert found == [20, 3, 4, 3]
+
+
+def test_a_number_that_was_set_is_the_limit() -> None:
+    assert FixedLimits(2).limit(POOL, function(0, 10).variants[0]) == 2
+
+
+def test_the_knee_is_within_the_tightest_objective_of_a_whole_pipeline() -> None:
+    """Alone 10; four at once take 13, which is too much of 14: see `knee_concurrency`."""
+    profile = Profile((10,), (1.0, 1.05, 1.1, 1.3))
+    variant = Variant(0, "v", 0, (0,), profile, concurrency=4)
+    measured, other = Function(0, "f", (variant,)), function(1, 10)
+    stages = (Stage(measured), Stage(other, (0,)))
+
+    def knee(*objectives_ns: int, default_ns: int = NEVER_NS) -> int:
+        declared = app(*(Pipeline(i, "p", stages, Slo(ns)) for i, ns in enumerate(objectives_ns)))
+        assert tightest_objectives_ns(declared) == [min(objectives_ns)] * 2
+        return KneeLimits(declared, default_ns).limit(POOL, variant)
+
+    assert knee(NEVER_NS) == knee(1_000) == 4
+    assert knee(1_000, 14) == knee(NEVER_NS, default_ns=14) < 4
+    assert knee(1_000, default_ns=14) == 4  # the default is for functions without an objective
+
+
+def test_functions_that_do_not_slow_each_other_share_all_slots_of_a_node() -> None:
+    """One batch at a time of each: beside it others may run, unless that was measured to cost."""
+    declared = app(Pipeline(0, "p", (Stage(function(0, 10)),)))
+    measured = replace(declared.variants[0], concurrency=1)
+    unmeasured = replace(measured, id=1, profile=Profile((10,)))
+    limits = KneeLimits(declared)
+    assert (limits.limit(POOL, unmeasured), limits.node_limit(POOL, unmeasured)) == (1, 20)
+    assert (limits.limit(POOL, measured), limits.node_limit(POOL, measured)) == (1, 1)

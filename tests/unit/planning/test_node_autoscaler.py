@@ -18,6 +18,7 @@ from headgate.core.model import (
     Variant,
 )
 from headgate.core.policy import Target
+from headgate.planning.concurrency import KneeLimits
 from headgate.planning.rent_or_call import NodeAutoscaler
 from headgate.planning.targets import choose_faas_target
 
@@ -42,9 +43,8 @@ def make_app(*pools: Pool, functions: int = 1, warm: int = 0) -> App:
 
 
 def make_autoscaler(app: App) -> NodeAutoscaler:
-    return NodeAutoscaler(
-        app, [choose_faas_target(app, f, 3_600 * S) for f in app.functions], 1_800 * S
-    )
+    targets = [choose_faas_target(app, f) for f in app.functions]
+    return NodeAutoscaler(app, targets, KneeLimits(app), 1_800 * S)
 
 
 def load(

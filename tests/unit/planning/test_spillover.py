@@ -39,6 +39,7 @@ from headgate.core.records import Batch, Node, Task
 from headgate.core.scheduler.scheduler import Scheduler
 from headgate.planning.latency_predictor import LatencyPredictor
 from headgate.planning.spillover import RESIZE_WARM_POOL, Spillover
+from headgate.planning.warm_pool import WarmPool
 
 S = SECOND_NS
 NODE = Pool(0, "node")
@@ -123,6 +124,12 @@ class Rig:
         return self.spilling.can_take(self.view.requests[self.asked - 1])
 
     @property
+    def warm_pool(self) -> WarmPool:
+        warm_pool = self.spilling.warm_pools[0]
+        assert warm_pool is not None
+        return warm_pool
+
+    @property
     def kept(self) -> int:
         return self.view.kept_warm.get((1, 0), (0, False))[0]
 
@@ -130,9 +137,7 @@ class Rig:
 def warm(count: int, **options: bool) -> Rig:
     """Mark this many instances as ready."""
     rig = Rig(**options)  # type: ignore[arg-type]
-    target = rig.spilling.targets[0]
-    assert target is not None
-    target.warm_pool.set_desired(-10 * S, count)
+    rig.warm_pool.instances.set_desired(-10 * S, count)
     return rig
 
 
@@ -206,7 +211,8 @@ def test_what_is_too_large_for_the_platform_stays() -> None:
     target = rig.spilling.targets[0]
     assert target is not None
     profile = replace(target.variant.profile, exec_ns=(S,))
-    target.variant = replace(target.variant, profile=profile)
+    variant = replace(target.variant, profile=profile)
+    rig.spilling.targets[0] = replace(target, variant=variant)
     rig.ask(0, 1, items=2)
     assert (rig.can_take(), rig.spill()) == (False, 0)
 
@@ -236,9 +242,7 @@ def test_nothing_goes_while_the_platform_is_closed() -> None:
         True,
         [],
     )
-    target = rig.spilling.targets[0]
-    assert target is not None
-    target.on_call(0)
+    rig.warm_pool.on_call(0)
     rig.orders.dispatch_to_pool([rig.waiting.pop()], CLOUD)
     rig.tell(1, BatchFailed(0, "broken"))
     assert (rig.can_take(), rig.spilling.is_available(0)) == (False, False)
@@ -260,10 +264,9 @@ def test_where_a_call_ran_there_is_an_instance(end: Event, there: int) -> None:
     rig = Rig(has_node=False)
     rig.ask(0, 1)
     assert rig.spill() == 1
-    target = rig.spilling.targets[0]
-    assert target is not None
+    instances = rig.warm_pool.instances
     rig.tell(3, end)
-    assert (target.warm_pool.busy, target.warm_pool.size(3 * S)) == (0, there)
+    assert (instances.busy, instances.size(3 * S)) == (0, there)
 
 
 def tended(rig: Rig, until_s: int) -> list[int]:

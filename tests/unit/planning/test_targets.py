@@ -1,4 +1,4 @@
-"""How many nodes pay off, what nodes and calls cost, and which instances stop first."""
+"""How many nodes pay off, and what nodes and calls cost."""
 
 from __future__ import annotations
 
@@ -21,11 +21,8 @@ from headgate.core.model import (
     Tier,
     Variant,
 )
-from headgate.core.records import Instance
-from headgate.core.states import InstanceState
-from headgate.core.view import View
-from headgate.planning.concurrency import Thresholds
-from headgate.planning.rent_or_call import excess_instances, newsvendor_nodes, nodes_for
+from headgate.planning.concurrency import ThresholdLimits
+from headgate.planning.rent_or_call import newsvendor_nodes, nodes_for
 from headgate.planning.targets import Targets
 
 HOUR_S = 3_600
@@ -76,25 +73,25 @@ def declared(pools: tuple[Pool, ...], exec_ns: tuple[int, ...], latency_ns: int)
     return App((recommend,), (pipeline,), pools)
 
 
-def tiers_of(app: App) -> Targets:
-    return Targets(app, Thresholds(app))
+def targets_of(app: App) -> Targets:
+    return Targets(app, ThresholdLimits(app))
 
 
-def test_node_and_faas_options_are_cheapest_first() -> None:
+def test_node_and_faas_targets_are_cheapest_first() -> None:
     """The larger instance costs half as much again, but answers twice as many."""
     app = declared((SMALL, LARGE, DEAR, CHEAP), (20, 10, 10, 10), latency_ns=40)
     app = replace(app, pools=(SMALL, LARGE, replace(DEAR, id=2), replace(CHEAP, id=3)))
-    targets = tiers_of(app)
-    assert [option.pool.name for option in targets.node_options[0]] == ["large", "small"]
-    assert [option.threshold for option in targets.node_options[0]] == [4, 2]
-    assert [target.pool.name for target in targets.faas_options[0]] == ["cheap", "dear"]
+    targets = targets_of(app)
+    assert [target.pool.name for target in targets.nodes[0]] == ["large", "small"]
+    assert [target.limit for target in targets.nodes[0]] == [4, 2]
+    assert [target.pool.name for target in targets.faas[0]] == ["cheap", "dear"]
     assert targets.spill_usd(0) == pytest.approx(0.1)
 
 
 def test_what_is_late_even_alone_comes_last() -> None:
     app = declared((SMALL, LARGE, CHEAP), (20, 10, 10), latency_ns=15)
-    options = tiers_of(app).node_options[0]
-    assert [(option.pool.name, option.threshold) for option in options] == [
+    nodes = targets_of(app).nodes[0]
+    assert [(target.pool.name, target.limit) for target in nodes] == [
         ("large", 1),
         ("small", 0),
     ]
@@ -102,29 +99,16 @@ def test_what_is_late_even_alone_comes_last() -> None:
 
 def test_without_a_platform_one_at_a_time_is_better_than_none() -> None:
     app = declared((SMALL,), (20,), latency_ns=15)
-    (option,) = tiers_of(app).node_options[0]
-    assert option.threshold == 1
-    assert tiers_of(app).spill_usd(0) == inf
+    (target,) = targets_of(app).nodes[0]
+    assert target.limit == 1
+    assert targets_of(app).spill_usd(0) == inf
 
 
-def test_what_is_not_there_yet_goes_first_then_the_idlest_then_the_youngest() -> None:
-    app = declared((SMALL,), (20,), latency_ns=100)
-    view = View(app)
-    for id, (state, running) in enumerate(
-        [
-            (InstanceState.BUSY, 1),
-            (InstanceState.BUSY, 3),
-            (InstanceState.IDLE, 0),
-            (InstanceState.BUSY, 1),
-            (InstanceState.STARTING, 0),
-            (InstanceState.DRAINING, 0),
-        ]
-    ):
-        instance = Instance(id, app.variants[0], SMALL, None, 0)
-        instance.state, instance.running = state, running
-        view.instances[id] = instance
-        if state != InstanceState.DRAINING:
-            view.instances_of[0][id] = instance
-    assert [i.id for i in excess_instances(view, (0, 0), 0)] == [4, 2, 3, 0, 1]
-    assert [i.id for i in excess_instances(view, (0, 0), 3)] == [4, 2]
-    assert excess_instances(view, (0, 0), 5) == []
+def test_what_can_be_rented_is_in_the_same_order() -> None:
+    own = replace(SMALL, id=0, name="own", is_elastic=False)
+    app = declared((own, replace(SMALL, id=1), replace(LARGE, id=2)), (20, 20, 10), latency_ns=40)
+    targets = targets_of(app)
+    assert [target.pool.name for target in targets.nodes[0]] == ["large", "own", "small"]
+    assert [target.pool.name for target in targets.elastic(0)] == ["large", "small"]
+    assert targets.cheapest_elastic(0) == targets.nodes[0][0]
+    assert targets_of(declared((own,), (20,), latency_ns=40)).cheapest_elastic(0) is None

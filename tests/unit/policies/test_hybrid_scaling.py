@@ -13,6 +13,9 @@ from hybrid_rig import BOOT_S, CLOUD, NODES, RENTED, HybridRig
 from headgate.core.actions import Dispatch
 from headgate.core.clock import SECOND_NS
 from headgate.core.events import BatchLost, NodeLost
+from headgate.core.records import Instance
+from headgate.core.states import InstanceState
+from headgate.policies._hybrid import excess_instances
 
 S = SECOND_NS
 SCALING = ("autoscale", "spock", "mark", "spandana")
@@ -229,3 +232,26 @@ def test_spandana_forwards_what_has_waited_too_long_already() -> None:
     rig.wait(1_700_000_000)
     rig.tell(NodeLost(0))
     assert [a.node_id for a in rig.tell(BatchLost(0, False)) if isinstance(a, Dispatch)] == [None]
+
+
+def test_what_is_not_there_yet_goes_first_then_the_idlest_then_the_youngest() -> None:
+    view = HybridRig("spock").scheduler.view
+    variant = view.app.variants[0]
+    for id, (state, running) in enumerate(
+        [
+            (InstanceState.BUSY, 1),
+            (InstanceState.BUSY, 3),
+            (InstanceState.IDLE, 0),
+            (InstanceState.BUSY, 1),
+            (InstanceState.STARTING, 0),
+            (InstanceState.DRAINING, 0),
+        ]
+    ):
+        instance = Instance(id, variant, RENTED, None, 0)
+        instance.state, instance.running = state, running
+        if state != InstanceState.DRAINING:
+            view.instances_of[variant.id][id] = instance
+    key = (variant.id, RENTED.id)
+    assert [i.id for i in excess_instances(view, key, 0)] == [4, 2, 3, 0, 1]
+    assert [i.id for i in excess_instances(view, key, 3)] == [4, 2]
+    assert excess_instances(view, key, 5) == []
