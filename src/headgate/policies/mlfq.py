@@ -25,87 +25,50 @@ from math import floor, log
 from typing import final
 
 from headgate.core.model import Function
-from headgate.core.policy import (
-    Capabilities,
-    Context,
-    LazyDeletions,
-    Policy,
-    PolicyConfig,
-    PolicyKind,
-    bounded,
-)
-from headgate.core.records import STAGES_MAX, Node, Task
-from headgate.core.states import TaskState
+from headgate.core.policy import Capabilities, Context, PolicyKind, bounded
+from headgate.core.records import Task
+from headgate.policies._clairvoyant import ClairvoyantConfig, ClairvoyantQueue
 
 
 @dataclass(frozen=True)
-class Config(PolicyConfig):
+class Config(ClairvoyantConfig):
     """Settings of `mlfq`."""
 
     # A bucket holds expected times within this ratio.
     bucket_ratio: float = field(default=2.0, metadata=bounded(gt=1))
-    clairvoyant: bool = False  # consider announced requests, and wait for them
 
 
 @final
-class Mlfq(Policy):
+class Mlfq(ClairvoyantQueue):
     """FIFO queues of task ids by bucket; the drawn bucket is kept until it can be served."""
 
     def __init__(self, context: Context, config: Config) -> None:
         super().__init__(context, config)
         self._ratio = config.bucket_ratio
-        self._is_clairvoyant = config.clairvoyant
         self._buckets: dict[int, deque[int]] = {}
-        self._withdrawals = LazyDeletions()
-        self._ready: dict[int, Task] = {}
-        self._expected: set[int] = set()
         self._drawn: int | None = None
 
-    def on_announced(self, request_id: int, pipeline_id: int, arrival_ns: int) -> None:
-        if not self._is_clairvoyant:
-            return
-        stages = self.view.app.pipelines[pipeline_id].stages
-        for index, stage in enumerate(stages):
-            if not stage.after:
-                task_id = request_id * STAGES_MAX + index
-                self._expected.add(task_id)
-                self._bucket_of(stage.function).append(task_id)
-
-    def on_task_ready(self, task: Task) -> None:
-        self._ready[task.id] = task
-        if task.id in self._expected:
-            self._expected.discard(task.id)
-        else:
-            self._bucket_of(task.function).append(task.id)
-        self._serve()
+    def enqueue(self, function: Function, arrival_ns: int, task_id: int) -> None:
+        self._bucket_of(function).append(task_id)
 
     def on_task_returned(self, task: Task) -> None:
-        self._ready[task.id] = task
+        self.waiting[task.id] = task
         self._bucket_of(task.function).appendleft(task.id)
-        self._serve()
+        self.serve()
 
-    def on_rejected_early(self, request_id: int, pipeline_id: int) -> None:
-        for index in range(len(self.view.app.pipelines[pipeline_id].stages)):
-            self._expected.discard(request_id * STAGES_MAX + index)
-        self._serve()
+    def queue_length(self) -> int:
+        return sum(map(len, self._buckets.values()))
 
-    def on_task_withdrawn(self, task: Task) -> None:
-        self._ready.pop(task.id, None)  # `_serve` may have removed it already
-        if self._withdrawals.add(sum(map(len, self._buckets.values()))):
-            for key, bucket in self._buckets.items():
-                known = (id for id in bucket if id in self._ready or id in self._expected)
-                self._buckets[key] = deque(known)
-        self._serve()
+    def sweep(self) -> None:
+        for key, bucket in self._buckets.items():
+            self._buckets[key] = deque(id for id in bucket if self.is_known(id))
 
-    def on_capacity(self, node: Node) -> None:
-        self._serve()
-
-    def _serve(self) -> None:
+    def serve(self) -> None:
         while self.view.free_nodes:
             bucket = self._draw()
             if bucket is None:
                 return
-            task = self._ready.get(bucket[0])
+            task = self.waiting.get(bucket[0])
             if task is None:
                 return  # its head was announced and has not arrived
             node = self.view.first_free(task.function.id)
@@ -113,14 +76,12 @@ class Mlfq(Policy):
                 return
             self._drawn = None
             bucket.popleft()
-            del self._ready[task.id]
-            if task.state == TaskState.READY:
-                self.orders.dispatch([task], node)
+            self.send(task, node)
 
     def _draw(self) -> deque[int] | None:
         """The drawn bucket; a new one is drawn once the last one has been served."""
         for bucket in self._buckets.values():
-            while bucket and bucket[0] not in self._ready and bucket[0] not in self._expected:
+            while bucket and not self.is_known(bucket[0]):
                 bucket.popleft()  # withdrawn
         if self._drawn is None or not self._buckets[self._drawn]:
             keys = [key for key in sorted(self._buckets) if self._buckets[key]]
