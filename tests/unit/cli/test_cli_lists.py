@@ -33,7 +33,7 @@ def test_policies() -> None:
     assert mlfq["about"].startswith("Multi-level queues")
     shown = headgate("policies").out
     assert all(policy["about"] in shown for policy in found)
-    assert "settings bucket_ratio=2.0 (above 1), clairvoyant=false" in shown
+    assert "settings clairvoyant=false, bucket_ratio=2.0 (above 1)" in shown
 
 
 def test_schema() -> None:
