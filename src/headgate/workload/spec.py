@@ -1,7 +1,8 @@
 """Arrival specifications: `poisson:rate=50/s`, `closed:clients=5+20,every=10s`.
 
 A specification is a kind and its parameters; several values of one parameter are joined by `+`. Any
-kind takes a `pipeline` and a `client`, the names that its requests have.
+kind takes a `pipeline` and a `client`, the names that its requests have; any kind but a closed loop
+takes `items`, the sizes of its requests, which are equally likely.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeVar
+
+import numpy as np
 
 from headgate.core.errors import ConfigError
 from headgate.core.units import parse_duration, parse_rate
@@ -24,6 +27,7 @@ from headgate.workload.arrivals import (
 )
 from headgate.workload.transforms import named
 
+ITEMS_MAX: Final = 1_000_000  # of one request
 CLIENTS_MAX: Final = 1_000_000  # in one closed loop; more is surely a mistake
 Value = TypeVar("Value")
 
@@ -41,10 +45,14 @@ def parse_arrivals(spec: str, *, duration_ns: int, seed: int) -> Arrivals | Clos
         allowed = ", ".join(_KINDS)
         raise ConfigError("unknown kind of arrivals", value=kind, allowed=allowed)
     names, build = _KINDS[kind]
-    values = _values(kind, text, (*names, "pipeline", "client"))
+    common = ("pipeline", "client") if kind == "closed" else ("pipeline", "client", "items")
+    values = _values(kind, text, (*names, *common))
     labels = values.get("pipeline", DEFAULT_NAME), values.get("client", DEFAULT_NAME)
     try:
-        arrivals = build(_Parameters(kind, values, duration_ns, seed))
+        parameters = _Parameters(kind, values, duration_ns, seed)
+        arrivals = build(parameters)
+        if isinstance(arrivals, Arrivals) and "items" in values:
+            arrivals = _with_items(arrivals, parameters)
     except ConfigError as error:
         if error.key not in values:
             raise
@@ -102,6 +110,14 @@ def _whole(text: str, key: str, least: int, most: int) -> int:
         allowed = f"{least} to {most:,}"
         raise ConfigError("is out of range", key=key, value=text, allowed=allowed)
     return int(text)
+
+
+def _with_items(arrivals: Arrivals, spec: _Parameters) -> Arrivals:
+    """Draw the size of each request from the sizes of a specification."""
+    sizes = spec.several("items", partial(_whole, least=1, most=ITEMS_MAX))
+    rng = generators.column_stream(spec.seed, "items")
+    drawn = rng.choice(np.array(sizes, dtype=np.int32), len(arrivals))
+    return replace(arrivals, items=drawn)
 
 
 def _gamma(spec: _Parameters) -> Arrivals:

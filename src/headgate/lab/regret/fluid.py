@@ -1,0 +1,299 @@
+"""The fluid bound of a world: the most value that any policy could serve, as a linear programme.
+
+Work is a fluid: batches are full, no capacity is lost between them, and deadlines, cold starts,
+memory and the order of arrivals are left out. So no policy can serve more, and the bound is loose
+where objectives forbid full batches or where bursts are short.
+
+The variables are the share of each class that is served and, by build and pool, the share of the
+pool's time that the build takes. Two things limit a pool of nodes. *Compute*: a batch that shares a
+node with others takes `slowdown(c) / c` of the node, at the best c. *Slots*: a batch holds its slot
+while it is on the network as well. A FaaS pool is limited by its concurrency alone.
+
+The programme has a row per function, pool and class, all of the form "at most", and serving nothing
+satisfies it. So the simplex method needs no first phase, and a dense tableau of a few dozen rows is
+all there is to it: no solver is needed as a dependency.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headgate.core.clock import HOUR_NS, SECOND_NS
+from headgate.core.model import App, Pipeline, Pool, Variant
+
+Floats = NDArray[np.float64]
+
+_TOLERANCE: Final = 1e-9
+_PIVOTS_MAX: Final = 20_000  # far more than any programme here needs
+_FILL_STEPS: Final = 40  # halvings when the level of a max-min share is searched for
+
+
+def maximise(gain: Floats, rows: Floats, limits: Floats) -> tuple[float, Floats]:
+    """Return the largest `gain @ x` with `rows @ x <= limits` and `x >= 0`, and that x.
+
+    Needs `limits >= 0`, so that x = 0 is feasible. Raises `ValueError` if there is no largest.
+    Bland's rule: no cycles, whatever the ties.
+
+    >>> value, x = maximise(np.array([3.0, 2.0]), np.array([[1.0, 1.0], [1.0, 0.0]]), np.array([4.0, 3.0]))
+    >>> value, x.tolist()
+    (11.0, [3.0, 1.0])
+    """
+    assert (limits >= 0).all(), "x = 0 must be feasible"
+    count, width = rows.shape
+    table = np.zeros((count + 1, width + count + 1))
+    table[:count, :width] = rows
+    table[:count, width : width + count] = np.eye(count)
+    table[:count, -1] = limits
+    table[count, :width] = -gain
+    basis = list(range(width, width + count))
+    for _ in range(_PIVOTS_MAX):
+        entering = np.flatnonzero(table[count, :-1] < -_TOLERANCE)
+        if not len(entering):
+            x = np.zeros(width + count)
+            x[basis] = table[:count, -1]
+            return float(table[count, -1]), x[:width]
+        _pivot(table, basis, int(entering[0]))
+    raise AssertionError("the simplex method has not ended")
+
+
+def _pivot(table: Floats, basis: list[int], column: int) -> None:
+    """Bring a column into the basis, in place of the row that limits it first."""
+    entries = table[:-1, column]
+    candidates = np.flatnonzero(entries > _TOLERANCE)
+    if not len(candidates):
+        raise ValueError("the linear programme has no largest value")
+    ratios = table[candidates, -1] / entries[candidates]
+    ties = candidates[ratios <= ratios.min() + _TOLERANCE]
+    row = min((int(tie) for tie in ties), key=lambda tie: basis[tie])
+    table[row] /= table[row, column]
+    others = table[:, column].copy()
+    others[row] = 0.0
+    table -= np.outer(others, table[row])
+    np.maximum(table[:-1, -1], 0.0, out=table[:-1, -1])  # rounding must not leave the feasible set
+    basis[row] = column
+
+
+def visits(pipeline: Pipeline) -> list[float]:
+    """By stage: how often it runs per request. Stages of cascades run only sometimes."""
+    expected: list[float] = []
+    for stage in pipeline.stages:
+        before = max([expected[index] for index in stage.after], default=1.0)
+        expected.append(before * stage.unsure_probability if stage.only_if_unsure else 1.0)
+    return expected
+
+
+def node_work_ns(variant: Variant, pool: Pool) -> float:
+    """Compute of one item in a full batch: time of a node, or of an instance of a FaaS pool."""
+    profile = variant.profile
+    exec_ns = min(time_ns / (index + 1) for index, time_ns in enumerate(profile.exec_ns))
+    if pool.faas is not None:
+        return exec_ns
+    together = range(1, pool.slots + 1)
+    return exec_ns * min(profile.slowdown_at(count) / count for count in together)
+
+
+def slot_work_ns(variant: Variant, pool: Pool, scale: float = 1.0) -> float:
+    """Time for which one item in a full batch holds its slot, divided by the slots of the node."""
+    times_ns = variant.profile.exec_ns
+    held_ns = min(
+        (time_ns * scale + 2 * pool.network_ns) / (index + 1)
+        for index, time_ns in enumerate(times_ns)
+    )
+    return held_ns / pool.slots
+
+
+def item_usd(variant: Variant, pool: Pool) -> float:
+    """Cost of one item in a full batch, if nothing is paid for idle time."""
+    if pool.faas is None:
+        return node_work_ns(variant, pool) / HOUR_NS * pool.usd_per_hour
+    profile = variant.profile
+    return min(
+        pool.faas.usd(time_ns) / (index + 1) for index, time_ns in enumerate(profile.exec_ns)
+    )
+
+
+def item_value(app: App, pipeline: Pipeline) -> float:
+    """Value of one item of a request: its cost at the cheapest build of each stage.
+
+    Where a build costs nothing, the value is the time that the builds take, in seconds.
+    """
+    is_free = any(
+        item_usd(variant, app.pools[pool_id]) == 0
+        for variant in app.variants
+        for pool_id in variant.pool_ids
+    )
+    total = 0.0
+    for stage, count in zip(pipeline.stages, visits(pipeline), strict=True):
+        places = [
+            (v, app.pools[pool_id]) for v in stage.function.variants for pool_id in v.pool_ids
+        ]
+        if is_free:
+            total += count * min(node_work_ns(v, pool) for v, pool in places) / SECOND_NS
+        else:
+            total += count * min(item_usd(v, pool) for v, pool in places)
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """The items that one class, a tenant's requests for a pipeline, offers in a time."""
+
+    pipeline: Pipeline
+    items: float
+
+
+@final
+class FluidModel:
+    """What the pools of an application can serve in a time.
+
+    `scale` is the true over the profiled time by function id: the bound is on what could be
+    served, not on what the profiles promise.
+    """
+
+    def __init__(self, app: App, duration_ns: float, scale: Sequence[float] = ()) -> None:
+        self._app = app
+        self._duration_ns = duration_ns
+        self._scale = [*scale, *(1.0 for _ in app.functions[len(scale) :])]
+        self._places = [(v, app.pools[i]) for v in app.variants for i in v.pool_ids]
+
+    def capacity(self, mix: Sequence[Demand]) -> float:
+        """How many times the whole mix can be served."""
+        need = np.zeros(len(self._app.functions))
+        for demand in mix:
+            need += self._need(demand)
+        busy = need > 0
+        rows, limits = self._rows(need[:, None] / np.where(busy, need, 1.0)[:, None], need)
+        gain = np.zeros(rows.shape[1])
+        gain[0] = 1.0
+        return maximise(gain, rows, limits)[0]
+
+    def best(self, classes: Sequence[Demand], values: Sequence[float]) -> float:
+        """The most value that can be served, if each item of class i is worth `values[i]`."""
+        offered = np.array([d.items * v for d, v in zip(classes, values, strict=True)])
+        total = float(offered.sum())
+        if not total:
+            return 0.0
+        needs = np.array([self._need(demand) for demand in classes]).T
+        whole = needs.sum(axis=1)
+        rows, limits = self._rows(needs / np.where(whole > 0, whole, 1.0)[:, None], whole)
+        caps = np.zeros((len(classes), rows.shape[1]))
+        caps[:, : len(classes)] = np.eye(len(classes))
+        gain = np.zeros(rows.shape[1])
+        gain[: len(classes)] = offered / total
+        value, _ = maximise(gain, np.vstack((rows, caps)), np.append(limits, np.ones(len(classes))))
+        return value * total
+
+    def max_min_shares(
+        self, classes: Sequence[Demand], values: Sequence[float], weights: Sequence[float]
+    ) -> list[float]:
+        """By class, the value of its weighted max-min fair share (progressive filling).
+
+        All classes are served at the same level, value per weight, which rises; a class that is
+        served whole, or that can have no more, keeps what it has while the others rise on.
+        """
+        offered = [d.items * v for d, v in zip(classes, values, strict=True)]
+        shares = [0.0 for _ in classes]
+        rising = {index for index, value in enumerate(offered) if value > 0}
+
+        def served(level: float, index: int | None = None) -> list[float]:
+            """What the classes have if those rising, or only one of them, are at this level."""
+            moved = rising if index is None else {index}
+            return [
+                min(offered[i], level * weights[i]) if i in moved else share
+                for i, share in enumerate(shares)
+            ]
+
+        while rising:
+            top = max(offered[i] / weights[i] for i in rising)
+            level = self._highest_level(classes, values, served, top)
+            shares = served(level)
+            stuck = {
+                i
+                for i in rising
+                if shares[i] >= offered[i] * (1 - 1e-6)
+                or not self._is_feasible(classes, values, _raised(shares, i, offered[i]))
+            }
+            rising -= stuck or rising
+        return shares
+
+    def _highest_level(self, classes, values, served, top):  # type: ignore[no-untyped-def]
+        if self._is_feasible(classes, values, served(top)):
+            return top
+        low, high = 0.0, top
+        for _ in range(_FILL_STEPS):
+            middle = (low + high) / 2
+            if self._is_feasible(classes, values, served(middle)):
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def _is_feasible(
+        self, classes: Sequence[Demand], values: Sequence[float], shares: Sequence[float]
+    ) -> bool:
+        mix = [
+            Demand(demand.pipeline, share / value)
+            for demand, value, share in zip(classes, values, shares, strict=True)
+            if share > 0
+        ]
+        return not mix or self.capacity(mix) >= 1.0
+
+    def _need(self, demand: Demand) -> Floats:
+        """Items by function that serving a class takes."""
+        need = np.zeros(len(self._app.functions))
+        for stage, count in zip(demand.pipeline.stages, visits(demand.pipeline), strict=True):
+            need[stage.function.id] += count * demand.items
+        return need
+
+    def _rows(self, shares: Floats, whole: Floats) -> tuple[Floats, Floats]:
+        """Rows of functions and pools. Columns: the classes, then the places.
+
+        `shares[f, k]` is the part of `whole[f]`, the items of a function, that class k asks for.
+        """
+        app, classes = self._app, shares.shape[1]
+        rows: list[Floats] = []
+        for function in app.functions:
+            row = np.zeros(classes + len(self._places))
+            row[:classes] = shares[function.id]
+            for column, (variant, pool) in enumerate(self._places, classes):
+                if variant.function_id == function.id and whole[function.id]:
+                    row[column] = -self._items_max(variant, pool) / whole[function.id]
+            rows.append(row)
+        limits = [0.0 for _ in rows]
+        for pool in app.pools:
+            compute, slots = np.zeros(classes + len(self._places)), None
+            for column, (variant, place) in enumerate(self._places, classes):
+                if place.id == pool.id:
+                    compute[column] = 1.0
+                    if pool.faas is None:
+                        slots = np.zeros_like(compute) if slots is None else slots
+                        slots[column] = self._slot_share(variant, pool)
+            rows.append(compute)
+            limits.append(1.0)
+            if slots is not None:
+                rows.append(slots)
+                limits.append(1.0)
+        return np.array(rows), np.array(limits)
+
+    def _items_max(self, variant: Variant, pool: Pool) -> float:
+        """Items that the whole pool computes in the time if it runs nothing else."""
+        lanes = pool.nodes if pool.faas is None else pool.faas.concurrency_max
+        work_ns = node_work_ns(variant, pool) * self._scale[variant.function_id]
+        return lanes * self._duration_ns / work_ns
+
+    def _slot_share(self, variant: Variant, pool: Pool) -> float:
+        """Share of the pool's slots that those items hold."""
+        scale = self._scale[variant.function_id]
+        return slot_work_ns(variant, pool, scale) / (node_work_ns(variant, pool) * scale)
+
+
+def _raised(shares: Sequence[float], index: int, offered: float) -> list[float]:
+    """The shares with a little more for one class: a thousandth of what it offers."""
+    raised = list(shares)
+    raised[index] = min(offered, raised[index] + offered / 1_000)
+    return raised
