@@ -39,7 +39,8 @@ def maximise(gain: Floats, rows: Floats, limits: Floats) -> tuple[float, Floats]
     Needs `limits >= 0`, so that x = 0 is feasible. Raises `ValueError` if there is no largest.
     Bland's rule: no cycles, whatever the ties.
 
-    >>> value, x = maximise(np.array([3.0, 2.0]), np.array([[1.0, 1.0], [1.0, 0.0]]), np.array([4.0, 3.0]))
+    >>> rows, limits = np.array([[1.0, 1.0], [1.0, 0.0]]), np.array([4.0, 3.0])
+    >>> value, x = maximise(np.array([3.0, 2.0]), rows, limits)
     >>> value, x.tolist()
     (11.0, [3.0, 1.0])
     """
@@ -87,19 +88,22 @@ def visits(pipeline: Pipeline) -> list[float]:
     return expected
 
 
-def node_work_ns(variant: Variant, pool: Pool) -> float:
+def node_work_ns(variant: Variant, pool: Pool, batch_max: int | None = None) -> float:
     """Compute of one item in a full batch: time of a node, or of an instance of a FaaS pool."""
     profile = variant.profile
-    exec_ns = min(time_ns / (index + 1) for index, time_ns in enumerate(profile.exec_ns))
+    times_ns = profile.exec_ns[:batch_max]
+    exec_ns = min(time_ns / (index + 1) for index, time_ns in enumerate(times_ns))
     if pool.faas is not None:
         return exec_ns
     together = range(1, pool.slots + 1)
     return exec_ns * min(profile.slowdown_at(count) / count for count in together)
 
 
-def slot_work_ns(variant: Variant, pool: Pool, scale: float = 1.0) -> float:
+def slot_work_ns(
+    variant: Variant, pool: Pool, scale: float = 1.0, batch_max: int | None = None
+) -> float:
     """Time for which one item in a full batch holds its slot, divided by the slots of the node."""
-    times_ns = variant.profile.exec_ns
+    times_ns = variant.profile.exec_ns[:batch_max]
     held_ns = min(
         (time_ns * scale + 2 * pool.network_ns) / (index + 1)
         for index, time_ns in enumerate(times_ns)
@@ -172,21 +176,84 @@ class FluidModel:
         gain[0] = 1.0
         return maximise(gain, rows, limits)[0]
 
-    def best(self, classes: Sequence[Demand], values: Sequence[float]) -> float:
-        """The most value that can be served, if each item of class i is worth `values[i]`."""
+    def best(
+        self, classes: Sequence[Demand], values: Sequence[float], *, minds_deadlines: bool = False
+    ) -> float:
+        """The most value that can be served, if each item of class i is worth `values[i]`.
+
+        With `minds_deadlines` a class uses only the builds, and the batch sizes, with which a
+        request is in time if it never waits. That bound is tighter, and holds for exact times only.
+        """
         offered = np.array([d.items * v for d, v in zip(classes, values, strict=True)])
         total = float(offered.sum())
         if not total:
             return 0.0
-        needs = np.array([self._need(demand) for demand in classes]).T
-        whole = needs.sum(axis=1)
-        rows, limits = self._rows(needs / np.where(whole > 0, whole, 1.0)[:, None], whole)
-        caps = np.zeros((len(classes), rows.shape[1]))
-        caps[:, : len(classes)] = np.eye(len(classes))
-        gain = np.zeros(rows.shape[1])
-        gain[: len(classes)] = offered / total
-        value, _ = maximise(gain, np.vstack((rows, caps)), np.append(limits, np.ones(len(classes))))
+        columns: list[tuple[int, Variant, Pool, int]] = []  # class, build, place, largest batch
+        for index, demand in enumerate(classes):
+            slack_ns = self._slack_ns(demand.pipeline) if minds_deadlines else {}
+            for variant, pool in self._places:
+                batch_max = variant.profile.items_max
+                if minds_deadlines:
+                    within_ns = slack_ns.get(variant.function_id, -1.0)
+                    batch_max = self._batch_max(variant, pool, within_ns)
+                if batch_max:
+                    columns.append((index, variant, pool, batch_max))
+        first = len(classes)
+        rows: list[Floats] = []
+        limits: list[float] = []
+        for index, demand in enumerate(classes):
+            for function_id, items in enumerate(self._need(demand)):
+                if items:
+                    row = np.zeros(first + len(columns))
+                    row[index] = 1.0
+                    for at, (owner, variant, pool, batch_max) in enumerate(columns, first):
+                        if owner == index and variant.function_id == function_id:
+                            row[at] = -self._items_max(variant, pool, batch_max) / items
+                    rows.append(row)
+                    limits.append(0.0)
+        for pool in self._app.pools:
+            compute, slots = np.zeros(first + len(columns)), np.zeros(first + len(columns))
+            for at, (_, variant, place, batch_max) in enumerate(columns, first):
+                if place.id == pool.id:
+                    compute[at] = 1.0
+                    slots[at] = self._slot_share(variant, pool, batch_max)
+            rows += [compute, slots]
+            limits += [1.0, 1.0]
+        caps = np.eye(first, first + len(columns))
+        gain = np.zeros(first + len(columns))
+        gain[:first] = offered / total
+        value, _ = maximise(
+            gain, np.vstack((*rows, caps)), np.array([*limits, *(1.0 for _ in classes)])
+        )
         return value * total
+
+    def _slack_ns(self, pipeline: Pipeline) -> dict[int, float]:
+        """By function id: the time that its stage may take if all others are as fast as can be."""
+        fastest = [
+            min(
+                v.profile.exec_ns[0] * self._scale[v.function_id]
+                + 2 * self._app.pools[pool_id].network_ns
+                for v in stage.function.variants
+                for pool_id in v.pool_ids
+            )
+            for stage in pipeline.stages
+        ]
+        until, onwards = pipeline.longest_to(fastest), pipeline.longest_from(fastest)
+        slack_ns: dict[int, float] = {}
+        for index, stage in enumerate(pipeline.stages):
+            others_ns = until[index] + onwards[index] - 2 * fastest[index]
+            own_ns = pipeline.slo.latency_ns - others_ns
+            slack_ns[stage.function.id] = max(own_ns, slack_ns.get(stage.function.id, 0.0))
+        return slack_ns
+
+    def _batch_max(self, variant: Variant, pool: Pool, within_ns: float) -> int:
+        """The largest batch that ends within a time; 0 if not even one item does."""
+        scale = self._scale[variant.function_id]
+        return sum(
+            1
+            for time_ns in variant.profile.exec_ns
+            if time_ns * scale + 2 * pool.network_ns <= within_ns
+        )
 
     def max_min_shares(
         self, classes: Sequence[Demand], values: Sequence[float], weights: Sequence[float]
@@ -199,19 +266,8 @@ class FluidModel:
         offered = [d.items * v for d, v in zip(classes, values, strict=True)]
         shares = [0.0 for _ in classes]
         rising = {index for index, value in enumerate(offered) if value > 0}
-
-        def served(level: float, index: int | None = None) -> list[float]:
-            """What the classes have if those rising, or only one of them, are at this level."""
-            moved = rising if index is None else {index}
-            return [
-                min(offered[i], level * weights[i]) if i in moved else share
-                for i, share in enumerate(shares)
-            ]
-
         while rising:
-            top = max(offered[i] / weights[i] for i in rising)
-            level = self._highest_level(classes, values, served, top)
-            shares = served(level)
+            shares = self._risen(classes, values, weights, shares, rising)
             stuck = {
                 i
                 for i in rising
@@ -221,17 +277,33 @@ class FluidModel:
             rising -= stuck or rising
         return shares
 
-    def _highest_level(self, classes, values, served, top):  # type: ignore[no-untyped-def]
-        if self._is_feasible(classes, values, served(top)):
-            return top
-        low, high = 0.0, top
+    def _risen(
+        self,
+        classes: Sequence[Demand],
+        values: Sequence[float],
+        weights: Sequence[float],
+        shares: Sequence[float],
+        rising: set[int],
+    ) -> list[float]:
+        """The shares with those that rise at the highest level that can be served."""
+        offered = [d.items * v for d, v in zip(classes, values, strict=True)]
+
+        def at(level: float) -> list[float]:
+            return [
+                min(offered[i], level * weights[i]) if i in rising else share
+                for i, share in enumerate(shares)
+            ]
+
+        low, high = 0.0, max(offered[i] / weights[i] for i in rising)
+        if self._is_feasible(classes, values, at(high)):
+            return at(high)
         for _ in range(_FILL_STEPS):
             middle = (low + high) / 2
-            if self._is_feasible(classes, values, served(middle)):
+            if self._is_feasible(classes, values, at(middle)):
                 low = middle
             else:
                 high = middle
-        return low
+        return at(low)
 
     def _is_feasible(
         self, classes: Sequence[Demand], values: Sequence[float], shares: Sequence[float]
@@ -266,30 +338,29 @@ class FluidModel:
             rows.append(row)
         limits = [0.0 for _ in rows]
         for pool in app.pools:
-            compute, slots = np.zeros(classes + len(self._places)), None
+            width = classes + len(self._places)
+            compute, slots = np.zeros(width), np.zeros(width)
             for column, (variant, place) in enumerate(self._places, classes):
                 if place.id == pool.id:
                     compute[column] = 1.0
-                    if pool.faas is None:
-                        slots = np.zeros_like(compute) if slots is None else slots
-                        slots[column] = self._slot_share(variant, pool)
-            rows.append(compute)
-            limits.append(1.0)
-            if slots is not None:
-                rows.append(slots)
-                limits.append(1.0)
+                    slots[column] = self._slot_share(variant, pool)
+            rows += [compute, slots]
+            limits += [1.0, 1.0]
         return np.array(rows), np.array(limits)
 
-    def _items_max(self, variant: Variant, pool: Pool) -> float:
+    def _items_max(self, variant: Variant, pool: Pool, batch_max: int | None = None) -> float:
         """Items that the whole pool computes in the time if it runs nothing else."""
         lanes = pool.nodes if pool.faas is None else pool.faas.concurrency_max
-        work_ns = node_work_ns(variant, pool) * self._scale[variant.function_id]
+        work_ns = node_work_ns(variant, pool, batch_max) * self._scale[variant.function_id]
         return lanes * self._duration_ns / work_ns
 
-    def _slot_share(self, variant: Variant, pool: Pool) -> float:
-        """Share of the pool's slots that those items hold."""
+    def _slot_share(self, variant: Variant, pool: Pool, batch_max: int | None = None) -> float:
+        """Share of the pool's slots that those items hold; 0 in a FaaS pool."""
+        if pool.faas is not None:
+            return 0.0
         scale = self._scale[variant.function_id]
-        return slot_work_ns(variant, pool, scale) / (node_work_ns(variant, pool) * scale)
+        held_ns = slot_work_ns(variant, pool, scale, batch_max)
+        return held_ns / (node_work_ns(variant, pool, batch_max) * scale)
 
 
 def _raised(shares: Sequence[float], index: int, offered: float) -> list[float]:

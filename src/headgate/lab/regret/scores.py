@@ -1,13 +1,13 @@
 """Scores of a policy in a world, by the definitions of the regret search.
 
-- The *value* of a request is its cost alone, at its cheapest build and in full batches. *Goodput* is
-  the value of the requests that were answered in time, and that arrived and ended inside the
+- The *value* of a request is its cost alone, at its cheapest build and in full batches. *Goodput*
+  is the value of the requests that were answered in time, and that arrived and ended inside the
   window; its first tenth is left out. Requests without an objective are not scored.
 - The *share* is goodput over the fluid bound (`headgate.lab.regret.fluid`).
-- A policy *counts* if it gives each class, a tenant's requests for a pipeline, at least half of the
-  class's max-min fair share: goodput is easily had by starving somebody.
-- *Kept* is, per pipeline, the share of the admitted requests that were answered in time. It fails if
-  even the upper end of its 95 % Wilson interval is below the quantile of the objective. Requests
+- A policy *counts* if it gives each class, a tenant's requests for a pipeline, at least half of
+  the class's max-min fair share: goodput is easily had by starving somebody.
+- *Kept* is, per pipeline, the share of the admitted requests that were answered in time. It fails
+  if even the upper end of its 95 % Wilson interval is below the quantile of the objective. Requests
   count if their deadline is inside the window, so that it is known how each ended.
 - *Cost* is that of everything held during the window.
 - While requests without an objective wait, they must get 5 % of the capacity.
@@ -29,10 +29,11 @@ from headgate.core.states import Outcome
 from headgate.lab.regret.fluid import Demand, FluidModel, item_value
 from headgate.lab.regret.worlds import LoadedWorld, has_objective
 from headgate.metrics.columns import RunColumns
+from headgate.sim.clients import id_of
 from headgate.sim.run import Setup, simulate
 
 Bools = NDArray[np.bool_]
-Floats = NDArray[np.float64]
+Int64 = NDArray[np.int64]
 
 WARM_UP: Final = 0.1  # share of the window that is left out at its beginning
 LEAST_SHARE: Final = 0.5  # of its max-min share, for every class
@@ -111,8 +112,8 @@ class Judge:
         self.world = world
         app, arrivals = world.app, world.arrivals
         self._from_ns = int(WARM_UP * world.window_ns)
-        pipeline_ids = [_id(name, app.pipelines) for name in arrivals.pipelines]
-        client_ids = [_id(name, app.clients) for name in arrivals.clients]
+        pipeline_ids = [id_of(name, app.pipelines, "pipeline") for name in arrivals.pipelines]
+        client_ids = [id_of(name, app.clients, "client") for name in arrivals.clients]
         self._pipeline = np.array(pipeline_ids)[arrivals.pipeline]
         self._client = np.array(client_ids)[arrivals.client]
         self._sizes = np.asarray(arrivals.sizes, dtype=np.float64)
@@ -128,6 +129,7 @@ class Judge:
         worth = [float(values[p]) for _, p in scored]
         model = FluidModel(app, world.window_ns - self._from_ns, world.truth.scale)
         self.bound = model.best(demands, worth)
+        self.deadline_bound = model.best(demands, worth, minds_deadlines=True)
         pipelines_of = [sum(1 for c, _ in scored if c == client) for client, _ in scored]
         weights = [
             app.clients[c].weight / count
@@ -258,10 +260,6 @@ def _union(
         else:
             union.append((start, end))
     return union
-
-
-def _id(name: str, records: Sequence[object]) -> int:
-    return next(r.id for r in records if r.name == name)  # type: ignore[attr-defined]
 
 
 def features(world: LoadedWorld) -> list[str]:
