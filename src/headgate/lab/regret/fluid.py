@@ -7,16 +7,17 @@ where objectives forbid full batches or where bursts are short.
 The variables are the share of each class that is served and, by build and pool, the share of the
 pool's time that the build takes. Two things limit a pool of nodes. *Compute*: a batch that shares a
 node with others takes `slowdown(c) / c` of the node, at the best c. *Slots*: a batch holds its slot
-while it is on the network as well. A FaaS pool is limited by its concurrency alone.
+while it is on the network as well, and one build may hold only as many slots of a node as an
+instance runs batches. A FaaS pool is limited by its concurrency alone.
 
-The programme has a row per function, pool and class, all of the form "at most", and serving nothing
-satisfies it. So the simplex method needs no first phase, and a dense tableau of a few dozen rows is
+The programme has a row per class and function and per thing that is shared, all of the form "at
+most", and serving nothing satisfies it. So the simplex method needs no first phase, and a dense tableau of a few dozen rows is
 all there is to it: no solver is needed as a dependency.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -151,6 +152,16 @@ class Demand:
     items: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A variable: the share of a pool's compute that one build takes for one class."""
+
+    owner: int  # index of the class
+    variant: Variant
+    pool: Pool
+    batch_max: int
+
+
 @final
 class FluidModel:
     """What the pools of an application can serve in a time.
@@ -167,11 +178,9 @@ class FluidModel:
 
     def capacity(self, mix: Sequence[Demand]) -> float:
         """How many times the whole mix can be served."""
-        need = np.zeros(len(self._app.functions))
-        for demand in mix:
-            need += self._need(demand)
-        busy = need > 0
-        rows, limits = self._rows(need[:, None] / np.where(busy, need, 1.0)[:, None], need)
+        need = sum((self._need(demand) for demand in mix), np.zeros(len(self._app.functions)))
+        columns = [_Column(0, v, pool, v.profile.items_max) for v, pool in self._places]
+        rows, limits = self._constraints([need], columns)
         gain = np.zeros(rows.shape[1])
         gain[0] = 1.0
         return maximise(gain, rows, limits)[0]
@@ -188,44 +197,71 @@ class FluidModel:
         total = float(offered.sum())
         if not total:
             return 0.0
-        columns: list[tuple[int, Variant, Pool, int]] = []  # class, build, place, largest batch
-        for index, demand in enumerate(classes):
-            slack_ns = self._slack_ns(demand.pipeline) if minds_deadlines else {}
-            for variant, pool in self._places:
-                batch_max = variant.profile.items_max
-                if minds_deadlines:
-                    within_ns = slack_ns.get(variant.function_id, -1.0)
-                    batch_max = self._batch_max(variant, pool, within_ns)
-                if batch_max:
-                    columns.append((index, variant, pool, batch_max))
-        first = len(classes)
+        columns = [
+            column
+            for index, demand in enumerate(classes)
+            for column in self._columns(index, demand.pipeline, minds_deadlines=minds_deadlines)
+        ]
+        rows, limits = self._constraints([self._need(demand) for demand in classes], columns)
+        # No class is served more than once.
+        caps = np.eye(len(classes), rows.shape[1])
+        gain = np.zeros(rows.shape[1])
+        gain[: len(classes)] = offered / total
+        limits = np.append(limits, np.ones(len(classes)))
+        return maximise(gain, np.vstack((rows, caps)), limits)[0] * total
+
+    def _columns(
+        self, owner: int, pipeline: Pipeline, *, minds_deadlines: bool
+    ) -> Iterator[_Column]:
+        slack_ns = self._slack_ns(pipeline) if minds_deadlines else {}
+        for variant, pool in self._places:
+            batch_max = variant.profile.items_max
+            if minds_deadlines:
+                within_ns = slack_ns.get(variant.function_id, -1.0)
+                batch_max = self._batch_max(variant, pool, within_ns)
+            if batch_max:
+                yield _Column(owner, variant, pool, batch_max)
+
+    def _constraints(
+        self, needs: Sequence[Floats], columns: Sequence[_Column]
+    ) -> tuple[Floats, Floats]:
+        """Rows and limits. Variables: the share served of each class, then one per column."""
+        width = len(needs) + len(columns)
         rows: list[Floats] = []
-        limits: list[float] = []
-        for index, demand in enumerate(classes):
-            for function_id, items in enumerate(self._need(demand)):
-                if items:
-                    row = np.zeros(first + len(columns))
-                    row[index] = 1.0
-                    for at, (owner, variant, pool, batch_max) in enumerate(columns, first):
-                        if owner == index and variant.function_id == function_id:
-                            row[at] = -self._items_max(variant, pool, batch_max) / items
-                    rows.append(row)
-                    limits.append(0.0)
+        for owner, need in enumerate(needs):
+            for function_id in np.flatnonzero(need):
+                row = np.zeros(width)
+                row[owner] = 1.0
+                for at, column in enumerate(columns, len(needs)):
+                    if column.owner == owner and column.variant.function_id == function_id:
+                        row[at] = -self._items_max(column) / need[function_id]
+                rows.append(row)
+        limits = [0.0 for _ in rows]
+        for groups in self._shared(columns):
+            row = np.zeros(width)
+            row[len(needs) :] = groups
+            rows.append(row)
+            limits.append(1.0)
+        return np.array(rows), np.array(limits)
+
+    def _shared(self, columns: Sequence[_Column]) -> Iterator[list[float]]:
+        """What the columns use of each thing that they share: compute, slots, instances."""
         for pool in self._app.pools:
-            compute, slots = np.zeros(first + len(columns)), np.zeros(first + len(columns))
-            for at, (_, variant, place, batch_max) in enumerate(columns, first):
-                if place.id == pool.id:
-                    compute[at] = 1.0
-                    slots[at] = self._slot_share(variant, pool, batch_max)
-            rows += [compute, slots]
-            limits += [1.0, 1.0]
-        caps = np.eye(first, first + len(columns))
-        gain = np.zeros(first + len(columns))
-        gain[:first] = offered / total
-        value, _ = maximise(
-            gain, np.vstack((*rows, caps)), np.array([*limits, *(1.0 for _ in classes)])
-        )
-        return value * total
+            yield [float(column.pool.id == pool.id) for column in columns]
+            if pool.faas is None:
+                yield [
+                    self._slot_share(column) if column.pool.id == pool.id else 0.0
+                    for column in columns
+                ]
+        for variant, pool in self._places:
+            if pool.faas is None and variant.concurrency < pool.slots:
+                part = variant.concurrency / pool.slots  # of the slots, that one build may hold
+                yield [
+                    self._slot_share(column) / part
+                    if (column.variant.id, column.pool.id) == (variant.id, pool.id)
+                    else 0.0
+                    for column in columns
+                ]
 
     def _slack_ns(self, pipeline: Pipeline) -> dict[int, float]:
         """By function id: the time that its stage may take if all others are as fast as can be."""
@@ -322,42 +358,16 @@ class FluidModel:
             need[stage.function.id] += count * demand.items
         return need
 
-    def _rows(self, shares: Floats, whole: Floats) -> tuple[Floats, Floats]:
-        """Rows of functions and pools. Columns: the classes, then the places.
-
-        `shares[f, k]` is the part of `whole[f]`, the items of a function, that class k asks for.
-        """
-        app, classes = self._app, shares.shape[1]
-        rows: list[Floats] = []
-        for function in app.functions:
-            row = np.zeros(classes + len(self._places))
-            row[:classes] = shares[function.id]
-            for column, (variant, pool) in enumerate(self._places, classes):
-                if variant.function_id == function.id and whole[function.id]:
-                    row[column] = -self._items_max(variant, pool) / whole[function.id]
-            rows.append(row)
-        limits = [0.0 for _ in rows]
-        for pool in app.pools:
-            width = classes + len(self._places)
-            compute, slots = np.zeros(width), np.zeros(width)
-            for column, (variant, place) in enumerate(self._places, classes):
-                if place.id == pool.id:
-                    compute[column] = 1.0
-                    slots[column] = self._slot_share(variant, pool)
-            rows += [compute, slots]
-            limits += [1.0, 1.0]
-        return np.array(rows), np.array(limits)
-
-    def _items_max(self, variant: Variant, pool: Pool, batch_max: int | None = None) -> float:
+    def _items_max(self, column: _Column) -> float:
         """Items that the whole pool computes in the time if it runs nothing else."""
+        pool = column.pool
         lanes = pool.nodes if pool.faas is None else pool.faas.concurrency_max
-        work_ns = node_work_ns(variant, pool, batch_max) * self._scale[variant.function_id]
-        return lanes * self._duration_ns / work_ns
+        work_ns = node_work_ns(column.variant, pool, column.batch_max)
+        return lanes * self._duration_ns / (work_ns * self._scale[column.variant.function_id])
 
-    def _slot_share(self, variant: Variant, pool: Pool, batch_max: int | None = None) -> float:
-        """Share of the pool's slots that those items hold; 0 in a FaaS pool."""
-        if pool.faas is not None:
-            return 0.0
+    def _slot_share(self, column: _Column) -> float:
+        """Share of the pool's slots that those items hold."""
+        variant, pool, batch_max = column.variant, column.pool, column.batch_max
         scale = self._scale[variant.function_id]
         held_ns = slot_work_ns(variant, pool, scale, batch_max)
         return held_ns / (node_work_ns(variant, pool, batch_max) * scale)

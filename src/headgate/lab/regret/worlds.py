@@ -40,19 +40,10 @@ _OBJECTIVES_PER_WINDOW: Final = 30
 _LOAD: Final = (0.3, 5.0)
 _SCATTER_CV: Final = 0.1
 _PROFILE_ERROR: Final = 0.3
-_MILLISECOND_NS: Final = 1_000_000
 _MEGABYTE: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
-    """Requests of a tenant for a pipeline: one class of the world."""
-
-    client: str
-    pipeline: str
-
-
-@dataclass(frozen=True)  # not slotted: the loaded parts are made on demand
 class World:
     """An application file with a workload, and the seed of its arrivals and service times."""
 
@@ -65,8 +56,7 @@ class World:
         return LoadedWorld(config, self.seed, _arrivals(config, self.seed))
 
 
-@final
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class LoadedWorld:
     """A world with its application, its arrivals and its true service times."""
 
