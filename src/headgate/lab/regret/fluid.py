@@ -11,8 +11,8 @@ while it is on the network as well, and one build may hold only as many slots of
 instance runs batches. A FaaS pool is limited by its concurrency alone.
 
 The programme has a row per class and function and per thing that is shared, all of the form "at
-most", and serving nothing satisfies it. So the simplex method needs no first phase, and a dense tableau of a few dozen rows is
-all there is to it: no solver is needed as a dependency.
+most", and serving nothing satisfies it. So the simplex method needs no first phase, and a dense
+tableau of a few dozen rows is all there is to it: no solver is needed as a dependency.
 """
 
 from __future__ import annotations

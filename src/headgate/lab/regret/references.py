@@ -42,7 +42,8 @@ class Config(PolicyConfig):
     """Settings of a reference."""
 
     order: str = field(default="fifo", metadata=bounded(choices=("fifo", "edf")))
-    # Full batches per lane that may wait for a function; 0: no bound, every request is admitted.
+    # Full batches per lane that may wait for a function: a request that would exceed this for one
+    # of its stages is rejected on arrival. 0: no bound, every request is admitted.
     queue_batches: int = field(default=0, metadata=NOT_NEGATIVE)
     # Whether only the fastest build of each function is used.
     fastest_only: bool = False
@@ -71,34 +72,27 @@ class Reference(Policy):
             for f in app.functions
         ]
         self._pools = [{pool.id for _, pool in places} for places in self._places]
-        self._pending_items = [0 for _ in app.functions]  # of admitted tasks not dispatched yet
+        self._waiting_items = [0 for _ in app.functions]
         self._items_max = [
             config.queue_batches * sum(_full_batches(v, pool) for v, pool in places)
             for places in self._places
         ]
         self._is_bounded = config.queue_batches > 0
-        self._pending: set[int] = set()  # ids of those tasks
         self._calls = [0 for _ in app.pools]  # in flight, by FaaS pool
 
     def on_arrival(self, request: Request) -> None:
         if self._is_bounded and any(
-            self._pending_items[task.function.id] + request.items
+            self._waiting_items[task.function.id] + request.items
             > self._items_max[task.function.id]
             for task in request.tasks
         ):
             self.orders.reject(request, _REJECTED)
-            return
-        for task in request.tasks:
-            self._pending.add(task.id)
-            self._pending_items[task.function.id] += request.items
 
     def on_task_ready(self, task: Task) -> None:
         request = task.request
         key = request.deadline_ns if self._is_edf else request.arrival_ns
         heappush(self._queues[task.function.id], (key, task.id, task))
-        if task.id not in self._pending:  # it is back from an attempt that was refused
-            self._pending.add(task.id)
-            self._pending_items[task.function.id] += request.items
+        self._waiting_items[task.function.id] += request.items
         self._serve()
 
     def on_task_withdrawn(self, task: Task) -> None:
@@ -106,8 +100,7 @@ class Reference(Policy):
         if self._withdrawals[task.function.id].add(len(queue)):
             queue[:] = [entry for entry in queue if entry[2].state == TASK_READY]
             heapify(queue)
-        for each in task.request.tasks:
-            self._forget(each)
+        self._waiting_items[task.function.id] -= task.request.items
 
     def on_capacity(self, node: Node) -> None:
         self._serve()
@@ -118,11 +111,6 @@ class Reference(Policy):
     def on_batch_ended(self, batch: Batch, took_ns: int) -> None:
         if batch.node is None:
             self._calls[batch.pool.id] -= 1
-        # Stages of a cascade that are skipped never become ready: nothing waits for them.
-        for task in batch.tasks:
-            if task.request.tasks_left == 0:
-                for each in task.request.tasks:
-                    self._forget(each)
 
     def on_node_joined(self, node: Node) -> None:
         for function in self.view.app.functions:
@@ -133,11 +121,6 @@ class Reference(Policy):
             room = node.memory_used_bytes + variant.profile.memory_bytes <= node.pool.memory_bytes
             if holders < function.prewarm_nodes and room:
                 self.orders.start(variant, node)
-
-    def _forget(self, task: Task) -> None:
-        if task.id in self._pending:
-            self._pending.remove(task.id)
-            self._pending_items[task.function.id] -= task.request.items
 
     def _serve(self) -> None:
         """Dispatch until the first task of no queue has a place."""
@@ -195,7 +178,7 @@ class Reference(Policy):
             if batch and (items > variant.profile.items_max or task.must_run_alone):
                 break
             heappop(queue)
-            self._forget(task)
+            self._waiting_items[function_id] -= task.request.items
             batch.append(task)
             if task.must_run_alone:
                 break
