@@ -157,7 +157,7 @@ def test_a_bound_that_minds_deadlines() -> None:
         "fast": {"pools": ["gpu"], "exec_time": {1: "10ms", 2: "20ms", 4: "22ms"}},
         "slow": {"pools": ["cpu"], "exec_time": "30ms"},
     }
-    pools = {"gpu": {}, "cpu": {}}
+    pools: dict[str, Any] = {"gpu": {}, "cpu": {}}
     app = app_of({"f": {"variants": variants}}, pools, slo={"latency": "21ms"})
     model, classes = FluidModel(app, SECOND_NS), [Demand(app.pipelines[0], 1_000.0)]
     assert model.best(classes, [1.0]) == pytest.approx(4 / 0.022 + 1 / 0.030)

@@ -122,10 +122,13 @@ class WorldResult:
             "admitted": own.admitted,
             "cost_usd": own.cost_usd,
             "best_effort": own.best_effort,
+            # Those that do not count can change no figure.
             "rivals": {
-                name: {"goodput": r.goodput, "counts": r.counts, "cost_usd": r.cost_usd}
-                for name, r in self.rivals.items()
+                name: {"goodput": rival.goodput, "cost_usd": rival.cost_usd}
+                for name, rival in self.rivals.items()
+                if rival.counts
             },
+            "rivals_that_do_not_count": [n for n, rival in self.rivals.items() if not rival.counts],
         }
 
 
@@ -143,11 +146,11 @@ Recorded = Mapping[int, tuple[str, Mapping[str, Rival]]]  # by seed: digest of t
 
 
 def recorded_rivals(content: Mapping[str, Any]) -> Recorded:
-    """Return the scores of the rivals in the output of `headgate fuzz --regret --json`."""
+    """Return the rivals that count in the output of `headgate fuzz --regret --json`."""
     return {
         world["seed"]: (
             world["digest"],
-            {name: Rival(**reached) for name, reached in world["rivals"].items()},
+            {name: Rival(**reached, counts=True) for name, reached in world["rivals"].items()},
         )
         for world in content["worlds"]
     }
