@@ -160,6 +160,31 @@ def test_best_effort_share() -> None:
     assert fifo.serves_best_effort
 
 
+def test_best_effort_that_is_rejected_counts_as_waiting() -> None:
+    """Otherwise a policy could get rid of requests without an objective by rejecting them all."""
+    arrivals = [
+        {"pipeline": "f", "process": "deterministic:rate=10/s"},
+        {"pipeline": "bulk", "process": "deterministic:rate=10/s"},
+    ]
+    pipelines = {"f": {"function": "f", "slo": {"latency": "1s"}}, "bulk": {"function": "f"}}
+    judge = world_of({"f": {"exec_time": "10ms"}}, {"gpu": {}}, arrivals, pipelines=pipelines)
+    world = judge.world
+    is_bulk = world.arrivals.pipeline == 1
+    requests = build_requests(
+        world.arrivals.times_ns,
+        started_ns=np.where(is_bulk, NEVER_NS, world.arrivals.times_ns),
+        finished_ns=world.arrivals.times_ns,
+        deadline_ns=np.where(is_bulk, NEVER_NS, world.arrivals.times_ns + SECOND_NS),
+        outcome=np.where(is_bulk, Outcome.REJECTED, Outcome.MET),
+        pipeline=is_bulk,
+    )
+    names = (("f", "bulk"), ("f",), ("client",), ("gpu",))
+    score = judge.score(RunColumns(requests, build_spans(), (), *names, 10**10, 10**10))
+    assert score.best_effort == 0.0
+    assert not score.serves_best_effort
+    assert score.share == pytest.approx(1.0)
+
+
 def test_best_effort_that_never_waits_is_not_judged() -> None:
     judge = one_node(10)
     score = run(judge)

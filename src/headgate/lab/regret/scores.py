@@ -68,10 +68,12 @@ def wilson_upper(met: int, count: int) -> float:
     >>> round(wilson_upper(95, 100), 4), wilson_upper(10, 10)
     (0.9785, 1.0)
     """
+    if met == count:
+        return 1.0  # not a rounding error below it: an objective of 100 % is then kept
     share, z2 = met / count, _Z95**2
     centre = share + z2 / (2 * count)
     half = _Z95 * sqrt(share * (1 - share) / count + z2 / (4 * count**2))
-    return min(1.0, (centre + half) / (1 + z2 / count))
+    return (centre + half) / (1 + z2 / count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,10 +208,11 @@ class Judge:
         else. What was served counts if it ended while some request waited.
         """
         requests = run.requests
-        rows = ~self._is_scored[: len(requests)] & (requests.outcome != Outcome.REJECTED)
+        rows = ~self._is_scored[: len(requests)]
         if not rows.any():
             return nan
         window_ns = self.world.window_ns
+        # A request that is never started, even because it was rejected, waits to the end.
         starts = np.minimum(requests.started_ns[rows], window_ns)
         waits = _union(requests.arrival_ns[rows], starts, self._from_ns)
         waited_ns = sum(end - start for start, end in waits)
@@ -232,8 +235,9 @@ class Judge:
             own = rows & (self._pipeline[: len(requests)] == pipeline.id)
             sizes = self._sizes[: len(requests)]
             if own.any():
+                answered = own & ended & inside & (requests.outcome <= Outcome.LATE)
                 offered.append(Demand(pipeline, float(sizes[own].sum())))
-                served.append(Demand(pipeline, float(sizes[own & ended & inside].sum())))
+                served.append(Demand(pipeline, float(sizes[answered].sum())))
         return offered, served
 
 

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from math import isnan, nan
-from multiprocessing import get_context
 from statistics import fmean
 from typing import Any, Final
 
 from headgate.core.model import App
 from headgate.core.policy import PolicyConfig, PolicyKind
+from headgate.lab.harness import in_processes
 from headgate.lab.regret.references import REFERENCE, REFERENCES
 from headgate.lab.regret.scores import BEST_EFFORT_SHARE, Judge, Kept, Score, features
 from headgate.lab.regret.worlds import REQUESTS_MIN, Truth, World, draw_world
@@ -222,15 +222,11 @@ def search(
     jobs: int = 1,
     recorded: Recorded | None = None,
 ) -> Iterator[WorldResult]:
-    """Yield the result of each seed, in order; with `jobs` above 1, from as many processes."""
+    """Return the results of the seeds, in order, as they come; from `jobs` processes."""
     one: Callable[[int], WorldResult] = partial(
         judge_seed, policy=policy, truth=truth, recorded=recorded
     )
-    if jobs == 1:
-        yield from map(one, seeds)
-        return
-    with get_context("spawn").Pool(jobs) as pool:
-        yield from pool.imap(one, seeds)
+    return in_processes(one, seeds, jobs)
 
 
 @dataclass(frozen=True, slots=True)
