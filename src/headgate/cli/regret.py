@@ -118,24 +118,24 @@ def _aggregates(report: RegretReport) -> Iterator[RenderableType]:
     lines = {
         "worlds": f"{len(judged):,} with {report.truth} service times"
         + (f"; {left_out} left out: too few requests with objectives" if left_out else ""),
-        "share": f"{_mean_and_worst(report.share)} of the fluid bound",
-        "ratio": f"{_mean_and_worst(report.ratio)} of the best rival's goodput",
-        "kept": f"{_mean_and_worst(report.kept)} of the admitted requests in time; every "
-        f"objective's quantile in {report.quantile_kept:.1%} of the worlds",
-        "cost": f"{_mean_and_worst(report.cost)} of the cheapest comparable rival's",
-        "best effort": f"{_mean_and_worst(report.best_effort)} of the capacity while any waits",
+        "share": _mean_and_worst(report.share, "of the fluid bound"),
+        "ratio": _mean_and_worst(report.ratio, "of the best rival's goodput"),
+        "kept": _mean_and_worst(report.kept, "of the admitted requests in time"),
+        "quantile": f"kept for every objective in {report.quantile_kept:.1%} of the worlds",
+        "cost": _mean_and_worst(report.cost, "of the cheapest comparable rival's"),
+        "best effort": _mean_and_worst(report.best_effort, "of the capacity while any waits"),
     }
     without = len(judged) - report.ratio.worlds
     if without:
-        lines["ratio"] += f"; {without} without one: nobody gives each class half its share"
+        lines["ratio"] += f"; {without} worlds without: no policy gives each class half its share"
     for label, text in lines.items():
         yield hanging_indent(label, 13, text)
 
 
-def _mean_and_worst(value: Extreme) -> str:
+def _mean_and_worst(value: Extreme, of: str) -> str:
     if not value.worlds:
-        return "no world has a figure"
-    return f"mean {value.mean:.3f}, worst {value.worst:.3f} (seed {value.seed})"
+        return "no figure"
+    return f"mean {value.mean:.3f}, worst {value.worst:.3f} (seed {value.seed}) {of}"
 
 
 def _row(result: WorldResult) -> dict[str, object]:
