@@ -23,6 +23,7 @@ from headgate.lab.regret.worlds import (
 )
 
 SEEDS = range(120)
+PRIORITIES = 15  # a world whose requests claim priorities
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +81,7 @@ def test_worlds_cover_what_the_definition_lists(worlds: list[LoadedWorld]) -> No
         "cold",
         "memory",
         "items",
+        "priorities",
         "best-effort",
         "cascade",
         "bursts",
@@ -110,7 +112,7 @@ def test_loads_reach_from_idle_to_five_times_capacity(worlds: list[LoadedWorld])
     assert sum(load > 1 for load in loads) > len(loads) // 3
 
 
-@pytest.mark.parametrize("seed", [1, 16, 41])
+@pytest.mark.parametrize("seed", [1, 16, 41, PRIORITIES])
 def test_a_file_of_a_world_is_the_same_world(tmp_path: Path, seed: int) -> None:
     """`headgate simulate FILE --seed N` has the same application and the same arrivals."""
     drawn = draw_world(seed)
@@ -122,6 +124,6 @@ def test_a_file_of_a_world_is_the_same_world(tmp_path: Path, seed: int) -> None:
     assert config.app == world.app
     assert workload.arrivals is not None
     assert workload.window_ns == world.window_ns
-    for column in ("times_ns", "pipeline", "client", "sizes"):
+    for column in ("times_ns", "pipeline", "client", "sizes", "priorities"):
         ours, theirs = getattr(world.arrivals, column), getattr(workload.arrivals, column)
         assert ours.tolist() == theirs.tolist()

@@ -80,6 +80,18 @@ def test_sizes_can_be_given_to_any_open_kind() -> None:
     assert sized.sizes.mean() == pytest.approx(3.0, abs=0.2)
 
 
+def test_priorities_can_be_given_to_any_open_kind() -> None:
+    both = "poisson:rate=50/s,items=1+4,priority=0+7"
+    arrivals = parse_arrivals(both, duration_ns=MINUTE_NS, seed=3)
+    alone = parse_arrivals("poisson:rate=50/s,items=1+4", duration_ns=MINUTE_NS, seed=3)
+    assert isinstance(arrivals, Arrivals)
+    assert isinstance(alone, Arrivals)
+    assert set(arrivals.priorities.tolist()) == {0, 7}
+    assert arrivals.sizes.tolist() == alone.sizes.tolist()  # each column has a stream of its own
+    assert alone.priority is None
+    assert set(alone.priorities.tolist()) == {0}
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [

@@ -283,6 +283,7 @@ def features(world: LoadedWorld) -> list[str]:
         "cold": any(v.profile.cold_start_ns for v in app.variants),
         "memory": any(v.profile.memory_bytes for v in app.variants),
         "items": world.arrivals.items is not None,
+        "priorities": world.arrivals.priority is not None,
         "best-effort": any(p.slo.latency_ns == NEVER_NS for p in app.pipelines),
         "cascade": any(s.only_if_unsure for p in app.pipelines for s in p.stages),
         "bursts": any(not s.process.startswith("poisson") for s in world.config.workload.streams),

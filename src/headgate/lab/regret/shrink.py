@@ -31,6 +31,7 @@ from headgate.policies import find_policy
 TRIES_MAX: Final = 300
 REQUESTS_MAX: Final = 12_000  # a simplification must not make the world slow to run
 _RATE: Final = re.compile(r"([\d.]+)/s")
+_DRAWN: Final = re.compile(r",(?:items|priority)=[\d+]+")
 # Keys that can be left out, by section.
 _POOL_KEYS: Final = ("host_memory", "network_delay", "slots")
 _ELASTIC_KEYS: Final = ("elastic", "boot_time", "idle_timeout")
@@ -193,16 +194,15 @@ def _workload_changes(spec: Spec) -> Iterator[Change]:
     for name, client in spec["clients"].items():
         if client:
             yield partial(_set, path=("clients", name), value={})
-    for index, each in enumerate(spec["workload"]["arrivals"]):
-        process: str = each["process"]
+    for index, arrivals in enumerate(spec["workload"]["arrivals"]):
+        process: str = arrivals["process"]
         at: Keys = ("workload", "arrivals", index, "process")
-        plain, _, items = process.partition(",items=")
-        if items:
-            yield partial(_set, path=at, value=plain)
+        drawn: list[str] = _DRAWN.findall(process)
+        for each in drawn:
+            yield partial(_set, path=at, value=process.replace(each, ""))
         if not process.startswith("poisson"):
-            yield partial(
-                _set, path=at, value=_poisson(plain) + (f",items={items}" if items else "")
-            )
+            plain = _poisson(_DRAWN.sub("", process))
+            yield partial(_set, path=at, value=plain + "".join(drawn))
 
 
 def _section(spec: Spec, path: Keys) -> Any:

@@ -114,7 +114,7 @@ def draw_world(seed: int, truth: Truth = "scattered") -> World:
     """
     halvings = 0
     while True:
-        spec = _Drawing(stream(seed, "world"), halvings).spec()
+        spec = _Drawing(stream(seed, "world"), stream(seed, "priorities"), halvings).spec()
         if spec is not None:
             break
         halvings += 1
@@ -137,7 +137,7 @@ def with_truth(spec: Spec, truth: Truth, seed: int) -> Spec:
 class _Drawing:
     """Draws one world. `halvings` is how often the world was too large for its window."""
 
-    def __init__(self, rng: Random, halvings: int) -> None:
+    def __init__(self, rng: Random, priorities: Random, halvings: int) -> None:
         self._rng = rng
         self._node_shift = halvings
         self._batch_shift = max(0, halvings - 5)  # 40 nodes are one after five halvings
@@ -149,6 +149,8 @@ class _Drawing:
         self._has_memory_pressure = rng.random() < 0.12
         self._has_cold_starts = self._has_memory_pressure or is_slow or rng.random() < 0.4
         self._has_items = rng.random() < 0.15
+        self._has_priorities = priorities.random() < 0.15
+        self._priorities = priorities
         self._least_factor = self._log(2, 16)  # to which objectives may be cut, in critical paths
 
     def spec(self) -> Spec | None:
@@ -421,7 +423,12 @@ class _Drawing:
             text = f"stepped:rates={rates},every={_duration(window_s * 1e9 / steps)}"
         else:
             text = f"poisson:rate={_rate(rate_per_s)}"
-        return text if items == [1] else f"{text},items={'+'.join(map(str, items))}"
+        if items != [1]:
+            text += f",items={'+'.join(map(str, items))}"
+        if self._has_priorities:
+            claimed = self._priorities.sample(range(8), self._priorities.randint(1, 2))
+            text += f",priority={'+'.join(map(str, claimed))}"
+        return text
 
 
 def critical_path_ns(app: App, pipeline: Pipeline, items: int = 1) -> float:
