@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from headgate.core.events import InstanceStopped, RequestArrived, WeightsEvicted
@@ -34,6 +37,15 @@ def test_events_keep_their_order_during_a_decision() -> None:
     _, observer = run(make_app(), at_ms(1, 1), clients=[client], decision_ns=MS)
     ids = [event.request_id for _, event in observer.events if isinstance(event, RequestArrived)]
     assert ids == sorted(ids)
+
+
+def test_requests_arrive_with_the_priority_that_they_claim() -> None:
+    """The default is 0; a column of priorities reaches the Scheduler row by row."""
+    for priority, expected in ((None, [0, 0, 0]), (np.array([3, 0, 7], np.int32), [3, 0, 7])):
+        arrivals = replace(at_ms(1, 2, 3), priority=priority)
+        _, observer = run(make_app(), arrivals)
+        arrived = [event for _, event in observer.events if isinstance(event, RequestArrived)]
+        assert [event.priority for event in arrived] == expected
 
 
 def test_a_deadline_counts_from_the_arrival_not_from_its_handling() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -25,7 +25,7 @@ from headgate.core.errors import ConfigError, unknown_name_error
 from headgate.core.model import App
 from headgate.core.policy import PolicyConfig, PolicyKind
 from headgate.core.units import format_duration
-from headgate.policies import find_policy, policy_names
+from headgate.policies import find_policy, policies_for, policy_names, requirements
 
 
 def load_app(reference: str) -> AppConfig:
@@ -89,15 +89,6 @@ def warn_of_unreachable_objectives(config: AppConfig, where: str) -> None:
         click.echo(f"headgate: warning: {error}", err=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Requirement:
-    """Something in an application that not every policy supports."""
-
-    flag: str  # the field of `Capabilities` that must be true
-    key: str  # its path in the application file
-    noun: str
-
-
 def check_support(app: App, name: str, kind: PolicyKind, where: str) -> None:
     """Raise `ConfigError` if the policy does not support the application; name those that do."""
     for requirement in requirements(app):
@@ -108,32 +99,6 @@ def check_support(app: App, name: str, kind: PolicyKind, where: str) -> None:
                 key=requirement.key,
                 allowed=", ".join(policies_for(app)) or "no policy supports this yet",
             )
-
-
-def policies_for(app: App) -> list[str]:
-    """Return the policies that support everything in the application."""
-    flags = {requirement.flag for requirement in requirements(app)}
-    return [
-        name
-        for name in policy_names()
-        if all(getattr(find_policy(name).capabilities, flag) for flag in flags)
-    ]
-
-
-def requirements(app: App) -> Iterator[Requirement]:
-    """Yield what the application requires of a policy."""
-    for pool in app.pools:
-        if pool.faas is not None:
-            yield Requirement("serverless", f"pools.{pool.name}", "serverless pools")
-    for pipeline in app.pipelines:
-        if any(stage.after for stage in pipeline.stages):
-            yield Requirement("pipelines", f"pipelines.{pipeline.name}", "stages with `after`")
-    for pool in app.pools:
-        if pool.faas is None:
-            for function, variant in zip(app.functions, app.variants_on(pool.id), strict=True):
-                if variant is None:
-                    noun = f"a function that the nodes of pool {pool.name} cannot run"
-                    yield Requirement("mixed_pools", f"functions.{function.name}", noun)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ the same application, the same arrivals and the same service times.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import exp, log, nan, sqrt
 from multiprocessing import get_context
@@ -287,6 +287,19 @@ def _tier_use(run: RunColumns, times: RequestTimes, rows: Bools, *, is_function:
 def run_case(case: Case[S], seed: int) -> RunResult:
     """Run a case. At the top level of a module, for worker processes."""
     return case.scenario.environment(seed).run(case.policy, seed)
+
+
+def in_processes(function: Callable[[C], R], items: Iterable[C], jobs: int) -> Iterator[R]:
+    """Yield `function(item)` of each item, in order; with `jobs` above 1, from as many processes.
+
+    In several processes `function` must be at the top level of a module, or a `partial` of such a
+    function, and the items and results picklable.
+    """
+    if jobs == 1:
+        yield from map(function, items)
+        return
+    with get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap(function, items)
 
 
 def over_seeds(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from headgate.core.errors import ConfigError
+from headgate.core.model import App
 from headgate.core.policy import PolicyKind
 
 
@@ -33,3 +36,38 @@ def describe_policy(name: str) -> str:
     """Return the first line of a policy's docstring: what it does."""
     module = importlib.import_module(f"{__name__}.{name}")
     return (module.__doc__ or name).strip().splitlines()[0]  # a compiled module has no docstring
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """Something in an application that not every policy supports."""
+
+    flag: str  # the field of `Capabilities` that must be true
+    key: str  # its path in the application file
+    noun: str
+
+
+def policies_for(app: App) -> list[str]:
+    """Return the policies that support everything in the application."""
+    flags = {requirement.flag for requirement in requirements(app)}
+    return [
+        name
+        for name in policy_names()
+        if all(getattr(find_policy(name).capabilities, flag) for flag in flags)
+    ]
+
+
+def requirements(app: App) -> Iterator[Requirement]:
+    """Yield what the application requires of a policy."""
+    for pool in app.pools:
+        if pool.faas is not None:
+            yield Requirement("serverless", f"pools.{pool.name}", "serverless pools")
+    for pipeline in app.pipelines:
+        if any(stage.after for stage in pipeline.stages):
+            yield Requirement("pipelines", f"pipelines.{pipeline.name}", "stages with `after`")
+    for pool in app.pools:
+        if pool.faas is None:
+            for function, variant in zip(app.functions, app.variants_on(pool.id), strict=True):
+                if variant is None:
+                    noun = f"a function that the nodes of pool {pool.name} cannot run"
+                    yield Requirement("mixed_pools", f"functions.{function.name}", noun)

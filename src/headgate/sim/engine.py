@@ -132,8 +132,8 @@ class Engine:
         cursor = self._cursor
         while cursor.read():
             # zip without `strict`: mypyc compiles this form to a loop that builds no tuples.
-            for arrival_ns, pipeline, client, items in zip(  # noqa: B905
-                cursor.times, cursor.pipelines, cursor.clients, cursor.items
+            for arrival_ns, pipeline, client, items, priority in zip(  # noqa: B905
+                cursor.times, cursor.pipelines, cursor.clients, cursor.items, cursor.priorities
             ):
                 while heap:
                     first = heap[0]
@@ -143,7 +143,7 @@ class Engine:
                     self.now_ns = at_ns
                     self._process(at_ns, heappop(heap)[3])
                 self.now_ns = arrival_ns
-                self._admit(arrival_ns, pipeline, client, items)
+                self._admit(arrival_ns, pipeline, client, items, priority)
         while heap and not self._is_finished(heap[0][0]):
             at_ns, _, _, item = heappop(heap)
             self.now_ns = at_ns
@@ -154,14 +154,16 @@ class Engine:
         is_idle = recorder.count == recorder.ended and self._pending_clients == 0
         return is_idle or next_ns > self._limit_ns
 
-    def _admit(self, now_ns: int, pipeline: int, client: int, items: int) -> None:
+    def _admit(
+        self, now_ns: int, pipeline: int, client: int, items: int, priority: int = 0
+    ) -> None:
         recorder = self.recorder
         request_id = recorder.count
         recorder.count = request_id + 1
         if recorder.records_arrivals:
             recorder.arrived(now_ns, pipeline, client)
         index = 0 if self._peers == 1 else self._scheduler_of_request(request_id)
-        event = RequestArrived(request_id, pipeline, client, items)
+        event = RequestArrived(request_id, pipeline, client, items, priority)
         # The event may wait in the Scheduler's inbox; the deadline counts from the arrival.
         if self._has_decision_cost:
             event.deadline_ns = self.app.pipelines[pipeline].slo.deadline_ns(now_ns)

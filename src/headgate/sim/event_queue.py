@@ -117,6 +117,7 @@ class ArrivalCursor:
         self.pipelines: list[int] = []
         self.clients: list[int] = []
         self.items: list[int] = []
+        self.priorities: list[int] = []
 
     def read(self) -> bool:
         """Read the next chunk into the lists; return False when no arrivals are left."""
@@ -131,6 +132,7 @@ class ArrivalCursor:
         self.pipelines = _ints(self._pipeline_ids[arrivals.pipeline[part]])
         self.clients = _ints(self._client_ids[arrivals.client[part]])
         self.items = _ints(arrivals.sizes[part])
+        self.priorities = _ints(arrivals.priorities[part])
         return True
 
     def columns(self) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:

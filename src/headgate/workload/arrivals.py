@@ -36,6 +36,7 @@ class Arrivals:
     pipelines: tuple[str, ...] = (DEFAULT_NAME,)
     clients: tuple[str, ...] = (DEFAULT_NAME,)
     items: Int32 | None = None  # the number of items of each request; None: one each
+    priority: Int32 | None = None  # that each client claims, smaller is more urgent; None: 0
 
     def __post_init__(self) -> None:
         _check_times(self.times_ns, self.duration_ns)
@@ -45,7 +46,9 @@ class Arrivals:
             _check_column("items", self.items, np.int32, len(self.times_ns))
             if len(self.items) and self.items.min() < 1:
                 raise ConfigError("a request has at least one item", key="items")
-        for name in ("times_ns", "pipeline", "client", "items"):
+        if self.priority is not None:
+            _check_column("priority", self.priority, np.int32, len(self.times_ns))
+        for name in ("times_ns", "pipeline", "client", "items", "priority"):
             column = getattr(self, name)
             if column is not None:
                 view = column.view()
@@ -59,6 +62,11 @@ class Arrivals:
     def sizes(self) -> Int32:
         """The number of items of each request, as a column also where `items` is None."""
         return constant_column(len(self), 1) if self.items is None else self.items
+
+    @property
+    def priorities(self) -> Int32:
+        """The priority of each request, as a column also where `priority` is None."""
+        return constant_column(len(self)) if self.priority is None else self.priority
 
     @property
     def mean_rate_per_s(self) -> float:

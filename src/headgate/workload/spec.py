@@ -1,7 +1,9 @@
 """Arrival specifications: `poisson:rate=50/s`, `closed:clients=5+20,every=10s`.
 
 A specification is a kind and its parameters; several values of one parameter are joined by `+`. Any
-kind takes a `pipeline` and a `client`, the names that its requests have.
+kind takes a `pipeline` and a `client`, the names that its requests have; any kind but a closed loop
+takes `items`, the sizes of its requests, and `priority`, the priorities that they claim. Several
+sizes or priorities are equally likely.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeVar
+
+import numpy as np
 
 from headgate.core.errors import ConfigError
 from headgate.core.units import parse_duration, parse_rate
@@ -20,10 +24,13 @@ from headgate.workload.arrivals import (
     Arrivals,
     ClosedLoop,
     ConcurrencyStep,
+    Int32,
     check_positive,
 )
 from headgate.workload.transforms import named
 
+# Columns that are drawn for each request, with the least and the largest value.
+_DRAWN: Final = {"items": (1, 1_000_000), "priority": (0, 1_000)}
 CLIENTS_MAX: Final = 1_000_000  # in one closed loop; more is surely a mistake
 Value = TypeVar("Value")
 
@@ -41,10 +48,14 @@ def parse_arrivals(spec: str, *, duration_ns: int, seed: int) -> Arrivals | Clos
         allowed = ", ".join(_KINDS)
         raise ConfigError("unknown kind of arrivals", value=kind, allowed=allowed)
     names, build = _KINDS[kind]
-    values = _values(kind, text, (*names, "pipeline", "client"))
+    drawn = () if kind == "closed" else tuple(_DRAWN)
+    values = _values(kind, text, (*names, "pipeline", "client", *drawn))
     labels = values.get("pipeline", DEFAULT_NAME), values.get("client", DEFAULT_NAME)
     try:
-        arrivals = build(_Parameters(kind, values, duration_ns, seed))
+        parameters = _Parameters(kind, values, duration_ns, seed)
+        arrivals = build(parameters)
+        if isinstance(arrivals, Arrivals):
+            arrivals = _with_drawn_columns(arrivals, parameters)
     except ConfigError as error:
         if error.key not in values:
             raise
@@ -102,6 +113,21 @@ def _whole(text: str, key: str, least: int, most: int) -> int:
         allowed = f"{least} to {most:,}"
         raise ConfigError("is out of range", key=key, value=text, allowed=allowed)
     return int(text)
+
+
+def _with_drawn_columns(arrivals: Arrivals, spec: _Parameters) -> Arrivals:
+    """Draw the size and the priority of each request, from those of a specification."""
+    columns: dict[str, Int32] = {}
+    for name, (least, most) in _DRAWN.items():
+        if name in spec.values:
+            choices = spec.several(name, partial(_whole, least=least, most=most))
+            rng = generators.column_stream(spec.seed, name)
+            columns[name] = rng.choice(np.array(choices, dtype=np.int32), len(arrivals))
+    return replace(
+        arrivals,
+        items=columns.get("items", arrivals.items),
+        priority=columns.get("priority", arrivals.priority),
+    )
 
 
 def _gamma(spec: _Parameters) -> Arrivals:

@@ -87,6 +87,7 @@ def mix(parts: Sequence[Arrivals]) -> Arrivals:
     pipelines = tuple(dict.fromkeys(name for part in parts for name in part.pipelines))
     clients = tuple(dict.fromkeys(name for part in parts for name in part.clients))
     has_items = any(part.items is not None for part in parts)
+    has_priorities = any(part.priority is not None for part in parts)
     return Arrivals(
         times_ns[rows],
         max(part.duration_ns for part in parts),
@@ -95,6 +96,7 @@ def mix(parts: Sequence[Arrivals]) -> Arrivals:
         pipelines,
         clients,
         np.concatenate([part.sizes for part in parts])[rows] if has_items else None,
+        np.concatenate([part.priorities for part in parts])[rows] if has_priorities else None,
     )
 
 
@@ -136,6 +138,7 @@ def _with_rows(
         pipeline=take_rows(arrivals.pipeline, rows),
         client=take_rows(arrivals.client, rows),
         items=None if arrivals.items is None else arrivals.items[rows],
+        priority=None if arrivals.priority is None else arrivals.priority[rows],
     )
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from math import nan
 from pathlib import Path
 
 import pytest
 from cli_rig import headgate
 
+from headgate.cli import regret
 from headgate.cli.commands import bench as bench_command
 from headgate.cli.commands import fuzz as fuzz_command
 from headgate.cli.commands import reproduce as reproduce_command
 from headgate.lab.bench import bench_names
 from headgate.lab.experiments import Check, Progress, Result, experiment_names
+from headgate.lab.regret.scores import Kept, Score
+from headgate.lab.regret.search import Rival, WorldResult
 from headgate.sim.fuzz import FuzzReport
 
 GOOD = Check("two and two", "arithmetic", 4, 4, holds=True)
@@ -117,3 +122,65 @@ def test_fuzzing_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (ended.json["events"], ended.json["outcomes"]) == ({"NodeLost": 6}, {"met": 9})
     (failure,) = ended.json["failures"]
     assert failure["repeat"] == "headgate fuzz --policy balance --seed 8"
+
+
+KEPT = (Kept("p0", 0.99, 1_000, 1_000),)
+
+
+def fake_search(
+    policy: str, seeds: Iterable[int], *, truth: str, jobs: int
+) -> Iterator[WorldResult]:
+    """Seed 8 is lost by its share of the bound and seed 9 has too few requests."""
+    for seed in seeds:
+        share = 0.3 if seed == 8 else 0.9
+        own = Score(share, share, True, (), KEPT, 1_000, 1.0, nan)
+        rivals = {"edf": Rival(0.3, counts=True, cost_usd=1.0)}
+        yield WorldResult(seed, "d", 1.5, 10 if seed == 9 else 2_000, ("faas",), own, rivals)
+
+
+def test_regret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regret, "search", fake_search)
+    fine = headgate("fuzz", "--regret", "--seed", 7)
+    assert fine.code == 0
+    assert "✓ headgate loses none of 1 world" in fine.out
+    lost = headgate("fuzz", "--regret", "--policy", "balance", "--seed", 7, "--count", 3)
+    assert lost.code == 1
+    assert "2 with scattered service times; 1 left out" in lost.out
+    assert "mean 0.600, worst 0.300 (seed 8) of the fluid bound" in lost.out
+    assert "balance loses 1 of 2 worlds" in lost.out
+    assert "headgate fuzz --regret --policy balance --seed 8" in lost.out
+
+
+def test_regret_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regret, "search", fake_search)
+    ended = headgate("fuzz", "--regret", "--seed", 7, "--count", 3, "--truth", "wrong", "--json")
+    assert ended.code == 1
+    found = ended.json
+    assert (found["policy"], found["truth"], found["count"]) == ("headgate", "wrong", 3)
+    assert (found["lost"], found["left_out"]) == (1, 1)
+    assert found["share"]["seed"] == 8
+    assert [world["losses"] for world in found["worlds"]] == [[], ["share"], []]
+
+
+def test_a_lost_world_becomes_a_file_that_runs(tmp_path: Path) -> None:
+    """`balance` admits everything, so under overload it answers nothing in time."""
+    output = tmp_path / "lost"
+    arguments = ("fuzz", "--regret", "--policy", "balance", "--seed", 41, "--shrink", output)
+    ended = headgate(*arguments)
+    assert ended.code == 1
+    (path,) = output.glob("balance-*-41.yaml")
+    assert f"written: {path}" in ended.out
+    text = path.read_text(encoding="utf-8")
+    assert "headgate fuzz --regret --policy balance --seed 41" in text
+    assert len(text.splitlines()) < 40
+    assert headgate("simulate", path, "--policy", "balance", "--seed", 41).code == 0
+
+
+def test_options_of_the_regret_search_alone() -> None:
+    for option, value in (("--truth", "exact"), ("--jobs", 2), ("--shrink", "lost")):
+        ended = headgate("fuzz", "--policy", "balance", option, value)
+        assert ended.code == 2
+        assert f"{option} is for --regret only" in ended.err
+    unknown = headgate("fuzz", "--regret", "--policy", "nosuch")
+    assert unknown.code == 2
+    assert "unknown policy" in unknown.err

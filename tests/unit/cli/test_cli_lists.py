@@ -10,11 +10,11 @@ import pytest
 from cli_rig import APP, EXAMPLES, KAAS, headgate, write
 
 import headgate as package
-from headgate.cli.app_loading import check_support, policies_for
+from headgate.cli.app_loading import check_support
 from headgate.config import from_spec
 from headgate.config.reference import json_schema
 from headgate.core.errors import ConfigError
-from headgate.policies import find_policy, policy_names
+from headgate.policies import find_policy, policies_for, policy_names
 
 TWO_POOLS = """
 functions: {small: {exec_time: 5ms, memory: 1GB}, large: {exec_time: 20ms, memory: 30GB}}

@@ -66,6 +66,32 @@ def test_names_can_be_given_to_any_kind() -> None:
     assert (arrivals.pipelines, arrivals.clients) == (("ocr",), ("lab",))
 
 
+def test_sizes_can_be_given_to_any_open_kind() -> None:
+    """They are equally likely and do not change the times."""
+    plain = parse_arrivals("poisson:rate=50/s", duration_ns=MINUTE_NS, seed=3)
+    sized = parse_arrivals("poisson:rate=50/s,items=1+4+4", duration_ns=MINUTE_NS, seed=3)
+    again = parse_arrivals("poisson:rate=50/s,items=1+4+4", duration_ns=MINUTE_NS, seed=3)
+    assert isinstance(plain, Arrivals)
+    assert isinstance(sized, Arrivals)
+    assert isinstance(again, Arrivals)
+    assert sized.times_ns.tolist() == plain.times_ns.tolist()
+    assert sized.sizes.tolist() == again.sizes.tolist()
+    assert set(sized.sizes.tolist()) == {1, 4}
+    assert sized.sizes.mean() == pytest.approx(3.0, abs=0.2)
+
+
+def test_priorities_can_be_given_to_any_open_kind() -> None:
+    both = "poisson:rate=50/s,items=1+4,priority=0+7"
+    arrivals = parse_arrivals(both, duration_ns=MINUTE_NS, seed=3)
+    alone = parse_arrivals("poisson:rate=50/s,items=1+4", duration_ns=MINUTE_NS, seed=3)
+    assert isinstance(arrivals, Arrivals)
+    assert isinstance(alone, Arrivals)
+    assert set(arrivals.priorities.tolist()) == {0, 7}
+    assert arrivals.sizes.tolist() == alone.sizes.tolist()  # each column has a stream of its own
+    assert alone.priority is None
+    assert set(alone.priorities.tolist()) == {0}
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
@@ -85,6 +111,9 @@ def test_names_can_be_given_to_any_kind() -> None:
         ("closed:clients=2.5", "closed.clients: '2.5': is not a whole number"),
         ("closed:clients=2+3", "closed.every: is missing"),
         ("closed:clients=2+3,every=0s", "^closed.every: '0s': must be positive .*more than 0"),
+        ("poisson:rate=5/s,items=0", "^poisson.items: '0': .*allowed: 1 to "),
+        ("poisson:rate=5/s,items=1+x", "^poisson.items: '.*': is not a whole number"),
+        ("closed:clients=2,items=2", "'items=2': is not a parameter"),
         ("closed:clients=1000001", "^closed.clients: '1000001': .*allowed: 0 to 1,000,000"),
         ("closed:clients=" + "9" * 5_000, "is out of range"),
         ("closed:clients=2,requests=0", "^closed.requests: '0': .*allowed: 1 to "),

@@ -8,7 +8,7 @@ from typing import Final
 import click
 from rich.text import Text
 
-from headgate.cli.app_loading import check_support, known_policy, load_app, policies_for
+from headgate.cli.app_loading import check_support, known_policy, load_app
 from headgate.cli.options import WorkloadOptions, app_argument, json_option, traces_option
 from headgate.cli.output import show, show_json
 from headgate.cli.workload import choose_workload
@@ -19,6 +19,7 @@ from headgate.core.model import TIER_NAMES, UNLIMITED, App, Pipeline, Pool, Vari
 from headgate.core.units import format_duration, format_size
 from headgate.metrics.format import percent
 from headgate.metrics.table import rows_table
+from headgate.policies import policies_for
 
 _DEFAULT_POLICY: Final = "headgate"  # of a file without `policy`
 

@@ -15,7 +15,6 @@ from rich.text import Text
 from headgate.cli.app_loading import (
     SelectedPolicy,
     load_for_simulation,
-    policies_for,
     select_policy,
 )
 from headgate.cli.options import (
@@ -41,6 +40,7 @@ from headgate.metrics.report.comparison_plots import PANELS, comparison_plots
 from headgate.metrics.report.write import write_page
 from headgate.metrics.summary import Summary
 from headgate.metrics.table import Column, Fields, ReportTable, comparison_table, format_column
+from headgate.policies import policies_for
 
 _MEANS: Final[Fields] = (
     ("met", "share", "slo_attainment"),

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 
 import click
 from rich.text import Text
 
 from headgate.cli.app_loading import known_policy
-from headgate.cli.options import json_option, seed_option
+from headgate.cli.options import OutputPath, json_option, seed_option
 from headgate.cli.output import Progress, hanging_indent, show, show_json
+from headgate.cli.regret import RegretSearch, run_regret_search
+from headgate.lab.regret.worlds import TRUTHS, Truth
 from headgate.metrics.format import format_cell
 from headgate.sim.fuzz import FuzzReport, fuzz
 
 
 @click.command("fuzz")
-@click.option("--policy", required=True, metavar="NAME", help="Policy to test.")
+@click.option(
+    "--policy",
+    metavar="NAME",
+    help="Policy to test. Required; with --regret, the default is headgate.",
+)
 @seed_option
 @click.option(
     "--count",
@@ -25,17 +32,61 @@ from headgate.sim.fuzz import FuzzReport, fuzz
     metavar="K",
     help="Number of cases: seeds N, N + 1, ... Default: 1.",
 )
+@click.option(
+    "--regret", is_flag=True, help="Search for worlds in which the policy does worse than others."
+)
+@click.option(
+    "--truth",
+    type=click.Choice(TRUTHS),
+    help="With --regret: service times as profiled, scattered around the profile by 10 %, or with "
+    "profiles that are wrong by up to 30 % as well. Default: scattered.",
+)
+@click.option(
+    "--shrink",
+    type=OutputPath(),
+    metavar="DIR",
+    help="With --regret: write a small application file for each world that is lost.",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1, max=256),
+    metavar="N",
+    help="With --regret: number of processes. Default: 1.",
+)
 @json_option
-def command(policy: str, seed: int, count: int, as_json: bool) -> int:
+def command(
+    policy: str | None,
+    seed: int,
+    count: int,
+    regret: bool,
+    truth: Truth | None,
+    shrink: Path | None,
+    jobs: int | None,
+    as_json: bool,
+) -> int:
     """Run a policy on random cases with random faults, under every invariant checker.
 
     Each seed is a case: an application, a workload and a fault plan. It is run twice and its log is
     replayed. Exits with 1 if a case fails, and prints the command that repeats it.
 
+    With --regret each seed is a world without faults, and the policy is scored: its goodput beside
+    a fluid bound and beside every other policy that supports the world, the share of admitted
+    requests that were in time, and the cost. Exits with 1 if a world is lost. docs/regret.md
+    defines the scores.
+
     \b
     headgate fuzz --policy balance --seed 7
     headgate fuzz --policy affinity --count 200
+    headgate fuzz --regret --count 100 --jobs 4 --shrink lost/
     """
+    if regret:
+        search = RegretSearch(policy or "headgate", seed, count, truth or "scattered", jobs or 1)
+        return run_regret_search(search, shrink, as_json=as_json)
+    for option, value in (("--truth", truth), ("--shrink", shrink), ("--jobs", jobs)):
+        if value is not None:
+            raise click.UsageError(f"{option} is for --regret only.")
+    if policy is None:
+        raise click.MissingParameter(param_type="option", param_hint="'--policy'")
     known_policy(policy, "--policy")
     reports: list[FuzzReport] = []
     with Progress(f"fuzzing {policy}", count) as progress:

@@ -1,0 +1,129 @@
+"""The worlds of the regret search: what they cover, what they keep to, and that files run them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+
+from headgate.cli.app_loading import load_app
+from headgate.cli.options import WorkloadOptions
+from headgate.cli.workload import choose_workload
+from headgate.core.model import App
+from headgate.lab.regret.scores import features
+from headgate.lab.regret.worlds import (
+    REQUESTS_MIN,
+    LoadedWorld,
+    critical_path_ns,
+    draw_world,
+    has_objective,
+    with_truth,
+)
+
+SEEDS = range(120)
+PRIORITIES = 15  # a world whose requests claim priorities
+
+
+@pytest.fixture(scope="module")
+def worlds() -> list[LoadedWorld]:
+    return [draw_world(seed).load() for seed in SEEDS]
+
+
+def speed_ratio(app: App) -> float:
+    """The largest ratio of the times of two builds of one function."""
+    times = [[v.profile.exec_ns[0] for v in function.variants] for function in app.functions]
+    return max(max(each) / min(each) for each in times)
+
+
+def test_a_seed_is_one_world() -> None:
+    assert draw_world(5) == draw_world(5)
+    assert draw_world(5) != draw_world(6)
+
+
+def test_the_truth_changes_the_service_times_only() -> None:
+    exact, scattered, wrong = (
+        draw_world(5, truth).spec for truth in ("exact", "scattered", "wrong")
+    )
+    assert "simulation" not in exact
+    assert scattered == {**exact, "simulation": scattered["simulation"]}
+    assert scattered["simulation"]["service_times"] == {"distribution": "lognormal", "cv": 0.1}
+    scale = wrong["simulation"]["service_times"].pop("scale")
+    assert wrong == scattered
+    assert set(scale) == set(exact["functions"])
+    assert all(0.7 <= factor <= 1.3 for factor in scale.values())
+    assert with_truth(exact, "scattered", 5) == scattered
+
+
+def test_worlds_keep_their_rules(worlds: list[LoadedWorld]) -> None:
+    """Objectives of at least two critical paths, windows of many objectives, enough requests."""
+    for world in worlds:
+        app, arrivals = world.app, world.arrivals
+        objectives = [p for p in app.pipelines if has_objective(p)]
+        assert objectives
+        items = int(arrivals.sizes.max())
+        for pipeline in objectives:
+            assert pipeline.slo.latency_ns >= 2 * critical_path_ns(app, pipeline, items)
+            assert world.window_ns >= 20 * pipeline.slo.latency_ns
+        names = [arrivals.pipelines[index] for index in arrivals.pipeline]
+        scored = sum(Counter(names)[pipeline.name] for pipeline in objectives)
+        assert REQUESTS_MIN <= scored <= 8_000, world.seed
+
+
+def test_worlds_cover_what_the_definition_lists(worlds: list[LoadedWorld]) -> None:
+    words = Counter(word for world in worlds for word in features(world))
+    for word in (
+        "faas",
+        "elastic",
+        "slots",
+        "network",
+        "cold",
+        "memory",
+        "items",
+        "priorities",
+        "best-effort",
+        "cascade",
+        "bursts",
+    ):
+        assert words[word] >= 2, word
+    apps = [world.app for world in worlds]
+    assert {len(app.pools) for app in apps} >= {1, 2, 3}
+    assert {len(app.clients) for app in apps} >= {1, 2, 3}
+    assert len({client.weight for app in apps for client in app.clients}) > 2
+    nodes = {pool.nodes for app in apps for pool in app.pools if pool.faas is None}
+    assert min(nodes) == 1
+    assert max(nodes) >= 30
+    batches = {v.profile.items_max for app in apps for v in app.variants}
+    assert {1, 2, 4, 8, 16, 32} <= batches
+    assert max(speed_ratio(app) for app in apps) > 50
+    stages = {tuple(len(s.after) for s in p.stages) for app in apps for p in app.pipelines}
+    assert {(0,), (0, 1), (0, 1, 1), (0, 1, 1, 2)} <= stages
+    quantiles = {p.slo.quantile for app in apps for p in app.pipelines}
+    assert quantiles >= {0.9, 0.95, 0.99}
+    latencies = [p.slo.latency_ns for app in apps for p in app.pipelines if has_objective(p)]
+    assert max(latencies) >= 1_000 * min(latencies)
+
+
+def test_loads_reach_from_idle_to_five_times_capacity(worlds: list[LoadedWorld]) -> None:
+    loads = sorted(world.load for world in worlds)
+    assert 0.2 < loads[0] < 0.45
+    assert 3.5 < loads[-1] < 6.5
+    assert sum(load > 1 for load in loads) > len(loads) // 3
+
+
+@pytest.mark.parametrize("seed", [1, 16, 41, PRIORITIES])
+def test_a_file_of_a_world_is_the_same_world(tmp_path: Path, seed: int) -> None:
+    """`headgate simulate FILE --seed N` has the same application and the same arrivals."""
+    drawn = draw_world(seed)
+    path = tmp_path / "world.yaml"
+    path.write_text(yaml.safe_dump(drawn.spec, sort_keys=False), encoding="utf-8")
+    world = drawn.load()
+    config = load_app(str(path))
+    workload = choose_workload(config, str(path), WorkloadOptions(), seed)
+    assert config.app == world.app
+    assert workload.arrivals is not None
+    assert workload.window_ns == world.window_ns
+    for column in ("times_ns", "pipeline", "client", "sizes", "priorities"):
+        ours, theirs = getattr(world.arrivals, column), getattr(workload.arrivals, column)
+        assert ours.tolist() == theirs.tolist()
