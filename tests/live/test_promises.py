@@ -62,11 +62,14 @@ def counters(served: Served) -> dict[str, float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-@pytest.mark.xfail(reason="a client's own deadline and priority outrank other tenants")
+@pytest.mark.xfail(
+    raises=AssertionError, reason="a client's own deadline and priority outrank other tenants"
+)
 def test_quiet_tenant_beside_a_flood(protocol: str) -> None:
     plan = promises.PromisesPlan(protocols=(protocol,), quiet_seconds=6.0)
     (result,) = promises.measure_tenants(plan, lambda _: None)
-    assert result.flood_rps > 300 and result.requests > 30
+    if result.flood_rps < 300 or result.requests < 30:  # not what this test is about
+        raise RuntimeError(f"no flood, or nobody beside it: {result}")
     assert result.met >= 0.9 * result.requests
 
 
@@ -81,10 +84,14 @@ def test_function_that_was_slow_recovers() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(reason="stages that are not ready are not part of the prediction at admission")
+@pytest.mark.xfail(
+    raises=AssertionError,
+    reason="stages that are not ready are not part of the prediction at admission",
+)
 def test_pipeline_at_three_times_its_capacity() -> None:
     plan = promises.PromisesPlan(pipeline_loads=(0.5, 3.0), pipeline_seconds=5.0)
     half, three = promises.measure_pipeline(plan, lambda _: None)
-    assert half.live_rps > 0
+    if not half.live_rps or not half.simulated_rps:  # not what this test is about
+        raise RuntimeError(f"the pipeline does not run: {half}")
     assert three.live_rps >= 0.7 * half.live_rps
     assert three.live_kept >= 0.9 and three.simulated_kept >= 0.9
