@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from headgate.core.actions import Settle
+from headgate.core.actions import ReportWouldReject, Settle
 from headgate.core.errors import InvariantError
 from headgate.core.events import (
     BatchFailed,
@@ -17,7 +17,7 @@ from headgate.core.events import (
     RequestCancelled,
     TimerFired,
 )
-from headgate.core.model import Pool, Slo
+from headgate.core.model import OBSERVE, Limits, Pool, Slo
 from headgate.core.states import Outcome, Settlement
 from headgate.sim.checkers import (
     Checkers,
@@ -26,13 +26,24 @@ from headgate.sim.checkers import (
     Deadlines,
     Exclusivity,
     HardDeadlines,
+    ObservedAdmission,
     Stages,
     Starvation,
     all_checkers,
 )
 
 from .apps import GPU, at_ms, make_app, run
-from .checker_runs import APP, Entry, arrives, columns, finishes, sends, settles, violations
+from .checker_runs import (
+    APP,
+    Entry,
+    arrives,
+    columns,
+    does,
+    finishes,
+    sends,
+    settles,
+    violations,
+)
 
 
 def test_conservation() -> None:
@@ -200,3 +211,23 @@ def test_checkers_report_two_jobs_at_once_on_one_slot() -> None:
     exclusive = Exclusivity(make_app(pools=(GPU,)))
     exclusive.finish(run_columns)
     assert "gpu1 runs 2 jobs at once, of 1" in exclusive.violations[0]
+
+
+def test_observed_admission() -> None:
+    """A report stands for a rejection exactly where admission is only observed."""
+    observing = replace(APP, limits=Limits(admission=OBSERVE))
+    report, rejected = does(ReportWouldReject(0, "overloaded")), settles(Outcome.REJECTED)
+    assert violations(ObservedAdmission(APP), arrives(), rejected) == ""
+    assert "is reported, but not" in violations(ObservedAdmission(APP), arrives(), report)
+    assert "is rejected, not observed" in violations(
+        ObservedAdmission(observing), arrives(), rejected
+    )
+    full = does(Settle(0, Settlement(Outcome.REJECTED, "too_many_open")))
+    assert violations(ObservedAdmission(observing), arrives(), full) == ""
+    assert violations(ObservedAdmission(observing), arrives(), report) == ""
+    assert "reported again" in violations(ObservedAdmission(observing), arrives(), report, report)
+    late = (arrives(), settles(Outcome.LATE), report)
+    assert "is not open" in violations(ObservedAdmission(observing), *late)
+    written = columns(finished_ns=(50,))
+    entries = (arrives(), report)
+    assert "another row" in violations(ObservedAdmission(observing), *entries, run=written)

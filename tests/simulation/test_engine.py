@@ -10,7 +10,7 @@ import pytest
 from headgate.core.events import InstanceStopped, RequestArrived, WeightsEvicted
 from headgate.core.model import App, Limits, Pool
 from headgate.core.policy import Policy, PolicyKind
-from headgate.core.records import Batch, Node, Task
+from headgate.core.records import Batch, Node, Request, Task
 from headgate.core.states import Outcome
 from headgate.policies import srtf
 from headgate.sim.clients import HedgingClient
@@ -146,3 +146,26 @@ def test_weights_are_evicted_after_the_end_of_an_abandoned_batch() -> None:
     assert columns.requests.outcome.tolist() == [Outcome.FAILED]
     evicted = [now_ns for now_ns, event in observer.events if isinstance(event, WeightsEvicted)]
     assert evicted == [21 * MS]
+
+
+class WithMargin(Policy):
+    """Widens the margin of a pipeline with each of its requests."""
+
+    def on_arrival(self, request: Request) -> None:
+        if not self.admission_margins:
+            self.admission_margins = [0.5] * len(self.view.app.pipelines)
+        self.admission_margins[request.pipeline.id] += 1.0
+
+    def on_task_ready(self, task: Task) -> None:
+        self.orders.dispatch([task], self.view.nodes[0])
+
+    def on_capacity(self, node: Node) -> None:
+        pass
+
+
+def test_the_margins_of_a_policy_are_in_the_columns() -> None:
+    app = make_app(exec_ms=(10, 10))
+    columns, _ = run(app, at_ms(1, 20), policy=PolicyKind(WithMargin))
+    assert columns.admission_margins == (2.5, 0.5)
+    without, _ = run(app, at_ms(1, 20))
+    assert without.admission_margins == ()

@@ -9,11 +9,13 @@ import pytest
 
 from headgate.core import events
 from headgate.core.events import Event
+from headgate.core.model import OBSERVE
 from headgate.core.policy import Capabilities, Policy, PolicyKind
 from headgate.core.records import Node, Task
 from headgate.core.states import OUTCOME_NAMES
 from headgate.policies import find_policy, policy_names
-from headgate.sim.fuzz import fuzz, fuzz_kind, random_case
+from headgate.sim.fuzz import fuzz, fuzz_kind, random_case, run_case
+from headgate.sim.interfaces import Observer
 
 from .policies import RANDOM_ACTIONS, SHARE, SPILL
 
@@ -63,6 +65,19 @@ def test_random_cases_cover_all_kinds() -> None:
     kinds = [cls.__name__ for cls in Event.__subclasses__() if cls.__module__ == events.__name__]
     assert [kind for kind in kinds if not handled[kind]] == []
     assert [name for name in OUTCOME_NAMES if not outcomes[name]] == []
+
+
+def test_random_cases_reject_where_admission_is_only_observed() -> None:
+    """Some cases only observe, and in some of those the default policy would have rejected."""
+    kind = find_policy("headgate")
+    observed = [i for i in range(40) if _admission(kind, i) == OBSERVE]
+    assert 5 <= len(observed) <= 25
+    runs = [run_case(kind, seed, Observer()) for seed in observed]
+    assert sum(int(run.requests.would_reject.sum()) for run in runs) > 0
+
+
+def _admission(kind: PolicyKind, seed: int) -> str:
+    return random_case(kind.capabilities, seed).app.limits.admission
 
 
 def test_equal_seeds_give_equal_cases() -> None:

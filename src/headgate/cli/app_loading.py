@@ -83,6 +83,15 @@ def load_for_simulation(where: str, assumed_ns: int | None) -> tuple[AppConfig, 
     return config, assumed
 
 
+def with_admission(config: AppConfig, where: str, admission: str | None) -> AppConfig:
+    """Return the application with admission enforced or observed; None: as it is."""
+    if admission is None:
+        return config
+    limits = config.spec["limits"]
+    assert isinstance(limits, dict)
+    return from_spec({**config.spec, "limits": {**limits, "admission": admission}}, where)
+
+
 def warn_of_unreachable_objectives(config: AppConfig, where: str) -> None:
     """Warn on stderr of objectives that no placement can meet; the user may have reasons."""
     for error in unreachable_objectives(config, where):

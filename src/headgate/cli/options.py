@@ -14,6 +14,7 @@ import click
 import yaml
 
 from headgate.core.errors import ConfigError
+from headgate.core.model import ENFORCE, OBSERVE
 from headgate.core.units import parse_duration
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
@@ -89,6 +90,11 @@ policy_option: Final = click.option(
     "--policy",
     metavar="NAME",
     help="Scheduling policy. Default: the policy of APP. See: headgate policies.",
+)
+admission_option: Final = click.option(
+    "--admission",
+    type=click.Choice((ENFORCE, OBSERVE)),
+    help="Reject what the policy rejects, or only count it. Default: as in APP, or enforce.",
 )
 seed_option: Final = click.option(
     "--seed",

@@ -444,7 +444,10 @@ def _refuse_given(at: Located[PoolSpec], names: tuple[str, ...], problem: str) -
 
 def _build_clients(specs: Mapping[str, ClientSpec]) -> tuple[Client, ...]:
     clients = specs or {"client": ClientSpec()}
-    return tuple(Client(id, name, spec.weight) for id, (name, spec) in enumerate(clients.items()))
+    return tuple(
+        Client(id, name, spec.weight, spec.priority)
+        for id, (name, spec) in enumerate(clients.items())
+    )
 
 
 def _read(value: object, name: str, hint: Any, where: str, key: str) -> object:

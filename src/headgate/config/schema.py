@@ -394,6 +394,15 @@ class ClientSpec(Section, frozen=True):
     weight: Annotated[
         float, about("Weight of the client under policies with fair shares.", gt=0, le=1_000_000)
     ] = 1.0
+    priority: Annotated[
+        int,
+        about(
+            "Priority of the client's requests over those of other clients: smaller is more "
+            "urgent. The priority that a client sends with a request orders its own requests only.",
+            ge=-1_000_000,
+            le=1_000_000,
+        ),
+    ] = 0
 
 
 class LimitsSpec(Section, frozen=True):
@@ -423,6 +432,13 @@ class LimitsSpec(Section, frozen=True):
             le=1_000_000_000,
         ),
     ] = 10_000_000
+    admission: Annotated[
+        Literal["enforce", "observe"],
+        about(
+            "Whether requests that the policy rejects are rejected (`enforce`), or only counted "
+            "and run like admitted ones (`observe`)."
+        ),
+    ] = "enforce"
 
 
 class StreamSpec(Section, frozen=True):

@@ -1,7 +1,8 @@
 """Actions: what a Scheduler orders its driver to do, named in the imperative.
 
 Every action with an effect ends in exactly one later event that names it; the driver guarantees
-that. `KeepWarm`, `Settle`, `ReportFault` and the timer actions have no such event.
+that. `KeepWarm`, `Settle`, `ReportFault`, `ReportWouldReject` and the timer actions have no such
+event.
 """
 
 from __future__ import annotations
@@ -186,6 +187,20 @@ class ReportFault(Action):
     def __init__(self, hook: str, error: str) -> None:
         self.hook = hook
         self.error = error
+
+
+@final
+class ReportWouldReject(Action):
+    """Report to operators that the policy rejected a request while admission is only observed.
+
+    The request goes on as if it had been admitted. At most one per request; no event follows.
+    """
+
+    __slots__ = ("reason", "request_id")
+
+    def __init__(self, request_id: int, reason: str) -> None:
+        self.request_id = request_id
+        self.reason = reason
 
 
 # Actions that are carried out on a node, or by a pool when `node_id` is None.

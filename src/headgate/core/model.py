@@ -28,6 +28,8 @@ LAMBDA_PAYLOAD_BYTES_MAX: Final = 6 << 20  # payload limit of an AWS Lambda call
 UNLIMITED: Final = 2**62 - 1
 MIB: Final = 1 << 20
 TIER_NAMES: Final = ("dedicated", "gpu", "serverless")
+ENFORCE: Final = "enforce"  # the values of `Limits.admission`
+OBSERVE: Final = "observe"
 
 
 @dataclass(frozen=True)
@@ -286,15 +288,22 @@ class Limits:
     timeout_floor_ns: int = 1_000_000_000  # lower bound on the timeout of a batch
     start_backoff_ns: int = 1_000_000_000  # initial back-off of a variant that failed to start
     start_backoff_max_ns: int = 60_000_000_000  # the back-off doubles per failure up to this
+    # OBSERVE: a request that the policy rejects is reported and goes on as if it were admitted.
+    admission: str = ENFORCE
 
 
 @dataclass(frozen=True)
 class Client:
-    """A tenant: requests are accounted to it, and its weight sets its fair share."""
+    """A tenant: requests are accounted to it, and its weight sets its fair share.
+
+    `priority` is what the operator declares, and the only priority that counts between clients:
+    `Request.priority`, which the client chooses, orders the requests of that client alone.
+    """
 
     id: int
     name: str
     weight: float = 1.0
+    priority: int = 0  # smaller is more urgent
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import final
 
 from headgate.core.errors import PolicyError
-from headgate.core.model import Pool, Variant
+from headgate.core.model import OBSERVE, Pool, Variant
 from headgate.core.records import Batch, Instance, Node, Request, Task
 from headgate.core.scheduler.state import InstanceWriter, StateWriter
 from headgate.core.states import (
@@ -42,6 +42,7 @@ class Orders:
         self._state = state
         self._instances = instances
         self._has_timeouts = state.timeouts.is_enabled
+        self._is_observing = view.app.limits.admission == OBSERVE
 
     def dispatch(self, tasks: list[Task], node: Node, variant: Variant | None = None) -> Batch:
         """Dispatch tasks of one function as a batch to a node.
@@ -147,15 +148,24 @@ class Orders:
         self._instances.load_weights(instance, node)
         return instance
 
-    def reject(self, request: Request, settlement: Settlement) -> None:
-        """Reject a request at admission, before any of its tasks was dispatched."""
+    def reject(self, request: Request, settlement: Settlement) -> bool:
+        """Reject a request at admission, before any of its tasks was dispatched.
+
+        Returns whether the request was rejected. It was not if admission is only observed
+        (`Limits.admission`): then the rejection is reported, and the request goes on as if the
+        policy had admitted it, so the policy must account for it like for any other.
+        """
         self._check_open(request)
         if settlement.outcome != Outcome.REJECTED:
             raise PolicyError(f"request {request.id} is rejected with another outcome")
         for task in request.tasks:
             if task.attempts_made or task.refusals:
                 raise PolicyError(f"request {request.id} has been admitted: expire it instead")
+        if self._is_observing:
+            self._state.report_would_reject(request, settlement.reason)
+            return False
         self._state.settle(request, settlement)
+        return True
 
     def expire(self, request: Request, reason: str) -> None:
         """Expire a request that was admitted and has no running task."""

@@ -157,9 +157,15 @@ class Policy:
         self.view = context.view
         self.orders = context.orders
         self.rng = context.rng
+        # By pipeline id: the safety margin that this policy's admission test keeps at present, in
+        # the policy's own unit; empty if it keeps none. Drivers publish the margins.
+        self.admission_margins: list[float] = []
 
     def on_arrival(self, request: Request) -> None:
-        """A request arrived: `reject` it now, or its first tasks become ready."""
+        """A request arrived: `reject` it now, or its first tasks become ready.
+
+        They become ready as well if `reject` returns False: admission is only observed.
+        """
 
     def uses_faas(self, function_id: int) -> bool:
         """Whether this policy dispatches the function to FaaS pools, if it runs on any."""

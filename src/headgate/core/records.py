@@ -43,6 +43,7 @@ class Request:
         "state",
         "tasks",
         "tasks_left",
+        "would_be_rejected",
     )
 
     def __init__(
@@ -60,11 +61,13 @@ class Request:
         self.pipeline = pipeline
         self.client = client
         self.items = items
-        self.priority = priority  # smaller is more urgent
+        # Smaller is more urgent. The client chooses it, so it orders this client's requests alone.
+        self.priority = priority
         self.arrival_ns = arrival_ns
         self.deadline_ns = deadline_ns
         self.payload_bytes = payload_bytes  # of a FaaS call that carries its inputs; 0: unknown
         self.is_hard = False  # it expires if it still waits at its deadline
+        self.would_be_rejected = False  # the policy rejected it, and admission is only observed
         self.state: int = REQUEST_OPEN
         tasks: list[Task] = []
         for stage in pipeline.stages:

@@ -35,6 +35,7 @@ from headgate.core.actions import (
     KeepWarm,
     PlacedAction,
     ReportFault,
+    ReportWouldReject,
     SetTimer,
     Settle,
     StartInstance,
@@ -85,6 +86,9 @@ class ActionExecutor(Protocol):
 
     def execute(self, action: PlacedAction) -> None:
         """Send any other action to its worker."""
+
+    def count_would_reject(self, action: ReportWouldReject) -> None:
+        """Count a request that would have been rejected if admission were enforced."""
 
     def keep_warm(self, action: KeepWarm) -> None:
         """Keep this many instances of a FaaS pool warm from now on."""
@@ -200,6 +204,8 @@ class Driver:
                     executor.keep_warm(action)
                 elif isinstance(action, PlacedAction):
                     executor.execute(action)
+                elif isinstance(action, ReportWouldReject):
+                    executor.count_would_reject(action)
                 else:
                     # Recorded in the event log; the error was logged above.
                     assert isinstance(action, ReportFault)

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Final, final
@@ -19,6 +20,7 @@ from headgate.core.actions import (
     Dispatch,
     KeepWarm,
     PlacedAction,
+    ReportWouldReject,
     Settle,
     StartInstance,
     StopInstance,
@@ -193,7 +195,13 @@ class Runtime:
 
     def gauge_snapshot(self) -> GaugeSnapshot:
         view = None if self._driver is None else self._driver.scheduler.view
-        return self._costs.gauge_snapshot(view, list(self._calls.values()), self._remote_pools)
+        gauges = self._costs.gauge_snapshot(view, list(self._calls.values()), self._remote_pools)
+        if self._driver is None:
+            return gauges
+        margins = self._driver.scheduler.policy.admission_margins
+        pipelines = self._driver.scheduler.app.pipelines
+        by_model = {pipelines[id].name: margin for id, margin in enumerate(margins)}
+        return replace(gauges, admission_margin=by_model)
 
     def worker_pids(self) -> list[int]:
         """Return the process ids of the workers, the latest of each node."""
@@ -239,6 +247,11 @@ class Runtime:
         call = self._calls.pop(action.request_id, None)
         if call is not None:  # else it was answered already, after a fault
             self._complete(call, action.settlement)
+
+    def count_would_reject(self, action: ReportWouldReject) -> None:
+        call = self._calls.get(action.request_id)
+        if call is not None:  # else it was answered already, after a fault
+            self._metrics.would_reject(call, action.reason)
 
     def _complete(self, call: Call, settlement: Settlement) -> None:
         """Count and answer a call exactly once, whatever raises on the way."""

@@ -49,6 +49,7 @@ class RequestColumns:
     cold: Int8  # 1 if it waited for an instance to start
     pool: Int32  # index into `RunColumns.pools`: where its last batch ran, or NOWHERE
     node: Int32  # index into `RunColumns.resources`: where its last batch ran, or NOWHERE
+    would_reject: Int8  # 1 if the policy rejected it while admission was only observed
 
     def __len__(self) -> int:
         return len(self.arrival_ns)
@@ -98,6 +99,8 @@ class RunColumns:
     pools: tuple[str, ...]
     window_ns: int  # end of the arrivals; goodput counts responses inside [0, window_ns)
     end_ns: int  # time of the last event
+    # By pipeline: the policy's `admission_margins` at the end; empty if it keeps none.
+    admission_margins: tuple[float, ...] = ()
 
 
 # By column: the type code, and the value where nothing is known.
@@ -113,6 +116,7 @@ REQUEST_CODES: Final[Mapping[str, tuple[str, int]]] = {
     "cold": ("b", 0),
     "pool": ("i", NOWHERE),
     "node": ("i", NOWHERE),
+    "would_reject": ("b", 0),
 }
 _TYPE_CODES: Final = {"Int64": "q", "Int32": "i", "Int8": "b"}
 

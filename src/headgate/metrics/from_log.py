@@ -18,7 +18,14 @@ from typing import Final, final
 import numpy as np
 from numpy.typing import NDArray
 
-from headgate.core.actions import Action, Dispatch, LoadWeights, Settle, StartInstance
+from headgate.core.actions import (
+    Action,
+    Dispatch,
+    LoadWeights,
+    ReportWouldReject,
+    Settle,
+    StartInstance,
+)
 from headgate.core.errors import ConfigError
 from headgate.core.event_log import LogEntry
 from headgate.core.events import (
@@ -131,6 +138,10 @@ class _Reader:
             if row is not None:
                 self._requests["finished_ns"][row] = self._now_ns
                 self._requests["outcome"][row] = action.settlement.outcome
+        elif isinstance(action, ReportWouldReject):
+            row = self._rows.get(action.request_id)
+            if row is not None:
+                self._requests["would_reject"][row] = 1
         elif isinstance(action, StartInstance | LoadWeights):
             self._preparing.add(action.instance_id)
 

@@ -8,7 +8,7 @@ computed from whole per mille, because `ceil(0.07 * 100)` is 8 in floating point
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import isfinite, nan
 from typing import Final
 
@@ -69,12 +69,16 @@ class GroupSummary:
     requests: int
     met: int
     slo_attainment: float  # MET over everything but CANCELLED
+    admitted: int  # not REJECTED and not CANCELLED
+    admitted_kept: float  # MET over `admitted`
+    would_reject: int  # rejected by the policy while admission was only observed
     mean_wait_ms: float  # of the requests that started
     p99_ms: float  # latency of the answered requests
     service_share: float  # this group's part of all time between start and finish
     # Mean of service / latency: the reciprocal of the slowdown, and 0 for a request that was
     # never answered, so that starving a group cannot look like serving it well.
     pace: float
+    admission_margin: float = nan  # the policy's own at the end, if this is a pipeline
 
 
 def group_summaries(
@@ -96,6 +100,9 @@ def group_summaries(
             requests=int(sums.requests[i]),
             met=int(sums.met[i]),
             slo_attainment=_share(sums.met[i], sums.counted[i], empty=1.0),
+            admitted=int(sums.admitted[i]),
+            admitted_kept=_share(sums.met[i], sums.admitted[i], empty=nan),
+            would_reject=int(sums.would_reject[i]),
             mean_wait_ms=_share(sums.wait_ns[i] / MILLISECOND_NS, sums.started[i], empty=nan),
             p99_ms=_p99_ms(parts[i]),
             service_share=_share(sums.service_ns[i], service_total_ns, empty=0.0),
@@ -133,7 +140,9 @@ class _Sums:
 
     requests: NDArray[np.float64]
     counted: NDArray[np.float64]  # all except the cancelled requests
+    admitted: NDArray[np.float64]
     met: NDArray[np.float64]
+    would_reject: NDArray[np.float64]
     started: NDArray[np.float64]
     wait_ns: NDArray[np.float64]
     service_ns: NDArray[np.float64]
@@ -141,7 +150,7 @@ class _Sums:
 
 
 def _sum_by_group(requests: RequestColumns, group: Int32, n: int) -> _Sums:
-    sums = _Sums(*(np.zeros(n) for _ in range(7)))
+    sums = _Sums(*(np.zeros(n) for _ in range(9)))
     for rows in _chunks(len(requests)):
         outcome, key = requests.outcome[rows], group[rows]
         arrival_ns, finished_ns = requests.arrival_ns[rows], requests.finished_ns[rows]
@@ -154,6 +163,9 @@ def _sum_by_group(requests: RequestColumns, group: Int32, n: int) -> _Sums:
         pace = np.where(latency_ns > 0, service_ns / np.maximum(latency_ns, 1), 1.0)
         sums.requests += np.bincount(key, minlength=n)
         sums.counted += np.bincount(key, outcome != Outcome.CANCELLED, n)
+        is_admitted = (outcome != Outcome.CANCELLED) & (outcome != Outcome.REJECTED)
+        sums.admitted += np.bincount(key, is_admitted, n)
+        sums.would_reject += np.bincount(key, requests.would_reject[rows], n)
         sums.met += np.bincount(key, outcome == Outcome.MET, n)
         sums.started += np.bincount(key, started, n)
         sums.wait_ns += np.bincount(key, (started_ns - arrival_ns) * started, n)
@@ -212,6 +224,7 @@ class Summary:
     expired: int
     failed: int
     cancelled: int
+    would_reject: int  # rejected by the policy while admission was only observed
     slo_attainment: float  # MET over everything but CANCELLED; 1 if there is nothing to count
     admitted_kept: float  # MET over everything admitted and not cancelled; 1 if there is none
 
@@ -259,12 +272,16 @@ def summarise(run: RunColumns) -> Summary:
     latency_ns = latencies_ns(requests)
     clients = group_summaries(requests, requests.client, run.clients, latency_ns)
     pipelines = group_summaries(requests, requests.pipeline, run.pipelines, latency_ns)
+    if run.admission_margins:
+        margins = zip(pipelines, run.admission_margins, strict=True)
+        pipelines = tuple(replace(row, admission_margin=margin) for row, margin in margins)
     mean_ms, p50_ms, p90_ms, p99_ms, p999_ms = _statistics_ms(latency_ns, (500, 900, 990, 999))
     mean_wait_ms, p99_wait_ms = _statistics_ms(waits_ns(requests), (990,))
     allocation_usd = sum(resource.allocation_usd for resource in resources)
     return Summary(
         requests=len(requests),
         **counts,
+        would_reject=int(np.count_nonzero(requests.would_reject)),
         slo_attainment=_share(met, admitted + counts["rejected"], empty=1.0),
         admitted_kept=_share(met, admitted, empty=1.0),
         window_ms=run.window_ns / MILLISECOND_NS,

@@ -26,6 +26,7 @@ _GROUP: Final[Fields] = (
     ("", "text", "name"),
     ("requests", "count", "requests"),
     ("met", "share", "slo_attainment"),
+    ("kept", "share", "admitted_kept"),
     ("wait", "time_ms", "mean_wait_ms"),
     ("p99", "time_ms", "p99_ms"),
     ("service", "share", "service_share"),
@@ -57,6 +58,7 @@ _SUMMARY: Final[Fields] = (
     ("met", "count", "met"),
     ("late", "count", "late"),
     ("rejected", "count", "rejected"),
+    ("would reject", "count", "would_reject"),
     ("expired", "count", "expired"),
     ("failed", "count", "failed"),
     ("cancelled", "count", "cancelled"),
@@ -81,6 +83,8 @@ _SUMMARY: Final[Fields] = (
     ("cost per 1000 met", "usd", "cost_per_1000_met_usd"),
     ("fairness (Jain)", "index", "fairness"),
 )
+# Without the row that is 0 unless admission was only observed.
+_ENFORCED_SUMMARY: Final[Fields] = tuple(row for row in _SUMMARY if row[2] != "would_reject")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +143,8 @@ def comparison_table(rows: Sequence[tuple[str, Summary]]) -> ReportTable:
 
 def summary_table(summary: Summary) -> ReportTable:
     """Return one run as rows of name, value and unit."""
-    columns = field_columns(_SUMMARY, [summary])
+    fields = _SUMMARY if summary.would_reject else _ENFORCED_SUMMARY
+    columns = field_columns(fields, [summary])
     return ReportTable(
         "Summary",
         (

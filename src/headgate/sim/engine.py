@@ -23,6 +23,7 @@ from headgate.core.actions import (
     KeepWarm,
     PlacedAction,
     ReportFault,
+    ReportWouldReject,
     SetTimer,
     Settle,
     StartInstance,
@@ -332,6 +333,8 @@ class Engine:
             self._notify_sender(now_ns, action)
         elif isinstance(action, KeepWarm):
             self.platforms[action.pool_id].keep_warm(now_ns, action)
+        elif isinstance(action, ReportWouldReject):
+            self.recorder.would_reject(action.request_id)
         elif not isinstance(action, ReportFault):  # a report is for operators: nothing to do
             self._send_to_node(now_ns, index, action)
 

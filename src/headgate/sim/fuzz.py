@@ -27,7 +27,9 @@ from headgate.core.errors import ConfigError
 from headgate.core.event_log import LogEntry, Wire, replay, to_wire
 from headgate.core.events import Event
 from headgate.core.model import (
+    ENFORCE,
     LAMBDA_PAYLOAD_BYTES_MAX,
+    OBSERVE,
     UNLIMITED,
     App,
     BreakerConfig,
@@ -160,6 +162,7 @@ def random_case(capabilities: Capabilities, seed: int) -> RandomCase:
     schedulers = rng.randint(1, 3) if capabilities.multi_gateway else 1
     generator = _AppGenerator(capabilities, schedulers, rng)
     app = _with_small_payloads(generator.app(), stream(seed, "calls"))
+    app = _with_operator_choices(app, stream(seed, "operator"))
     duration_ns = rng.randint(50, 500) * MILLISECOND_NS
     # Requests are announced with the ids they will have, so no others may be sent in between.
     announces = capabilities.clairvoyance and rng.random() < 0.5
@@ -319,6 +322,14 @@ class _AppGenerator:
             start_backoff_ns=rng.choice((1, 20)) * MILLISECOND_NS,
             start_backoff_max_ns=rng.choice((20, 200)) * MILLISECOND_NS,
         )
+
+
+def _with_operator_choices(app: App, rng: Random) -> App:
+    """Only observe admission in some cases, and declare priorities of clients in some."""
+    limits = replace(app.limits, admission=rng.choice((ENFORCE, ENFORCE, OBSERVE)))
+    priorities = rng.choice(((0,), (-1, 0, 2)))
+    clients = tuple(replace(client, priority=rng.choice(priorities)) for client in app.clients)
+    return replace(app, limits=limits, clients=clients)
 
 
 def _with_small_payloads(app: App, rng: Random) -> App:

@@ -56,6 +56,7 @@ class Recorder:
         self._cold_ns = array("q")
         self._other_rows = array("q")  # requests whose outcome is not MET
         self._other_outcomes = array("b")
+        self._would_reject_rows = array("q")
         self._spans = [array(code) for code in SPAN_CODES.values()]
 
     def arrived(self, now_ns: int, pipeline: int, client: int) -> None:
@@ -91,6 +92,10 @@ class Recorder:
         if settlement.outcome != OUTCOME_MET:
             self._other_rows.append(request_id)
             self._other_outcomes.append(settlement.outcome)
+
+    def would_reject(self, request_id: int) -> None:
+        """Record that the policy rejected a request while admission was only observed."""
+        self._would_reject_rows.append(request_id)
 
     def span(
         self, node: int, function: int, kind: int, start_ns: int, end_ns: int, id: int, items: int
@@ -128,6 +133,8 @@ class Recorder:
         cold[cold_rows] = 1
         outcome = np.full(n, OUTCOME_MET, dtype=np.int8)
         outcome[np.array(self._other_rows)] = np.array(self._other_outcomes)
+        would_reject = np.zeros(n, dtype=np.int8)
+        would_reject[np.array(self._would_reject_rows)] = 1
         pool, node = _places(app, self._places[:n])
         return build_requests(
             arrival_ns[:n],
@@ -141,6 +148,7 @@ class Recorder:
             cold=cold,
             pool=pool,
             node=node,
+            would_reject=would_reject,
         )
 
     def spans(self) -> SpanColumns:

@@ -155,7 +155,14 @@ def _columns(engine: Engine, cursor: ArrivalCursor, window_ns: int, request_ns: 
         pools=tuple(p.name for p in app.pools),
         window_ns=window_ns,
         end_ns=end_ns,
+        admission_margins=_admission_margins(engine.schedulers),
     )
+
+
+def _admission_margins(schedulers: Sequence[Scheduler]) -> tuple[float, ...]:
+    """Return, by pipeline, the widest margin among the gateways' policies."""
+    margins = [scheduler.policy.admission_margins for scheduler in schedulers]
+    return tuple(max(each) for each in zip(*margins, strict=True))
 
 
 def _node_use(node: SimNode, end_ns: int) -> ResourceUse:

@@ -151,3 +151,23 @@ def test_tables_without_colour() -> None:
     for title in ("SLO attainment", "Pipelines", "Clients", "Resources", "simulated in "):
         assert title in ended.out
     assert all(line == line.rstrip() for line in ended.out.splitlines())
+
+
+def test_observed_admission_counts_what_it_would_reject(tmp_path: Path) -> None:
+    """Under five times its capacity: rejected where enforced, counted and run where observed."""
+    app = write(
+        tmp_path / "app.yaml",
+        "functions: {f: {exec_time: 10ms}}\npools: {gpu: {tier: gpu}}\nslo: {latency: 50ms}\n",
+    )
+    load = ("--arrivals", "poisson:rate=500/s,pipeline=f", "--duration", "1", "--json")
+    enforced = headgate("simulate", app, *load).json
+    assert enforced["rejected"] > 100 and enforced["would_reject"] == 0
+    log = tmp_path / "run.log"
+    observed = headgate("simulate", app, *load, "--admission", "observe", "--log", log).json
+    assert (observed["rejected"], observed["requests"]) == (0, enforced["requests"])
+    assert observed["would_reject"] == observed["pipelines"][0]["would_reject"] > 100
+    assert observed["admitted_kept"] < 0.5 < enforced["admitted_kept"]
+    replayed = headgate("replay", log, "--json")
+    assert replayed.code == 0, replayed.err
+    text = headgate("simulate", app, *load[:-1], "--admission", "observe").out
+    assert "would reject" in text

@@ -213,7 +213,7 @@ def load_pipelines() -> AppConfig:
             },
         },
         slo={"latency": "100ms"},
-        clients={"alice": {"weight": 2}, "bob": {}},
+        clients={"alice": {"weight": 2}, "bob": {"priority": -3}},
         policy={"name": "edf", "batch_max": 8},
         workload={
             "duration": "2min",
@@ -247,6 +247,7 @@ def test_policy_workload_and_simulation_options() -> None:
     alice, bob = config.app.clients
     plain, cascade = config.app.pipelines
     assert (alice.weight, bob.weight) == (2.0, 1.0)
+    assert (alice.priority, bob.priority) == (0, -3)
     assert (config.policy.name, config.policy.settings) == ("edf", {"batch_max": 8})
     assert config.workload.duration_ns == 120 * SECOND_NS
     assert config.workload.streams == (

@@ -9,7 +9,8 @@ import pytest
 from headgate.config import from_spec
 from headgate.core.errors import ConfigError
 
-CLIENT_KEYS = "key, rate, burst, concurrency, weight"
+CLIENT_KEYS = "key, rate, burst, concurrency, weight, priority"
+PRIORITIES = "a whole number from -1000000 to 1000000"
 COUNT = "a whole number from 1 to 1000000"
 DURATION = "a duration such as 5ms, 1.5s, 10min"
 UNITS = "ns, us, ms, s, min, h, d"
@@ -67,6 +68,9 @@ def line_of(path: str, value: object) -> str:
         ("functions.a.cold_start", 5, "5: is a number", DURATION),
         ("clients.bob", None, "is empty", f"a map with the keys {CLIENT_KEYS}"),
         ("clients.bob.weight", 0, "0: is not valid", "a number above 0 to 1000000"),
+        ("clients.bob.priority", 1.5, "1.5: is not valid", PRIORITIES),
+        ("clients.bob.priority", 10**7, "10000000: is not valid", PRIORITIES),
+        ("limits.admission", "off", "'off': is not valid", "enforce, observe"),
         ("policy", 4, "4: is a number", "text or a map"),
         ("functions", {"a b": A}, "'a b': is not a valid key", NAME),
         ("functions", {"a\n": A}, "'a\\n': is not a valid key", NAME),

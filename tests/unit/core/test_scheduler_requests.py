@@ -6,6 +6,7 @@ from headgate.core.actions import (
     CancelBatch,
     CancelTimer,
     Dispatch,
+    ReportWouldReject,
     SetTimer,
     Settle,
     StartInstance,
@@ -21,7 +22,8 @@ from headgate.core.events import (
     RequestCancelled,
     TimerFired,
 )
-from headgate.core.model import Limits, Slo
+from headgate.core.model import OBSERVE, Limits, Slo
+from headgate.core.records import Request
 from headgate.core.states import Outcome, Settlement
 
 from .rig import Rig, wires
@@ -84,6 +86,31 @@ def test_a_request_rejected_at_the_door_never_becomes_ready(make_rig: type[Rig])
     assert rig.at(0, RequestArrived(0, 0)) == wires(Settle(0, Settlement(Outcome.REJECTED, "full")))
     assert rig.scripted.hooks_called == []
     assert rig.view.arrivals == [1]
+
+
+def test_a_rejection_that_is_only_observed_is_reported_once_and_the_request_runs(
+    make_rig: type[Rig],
+) -> None:
+    """The order says that nothing was rejected; the core's own limits hold all the same."""
+    limits = Limits(admission=OBSERVE, open_requests_max=1)
+    rig = make_rig(make_app(slo=HARD_SLO, limits=limits), Scripted, nodes=1)
+    was_rejected: list[bool] = []
+
+    def reject_twice(request: Request) -> None:
+        for reason in ("full", "full again"):
+            settlement = Settlement(Outcome.REJECTED, reason)
+            was_rejected.append(rig.scripted.orders.reject(request, settlement))
+
+    rig.scripted.at_door = reject_twice
+    rig.scripted.hooks_called.clear()
+    actions = rig.at(0, RequestArrived(0, 0))
+    assert actions[0] == wires(ReportWouldReject(0, "full"))[0]
+    assert [action[0] for action in actions] == ["ReportWouldReject", "SetTimer"]
+    assert was_rejected == [False, False]
+    assert rig.scripted.hooks_called == [("ready", 0)]
+    assert rig.at(1, RequestArrived(1, 0)) == wires(
+        Settle(1, Settlement(Outcome.REJECTED, "too_many_open"))
+    )
 
 
 def test_more_open_requests_than_the_limit_are_rejected_by_the_core(

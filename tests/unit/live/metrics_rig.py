@@ -27,6 +27,7 @@ READINGS = GaugeSnapshot(
     replicas={("resnet", "ready"): 2},
     prediction_error_s={"resnet": -0.001},
     cost_usd={("resnet", "ann", "dedicated", "usage"): 0.25},
+    admission_margin={"resnet": 1.5},
 )
 
 

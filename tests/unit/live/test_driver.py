@@ -4,15 +4,35 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from dataclasses import replace
 from time import monotonic_ns
 
 import pytest
 
-from headgate.core.actions import Action, Dispatch, KeepWarm, PlacedAction, Settle, StartInstance
+from headgate.core.actions import (
+    Action,
+    Dispatch,
+    KeepWarm,
+    PlacedAction,
+    ReportWouldReject,
+    Settle,
+    StartInstance,
+)
 from headgate.core.events import BatchFinished, Event, InstanceStarted, NodeJoined, RequestArrived
-from headgate.core.model import App, Function, Pipeline, Pool, Profile, Slo, Stage, Variant
+from headgate.core.model import (
+    OBSERVE,
+    App,
+    Function,
+    Limits,
+    Pipeline,
+    Pool,
+    Profile,
+    Slo,
+    Stage,
+    Variant,
+)
 from headgate.core.policy import Policy, PolicyConfig, PolicyKind
-from headgate.core.records import Node, Request
+from headgate.core.records import Node, Request, Task
 from headgate.core.scheduler.scheduler import Scheduler
 from headgate.core.states import Outcome, Settlement
 from headgate.live.driver import Driver
@@ -56,6 +76,9 @@ class Rig:
         self.done.append(action)
 
     def dispatch(self, now_ns: int, action: Dispatch) -> None:
+        self.done.append(action)
+
+    def count_would_reject(self, action: ReportWouldReject) -> None:
         self.done.append(action)
 
     def keep_warm(self, action: KeepWarm) -> None:
@@ -139,8 +162,26 @@ class Rogue(Policy):
         self.orders.reject(request, Settlement(Outcome.REJECTED, "no"))
         self.orders.reject(request, Settlement(Outcome.REJECTED, "and no again"))
 
+    def on_task_ready(self, task: Task) -> None:
+        pass
+
     def on_capacity(self, node: Node) -> None:
         pass
+
+
+def test_observed_rejections_are_reported_to_the_executor() -> None:
+    """Admission is only observed: the policy may order twice, and the request stays open."""
+
+    async def scenario() -> None:
+        app = replace(make_app(), limits=Limits(admission=OBSERVE))
+        rig = Rig(app, PolicyKind(Rogue, PolicyConfig))
+        rig.driver.post(RequestArrived(0, 0))
+        await asyncio.sleep(0)
+        assert names(rig.done) == ["ReportWouldReject"]
+        assert list(rig.driver.scheduler.view.requests) == [0]
+        assert rig.faults == []
+
+    asyncio.run(scenario())
 
 
 def test_policy_error_keeps_earlier_actions(

@@ -14,6 +14,7 @@ from headgate.core.actions import (
     Dispatch,
     KeepWarm,
     PlacedAction,
+    ReportWouldReject,
     Settle,
     StartInstance,
     StopInstance,
@@ -135,6 +136,9 @@ class Rig:
             self.loop.call_soon(self.driver.post, InstanceStarted(action.instance_id, 0))
         elif isinstance(action, StopInstance):
             self.loop.call_soon(self.driver.post, InstanceStopped(action.instance_id, "told to"))
+
+    def count_would_reject(self, action: ReportWouldReject) -> None:
+        raise AssertionError(action.request_id)
 
     def keep_warm(self, action: KeepWarm) -> None:
         self.break_at("keep_warm")

@@ -88,11 +88,29 @@ def test_gauges_and_other_families() -> None:
     assert value(got, "headgate_prediction_error_seconds", function="resnet") == -0.001
     cost = {"model": "resnet", "tenant": "ann", "tier": "dedicated", "basis": "usage"}
     assert value(got, "headgate_cost_usd_total", **cost) == 0.25
+    assert value(got, "headgate_admission_margin", model="resnet") == 1.5
     assert value(got, "headgate_cold_starts_total", function="resnet") == 1
     starts = "headgate_cold_start_duration_seconds_bucket"
     assert [value(got, starts, function="resnet", le=le) for le in ("0.5", "1.0")] == [0, 1]
     assert any(name == "headgate_build_info" for name, _ in got)
     assert any(name == "process_resident_memory_bytes" for name, _ in got)
+
+
+@pytest.mark.parametrize("accept", ["", OPEN_METRICS])
+def test_promises(accept: str) -> None:
+    """Of ann's requests one was met, one expired and one was rejected; bob's was late."""
+    metrics = full_metrics()
+    for reason in ("overloaded", "overloaded", "a reason of the policy's own"):
+        metrics.would_reject(ended_call(Outcome.MET), reason)
+    got = scraped(metrics, accept)
+    names = ("headgate_admitted_total", "headgate_admitted_kept_total")
+    assert [value(got, name, model="resnet", tenant="ann") for name in names] == [2, 1]
+    assert [value(got, name, model="resnet", tenant="bob") for name in names] == [1, 0]
+    would_reject = "headgate_admission_would_reject_total"
+    assert value(got, would_reject, model="resnet", reason="overloaded") == 2
+    assert value(got, would_reject, model="resnet", reason="a reason of the policy's own") == 1
+    assert value(got, would_reject, model="echo", reason="overloaded") == 0
+    assert value(got, "headgate_admission_rejections_total", model="echo", reason="infeasible") == 0
 
 
 def test_idle_gateway_exposes_zeros() -> None:

@@ -8,7 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from headgate.core.actions import Action, Dispatch, KeepWarm, PlacedAction, Settle
+from headgate.core.actions import (
+    Action,
+    Dispatch,
+    KeepWarm,
+    PlacedAction,
+    ReportWouldReject,
+    Settle,
+)
 from headgate.core.clock import NEVER_NS
 from headgate.core.events import NodeJoined, RequestArrived
 from headgate.core.model import (
@@ -92,6 +99,9 @@ class RecordingExecutor:
 
     def execute(self, action: PlacedAction) -> None:
         self.done.append(action)
+
+    def count_would_reject(self, action: ReportWouldReject) -> None:
+        raise AssertionError(action.request_id)
 
     def keep_warm(self, action: KeepWarm) -> None:
         self.done.append(action)

@@ -136,6 +136,20 @@ def test_failing_observers_change_nothing(
     run(scenario)
 
 
+def test_margins_of_the_policy_are_gauges(tmp_path: Path) -> None:
+    """By model; a policy that keeps none, and a runtime that is only starting, have none."""
+
+    async def scenario() -> None:
+        rig = Rig(tmp_path)
+        assert rig.runtime.gauge_snapshot().admission_margin == {}
+        assert rig.runtime._driver is not None
+        rig.runtime._driver.scheduler.policy.admission_margins = [0.25]
+        assert rig.runtime.gauge_snapshot().admission_margin == {"f": 0.25}
+        await rig.runtime.stop()
+
+    run(scenario)
+
+
 def test_failing_front_end_does_not_affect_others(tmp_path: Path) -> None:
     async def scenario() -> None:
         rig = Rig(tmp_path)

@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from metrics_runs import Row, busy_run, make_run, node
 
 from headgate.core.states import OUTCOME_NAMES, Outcome
 from headgate.metrics.summary import Summary, summarise
+from headgate.metrics.table import render, summary_table
 
 EVERY_OUTCOME = [
     Row(0, 10, 50, Outcome.MET),
@@ -79,7 +81,28 @@ def test_summaries_by_client() -> None:
     assert (web.name, web.requests, web.met, web.slo_attainment) == ("web", 2, 2, 1.0)
     assert (web.mean_wait_ms, web.p99_ms, web.service_share) == (0, 20, 0.75)
     assert (mobile.requests, mobile.slo_attainment, mobile.mean_wait_ms) == (2, 0.5, 10)
+    assert (web.admitted, web.admitted_kept, mobile.admitted, mobile.admitted_kept) == (2, 1, 1, 1)
     assert (web.pace, mobile.pace) == (1.0, 0.25)  # half speed, and half of the requests rejected
+
+
+def test_promises_by_pipeline() -> None:
+    """One of two admitted requests was kept; both would have been rejected, one was."""
+    rows = [Row(0, 0, 10), Row(0, 0, 20, Outcome.LATE), Row(0, None, 0, Outcome.REJECTED)]
+    run = make_run(rows)
+    would_reject = np.array([1, 1, 0], np.int8)
+    run = replace(
+        run,
+        requests=replace(run.requests, would_reject=would_reject),
+        admission_margins=(0.25, 3.0),
+    )
+    summary = summarise(run)
+    classify, detect = summary.pipelines
+    assert (classify.admitted, classify.admitted_kept, classify.would_reject) == (2, 0.5, 2)
+    assert (classify.admission_margin, detect.admission_margin) == (0.25, 3.0)
+    assert math.isnan(detect.admitted_kept) and math.isnan(summary.clients[0].admission_margin)
+    assert summary.would_reject == 2
+    assert "would reject" in render(summary_table(summary))
+    assert "would reject" not in render(summary_table(summarise(make_run(rows))))
 
 
 def test_starving_a_client_is_unfair_even_if_it_never_waits() -> None:

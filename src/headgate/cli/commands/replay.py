@@ -20,6 +20,7 @@ from headgate.core.actions import (
     Dispatch,
     LoadWeights,
     ReportFault,
+    ReportWouldReject,
     SetTimer,
     Settle,
     StartInstance,
@@ -280,6 +281,8 @@ class EventFormatter:
                 return f"settle request {action.request_id}, {outcome}{reason}"
             case ReportFault():
                 return f"fault of the policy in {action.hook}: {action.error}"
+            case ReportWouldReject():
+                return f"request {action.request_id} would be rejected: {action.reason}"
         return _fallback(action)
 
     def _place(self, pool_id: int, node_id: int | None) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from headgate.cli.app_loading import load_app, select_policy, warn_of_unreachable_objectives
+from headgate.cli.options import admission_option
 from headgate.config import AppConfig, ServeSpec, from_spec
 from headgate.config.reference import SchemaKey, keys_of
 from headgate.core.errors import ConfigError
@@ -70,6 +71,7 @@ def _setting_options(command: Callable[..., int]) -> Callable[..., int]:
 @click.option(
     "--workers", type=click.IntRange(1, 1_000), help="Number of nodes of APP's first pool."
 )
+@admission_option
 @click.option("--log", type=click.Path(path_type=Path), help="File for the event log.")
 @click.option("--reload", "reloads", is_flag=True, help="Reload when a file beside APP changes.")
 @_setting_options
@@ -78,6 +80,7 @@ def command(
     policy: str | None,
     slo: str | None,
     workers: int | None,
+    admission: str | None,
     log: Path | None,
     reloads: bool,
     **settings: object,
@@ -97,7 +100,7 @@ def command(
             given[name] = str(Path(str(given[name])).absolute())
 
     def prepare() -> Deployment:
-        return _deployment(app, given, policy=policy, slo=slo, workers=workers)
+        return _deployment(app, given, policy=policy, slo=slo, workers=workers, admission=admission)
 
     first = prepare()
     warn_of_unreachable_objectives(first.load(), app)
@@ -135,11 +138,14 @@ def _deployment(
     policy: str | None,
     slo: str | None,
     workers: int | None,
+    admission: str | None,
 ) -> Deployment:
     """Load APP with the changes of the command line."""
     config = _load(app)
     spec: dict[str, Any] = dict(config.spec)
     spec["serve"] = {**spec["serve"], **given}
+    if admission is not None:
+        spec["limits"] = {**spec["limits"], "admission": admission}
     if policy is not None:
         spec["policy"] = policy
     if slo is not None:

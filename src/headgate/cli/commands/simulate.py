@@ -8,10 +8,11 @@ from typing import Final
 import click
 from rich.text import Text
 
-from headgate.cli.app_loading import load_for_simulation, select_policy
+from headgate.cli.app_loading import load_for_simulation, select_policy, with_admission
 from headgate.cli.options import (
     OutputPath,
     WorkloadOptions,
+    admission_option,
     app_argument,
     assume_exec_option,
     check_not_read,
@@ -40,6 +41,7 @@ _RESOURCES_MAX: Final = 16  # longer tables are in the JSON and in the report on
 @assume_exec_option
 @policy_option
 @set_option("A setting of the policy, such as batch_max=4. May be repeated.")
+@admission_option
 @seed_option
 @json_option
 @report_option
@@ -56,6 +58,7 @@ def command(
     assumed_ns: int | None,
     policy: str | None,
     settings: tuple[tuple[str, object], ...],
+    admission: str | None,
     seed: int,
     as_json: bool,
     report: Path | None,
@@ -70,6 +73,7 @@ def command(
     headgate simulate app.yaml --arrivals poisson:rate=50/s --duration 10min --json
     """
     config, assumed = load_for_simulation(app, assumed_ns)
+    config = with_admission(config, app, admission)
     selected = select_policy(config, app, policy, dict(settings))
     workload = choose_workload(config, app, workload_options, seed)
     check_not_read(log, "--log", [Path(app), *trace_files(config, workload_options)])

@@ -27,6 +27,7 @@ from headgate.core.actions import (
     KeepWarm,
     LoadWeights,
     ReportFault,
+    ReportWouldReject,
     SetTimer,
     Settle,
     StartInstance,
@@ -234,6 +235,12 @@ class StateWriter:
         if request.tasks_left:
             self._drop_tasks(request)
         request.tasks.clear()  # breaks the reference cycle, so memory is freed at once
+
+    def report_would_reject(self, request: Request, reason: str) -> None:
+        """Report, once per request, that it would have been rejected."""
+        if not request.would_be_rejected:
+            request.would_be_rejected = True
+            self.actions.append(ReportWouldReject(request.id, reason))
 
     def _drop_tasks(self, request: Request) -> None:
         for task in request.tasks:

@@ -108,6 +108,8 @@ class GaugeSnapshot:
     # By model, tenant, tier and basis ("usage", "idle" or "warm"); monotone.
     cost_usd: Mapping[tuple[str, str, str, str], float] = field(default_factory=dict)
     faas_pools: Mapping[str, FaasPoolGauges] = field(default_factory=dict)  # by pool
+    # By model: the safety margin of the policy's admission test, in the policy's own unit.
+    admission_margin: Mapping[str, float] = field(default_factory=dict)
 
 
 HTTP: Final = "http"
@@ -260,6 +262,8 @@ class Metrics:
         self.starts: dict[str, Histogram] = {}  # cold starts by function
         self.responses = Responses()
         self.faults: dict[str, int] = {}  # by kind
+        # By model and reason: requests that would have been rejected, were admission enforced.
+        self._would_reject: dict[tuple[int, int], int] = {}
         # By model, tenant, reason, class and outcome, packed into one integer: see `fold`.
         self._counts: dict[int, int] = {}
         self._reason_ids: dict[str, int] = {"": 0}
@@ -292,6 +296,11 @@ class Metrics:
             call.batch_items,
         )
         self._used_bytes = used_bytes + _ROW_BYTES
+
+    def would_reject(self, call: Call, reason: str) -> None:
+        """Count a request that the policy rejected while admission is only observed."""
+        key = (call.pipeline_id, self._reason_id(reason))
+        self._would_reject[key] = self._would_reject.get(key, 0) + 1
 
     def cold_started(self, function: str, duration_ns: int) -> None:
         starts = self.starts.setdefault(function, Histogram(START_BOUNDS_NS))
@@ -330,6 +339,11 @@ class Metrics:
                 CLASS_NAMES[key >> 4 & 0xF],
                 key & 0xF,
             )
+
+    def would_reject_counted(self) -> Iterator[tuple[tuple[str, str], int]]:
+        """Yield every model and reason with its count of would-be rejections."""
+        for (model, reason), count in self._would_reject.items():
+            yield (self.models[model].name, self._reasons[reason]), count
 
     def _reason_id(self, reason: str) -> int:
         """Return the id of a reason. Policies may use any text; `REASONS_MAX` are told apart."""

@@ -32,6 +32,7 @@ from headgate.live.telemetry.metrics import (
     GaugeSnapshot,
     Histogram,
     Metrics,
+    ModelMetrics,
 )
 
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -150,9 +151,7 @@ class _Families(Collector):
         requests = Counter[tuple[str, ...]](
             {(m.name, m.tier, CLASS_NAMES[1], name): 0 for m in models for name in OUTCOME_NAMES}
         )
-        rejections = Counter[tuple[str, ...]](
-            {(model.name, reason): 0 for model in models for reason in REJECTIONS}
-        )
+        rejections = Counter[tuple[str, ...]](dict.fromkeys(_rejection_labels(models), 0))
         for count, model, _, reason, priority_class, outcome in self._metrics.counted():
             requests[model.name, model.tier, priority_class, OUTCOME_NAMES[outcome]] += count
             if outcome == Outcome.REJECTED:
@@ -175,6 +174,14 @@ class _Families(Collector):
             "model reason",
             rejections.items(),
         )
+        would_reject = Counter[tuple[str, ...]](dict.fromkeys(_rejection_labels(models), 0))
+        would_reject.update(dict(self._metrics.would_reject_counted()))
+        yield _counter(
+            "admission_would_reject",
+            "Requests that would be rejected at admission if it were enforced, by reason.",
+            "model reason",
+            would_reject.items(),
+        )
         yield _counter(
             "internal_errors",
             "Defects of the server or of a policy that serving has survived, by kind.",
@@ -185,16 +192,22 @@ class _Families(Collector):
     def _objectives(self) -> Iterator[Metric]:
         attained = Counter[tuple[str, ...]]()
         missed = Counter[tuple[str, ...]]()
+        admitted = Counter[tuple[str, ...]]()
         for count, model, tenant, _, _, outcome in self._metrics.counted():
             if outcome != Outcome.CANCELLED:
                 # Both counters exist from the first request, because a ratio needs both.
                 attained[model.name, tenant] += count if outcome == Outcome.MET else 0
                 missed[model.name, tenant] += count if outcome != Outcome.MET else 0
+                admitted[model.name, tenant] += count if outcome != Outcome.REJECTED else 0
         labels = "model tenant"
         help_text = "Requests answered by their deadline."
         yield _counter("slo_attained", help_text, labels, attained.items())
         help_text = "Requests that were late, rejected, expired or failed; not cancelled ones."
         yield _counter("slo_missed", help_text, labels, missed.items())
+        help_text = "Requests that were admitted and have ended; not cancelled ones."
+        yield _counter("admitted", help_text, labels, admitted.items())
+        help_text = "Requests that were admitted and answered by their deadline."
+        yield _counter("admitted_kept", help_text, labels, attained.items())
         slos_ns = {model.name: model.slo_ns for model in self._metrics.models}
         known = {name: slo_ns / SECOND_NS for name, slo_ns in slos_ns.items() if slo_ns != NEVER_NS}
         yield _gauge("slo_seconds", "Latency SLO.", "model", _labelled(known))
@@ -204,11 +217,13 @@ class _Families(Collector):
         gauges = self._read_gauges()
         arrival_rps = {model.name: model.arrival_rps(now_ns) for model in self._metrics.models}
         error = "Recent mean of execution time minus predicted time of batches."
+        margin = "Safety margin of the admission test, in the policy's own unit."
         for name, help_text, label, values in (
             ("queue_depth", "Requests waiting in queues.", "model", gauges.queue_depth),
             ("inflight", "Requests accepted and not yet settled.", "model", gauges.inflight),
             ("arrival_rps", "Arrivals per second, mean of the last 10 s.", "model", arrival_rps),
             ("prediction_error_seconds", error, "function", gauges.prediction_error_s),
+            ("admission_margin", margin, "model", gauges.admission_margin),
         ):
             yield _gauge(name, help_text, label, _labelled(values))
         labels = "function state"
@@ -274,6 +289,10 @@ def _faas_pool_families(pools: Mapping[str, FaasPoolGauges]) -> Iterator[Metric]
         "pool",
         (((name,), pool.pings) for name, pool in pools.items()),
     )
+
+
+def _rejection_labels(models: Iterable[ModelMetrics]) -> list[tuple[str, ...]]:
+    return [(model.name, reason) for model in models for reason in REJECTIONS]
 
 
 def _labelled(values: Mapping[str, float]) -> _Values:

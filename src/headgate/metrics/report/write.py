@@ -219,6 +219,7 @@ def request_batch(run: RunColumns, rows: slice) -> pyarrow.RecordBatch:
         "client": names(requests.client, run.clients),
         "attempts": pa.array(requests.attempts[rows]),
         "cold": pa.array(requests.cold[rows].astype(np.bool_)),
+        "would_reject": pa.array(requests.would_reject[rows].astype(np.bool_)),
         "pool": names(requests.pool, run.pools),
         "node": names(requests.node, tuple(use.name for use in run.resources)),
     }

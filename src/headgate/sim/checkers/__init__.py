@@ -20,6 +20,7 @@ from headgate.sim.checkers.requests import (
     Conservation,
     Deadlines,
     HardDeadlines,
+    ObservedAdmission,
     Stages,
     Starvation,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "HardDeadlines",
     "LiveTargets",
     "Memory",
+    "ObservedAdmission",
     "Stages",
     "StartBackoff",
     "Starvation",
@@ -69,6 +71,7 @@ def all_checkers(
         Clock(events_max),
         Conservation(has_decision_cost=has_decision_cost),
         Deadlines(app, has_decision_cost=has_decision_cost),
+        ObservedAdmission(app),
         Stages(app),
         Completions(
             allows_duplicates=allows_duplicates,

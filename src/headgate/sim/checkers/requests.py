@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import final
+from typing import Final, final
 
-from headgate.core.actions import Action, Dispatch, Settle
+from headgate.core.actions import Action, Dispatch, ReportWouldReject, Settle
 from headgate.core.clock import NEVER_NS
 from headgate.core.events import BatchFinished, Event, RequestArrived, RequestCancelled
-from headgate.core.model import App, Pipeline
+from headgate.core.model import OBSERVE, App, Pipeline
 from headgate.core.records import STAGES_MAX
-from headgate.core.states import OUTCOME_NAMES, Outcome
+from headgate.core.states import OUTCOME_NAMES, Outcome, Rejection
 from headgate.metrics.columns import RunColumns
 from headgate.sim.checkers.checker import Checker, ended_batch
 
@@ -110,6 +110,48 @@ class Deadlines(Checker):
         for request_id in wrong.nonzero()[0].tolist():
             name = OUTCOME_NAMES[rows.outcome[request_id]]
             self.report(int(rows.finished_ns[request_id]), f"request {request_id} is not {name}")
+
+
+@final
+class ObservedAdmission(Checker):
+    """If admission is only observed, no policy rejects; else nothing is reported as observed.
+
+    A request is reported once at most, while it is open, and its row in the columns says so. The
+    Scheduler's own limits hold all the same.
+    """
+
+    _LIMITS: Final = (Rejection.FULL, Rejection.LOAD_FAILED, Rejection.TOO_LARGE)
+
+    def __init__(self, app: App) -> None:
+        super().__init__()
+        self._is_observing = app.limits.admission == OBSERVE
+        self._open: set[int] = set()
+        self._reported: set[int] = set()
+
+    def check_event(self, now_ns: int, scheduler: int, event: Event) -> None:
+        if isinstance(event, RequestArrived):
+            self._open.add(event.request_id)
+
+    def check_action(self, now_ns: int, scheduler: int, action: Action) -> None:
+        if isinstance(action, ReportWouldReject):
+            request_id = action.request_id
+            if not self._is_observing:
+                self.report(now_ns, f"request {request_id} is reported, but not rejected")
+            if request_id not in self._open or request_id in self._reported:
+                self.report(now_ns, f"request {request_id} is reported again, or is not open")
+            self._reported.add(request_id)
+        elif isinstance(action, Settle):
+            self._open.discard(action.request_id)
+            settlement = action.settlement
+            is_rejected = settlement.outcome == Outcome.REJECTED
+            if self._is_observing and is_rejected and settlement.reason not in self._LIMITS:
+                self.report(now_ns, f"request {action.request_id} is rejected, not observed")
+
+    def finish(self, run: RunColumns) -> None:
+        """Compare the rows of the columns with the reports."""
+        rows = set(run.requests.would_reject.nonzero()[0].tolist())
+        for request_id in sorted(rows ^ self._reported):
+            self.report(run.end_ns, f"request {request_id} has another row than was reported")
 
 
 @final
