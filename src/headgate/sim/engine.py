@@ -154,14 +154,16 @@ class Engine:
         is_idle = recorder.count == recorder.ended and self._pending_clients == 0
         return is_idle or next_ns > self._limit_ns
 
-    def _admit(self, now_ns: int, pipeline: int, client: int, items: int) -> None:
+    def _admit(
+        self, now_ns: int, pipeline: int, client: int, items: int, priority: int = 0
+    ) -> None:
         recorder = self.recorder
         request_id = recorder.count
         recorder.count = request_id + 1
         if recorder.records_arrivals:
             recorder.arrived(now_ns, pipeline, client)
         index = 0 if self._peers == 1 else self._scheduler_of_request(request_id)
-        event = RequestArrived(request_id, pipeline, client, items)
+        event = RequestArrived(request_id, pipeline, client, items, priority)
         # The event may wait in the Scheduler's inbox; the deadline counts from the arrival.
         if self._has_decision_cost:
             event.deadline_ns = self.app.pipelines[pipeline].slo.deadline_ns(now_ns)
@@ -207,7 +209,7 @@ class Engine:
             if item.sender is not None:
                 self._senders[self.recorder.count] = item.sender
                 item.sender.on_arrived(self, now_ns, self.recorder.count)
-            self._admit(now_ns, item.pipeline, item.client, item.items)
+            self._admit(now_ns, item.pipeline, item.client, item.items, item.priority)
         elif isinstance(item, Callback):
             item.call(now_ns)
         else:
@@ -370,10 +372,12 @@ class Engine:
         client: int,
         items: int = 1,
         sender: SimClient | None = None,
+        priority: int = 0,
     ) -> None:
         """Have a request arrive at `at_ns`; `sender` is notified of its arrival and its outcome."""
         self._pending_clients += 1
-        self.queue.push(at_ns, Rank.ARRIVAL, Submission(pipeline, client, items, sender))
+        submission = Submission(pipeline, client, items, priority, sender)
+        self.queue.push(at_ns, Rank.ARRIVAL, submission)
 
     def cancel(self, now_ns: int, request_id: int) -> None:
         """Cancel a request, if it is still open."""
