@@ -5,7 +5,7 @@ profiles in virtual time, timers fire, and every order ends in exactly one event
 which a decision is timed is one that a policy can really get into. What is missing of the
 simulator's driver (faults, FaaS, network, prices, records) costs nothing here.
 
-A `Case` says how large the application is and how loaded its fleet:
+A `DecisionCase` says how large the application is and how loaded its fleet:
 
 - *idle*: a tenth of the capacity is offered, and hardly anything waits;
 - *busy*: every node works, and as many requests wait as the case says. Whenever a request is
@@ -88,7 +88,7 @@ _PAUSE_NS: Final = SECOND_NS  # after a rejection
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class DecisionCase:
     """The size of an application, and the state of its fleet."""
 
     nodes: int
@@ -118,7 +118,7 @@ class Timings:
         return self.arrivals + self.completions
 
 
-def make_app(case: Case) -> App:
+def make_app(case: DecisionCase) -> App:
     """Return as many pipelines as functions, each a chain that begins with a function of its own.
 
     Where the fleet is split, a chain stays within its half.
@@ -199,12 +199,12 @@ _Item = Event | _Job | _Timer | _Send
 
 
 @final
-class Driver:
+class TimedDriver:
     """Drives one Scheduler through a case. `timings` has the times since they were last cleared."""
 
     def __init__(
         self,
-        case: Case,
+        case: DecisionCase,
         kind: PolicyKind,
         config: PolicyConfig | None = None,
         *,
@@ -408,7 +408,7 @@ class Driver:
 
 
 def measure(
-    case: Case,
+    case: DecisionCase,
     kind: PolicyKind,
     config: PolicyConfig | None = None,
     *,
@@ -420,7 +420,7 @@ def measure(
     Loading weights, filling the queue and measuring take at most `limit_s` each, so that a policy
     which is slow at a size is measured all the same; `waiting` and `instances` say how far it came.
     """
-    driver = Driver(case, kind, config)
+    driver = TimedDriver(case, kind, config)
     driver.join_nodes()
     driver.load_weights(_after(limit_s))
     driver.send_requests()

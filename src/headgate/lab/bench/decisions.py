@@ -20,7 +20,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from headgate.core import build_kind
-from headgate.lab.bench._decision_driver import FLEETS, WEIGHTS, Case, Fleet, Timings, measure
+from headgate.lab.bench._decision_driver import (
+    FLEETS,
+    WEIGHTS,
+    DecisionCase,
+    Fleet,
+    Timings,
+    measure,
+)
 from headgate.lab.experiments import Check, Progress, Result, Row
 from headgate.lab.figures import draw_lines, write_figures
 from headgate.metrics.report.style import INK, MUTED, new_figure, number_log_axis, style_axes
@@ -34,11 +41,11 @@ NAME = "decisions"
 TITLE = "time per decision over nodes, functions, queue length and stages"
 
 _SOURCE: Final = "docs/benchmarks.md"
-_BASE: Final = Case(100, 100, 1_000)
-_LARGEST: Final = Case(1_000, 1_000, 10_000)
+_BASE: Final = DecisionCase(100, 100, 1_000)
+_LARGEST: Final = DecisionCase(1_000, 1_000, 10_000)
 _SIZES: Final = (1, 10, 100, 1_000)
 # What grows: the cases of a sweep, by the label of its axis.
-_SWEEPS: Final[Mapping[str, Sequence[Case]]] = {
+_SWEEPS: Final[Mapping[str, Sequence[DecisionCase]]] = {
     "nodes": [replace(_BASE, nodes=size) for size in _SIZES],
     "functions": [replace(_BASE, functions=size) for size in _SIZES],
     "nodes and functions": [replace(_LARGEST, nodes=size, functions=size) for size in _SIZES],
@@ -88,7 +95,7 @@ def _quantile_us(times_ns: Sequence[int], quantile: float) -> float:
 def run(*, progress: Progress, policy: str = "headgate", out: Path | None = None) -> Result:
     """Measure all sweeps with one policy. Figures go to `out`."""
     kind = find_policy(policy)
-    results: dict[Case, Measured] = {}
+    results: dict[DecisionCase, Measured] = {}
     cases = all_cases()
     for number, case in enumerate(cases, 1):
         progress(f"case {number} of {len(cases)}: {_label(case)}")
@@ -98,7 +105,7 @@ def run(*, progress: Progress, policy: str = "headgate", out: Path | None = None
     return Result(NAME, rows, _checks(policy, results), figures)
 
 
-def all_cases() -> list[Case]:
+def all_cases() -> list[DecisionCase]:
     """Return every case once: the sweeps for every fleet, with resident weights and pressure."""
     cases = {
         _in_state(case, fleet, weights): None
@@ -109,14 +116,14 @@ def all_cases() -> list[Case]:
     return [case for case in cases if case.is_possible]
 
 
-def _in_state(case: Case, fleet: Fleet, weights: str) -> Case:
+def _in_state(case: DecisionCase, fleet: Fleet, weights: str) -> DecisionCase:
     """Return the case in this state; nothing waits for an idle fleet."""
     known = next(each for each in WEIGHTS if each == weights)
     waiting = 0 if fleet == "idle" else case.waiting
     return replace(case, fleet=fleet, weights=known, waiting=waiting)
 
 
-def _swept(results: Mapping[Case, Measured]) -> Iterable[tuple[str, Case]]:
+def _swept(results: Mapping[DecisionCase, Measured]) -> Iterable[tuple[str, DecisionCase]]:
     """Yield the cases sweep by sweep, without sweeps over what an idle fleet does not have."""
     for (name, sweep), fleet, weights in product(_SWEEPS.items(), FLEETS, WEIGHTS):
         if name != "requests waiting" or fleet != "idle":
@@ -125,7 +132,7 @@ def _swept(results: Mapping[Case, Measured]) -> Iterable[tuple[str, Case]]:
                     yield name, each
 
 
-def _row(sweep: str, case: Case, measured: Measured) -> Row:
+def _row(sweep: str, case: DecisionCase, measured: Measured) -> Row:
     return {
         "over": sweep,
         "fleet": case.fleet,
@@ -154,7 +161,7 @@ def _bar(median_us: float) -> str:
     return "█" * max(1, round(_BAR_PER_DECADE * log10(max(1.0, median_us))))
 
 
-def _checks(policy: str, results: Mapping[Case, Measured]) -> list[Check]:
+def _checks(policy: str, results: Mapping[DecisionCase, Measured]) -> list[Check]:
     checks = []
     for (size, budget_us), fleet, weights in product(_BUDGETS_US, FLEETS, WEIGHTS):
         case = _in_state(size, fleet, weights)
@@ -168,14 +175,14 @@ def _checks(policy: str, results: Mapping[Case, Measured]) -> list[Check]:
     return checks
 
 
-def _label(case: Case) -> str:
+def _label(case: DecisionCase) -> str:
     stages = "" if case.stages == 1 else f", {case.stages} stages"
     waiting = "" if case.fleet == "idle" else f", {case.waiting:,} waiting"
     size = f"{case.nodes:,} nodes x {case.functions:,} functions"
     return f"{size}{waiting}{stages}, {case.fleet}, weights {case.weights}"
 
 
-def _figure(policy: str, results: Mapping[Case, Measured]) -> Figure:
+def _figure(policy: str, results: Mapping[DecisionCase, Measured]) -> Figure:
     """Draw the median per event over each dimension, with the budget where one is set."""
     figure = new_figure(6.4)
     states = list(product(FLEETS, WEIGHTS))
@@ -211,7 +218,7 @@ def _figure(policy: str, results: Mapping[Case, Measured]) -> Figure:
     return figure
 
 
-def _size(sweep: str, case: Case) -> int:
+def _size(sweep: str, case: DecisionCase) -> int:
     if sweep == "functions":
         return case.functions
     if sweep == "requests waiting":
@@ -219,9 +226,10 @@ def _size(sweep: str, case: Case) -> int:
     return case.stages if sweep == "stages" else case.nodes
 
 
-def _number_axes(axes: Axes, name: str, sweep: Sequence[Case]) -> None:
+def _number_axes(axes: Axes, name: str, sweep: Sequence[DecisionCase]) -> None:
     sizes = [_size(name, case) for case in sweep]
-    axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    axes.set_xticks(sizes, [f"{size // 1000}k" if size >= 1_000 else f"{size}" for size in sizes])
+    axes.set_xlim(-0.4 if sizes[0] == 0 else sizes[0] / 1.5, 1.5 * sizes[-1])
     axes.minorticks_off()
     number_log_axis(axes.yaxis)
 
@@ -256,7 +264,7 @@ def main() -> None:
     parser.add_argument("--weights", choices=WEIGHTS, action="append")
     parser.add_argument("--events", type=int, default=4_000)
     options = parser.parse_args()
-    size = Case(options.nodes, options.functions, options.waiting, options.stages)
+    size = DecisionCase(options.nodes, options.functions, options.waiting, options.stages)
     for fleet, weights in product(options.fleet or FLEETS, options.weights or WEIGHTS):
         case = _in_state(size, fleet, weights)
         if case.is_possible:
