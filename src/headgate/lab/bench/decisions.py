@@ -95,6 +95,8 @@ def _quantile_us(times_ns: Sequence[int], quantile: float) -> float:
 def run(*, progress: Progress, policy: str = "headgate", out: Path | None = None) -> Result:
     """Measure all sweeps with one policy. Figures go to `out`."""
     kind = find_policy(policy)
+    if out is not None:
+        new_figure()  # raises now, and not after minutes, if there is no matplotlib
     results: dict[DecisionCase, Measured] = {}
     cases = all_cases()
     for number, case in enumerate(cases, 1):
