@@ -17,7 +17,7 @@ from headgate.metrics.columns import NOWHERE
 from headgate.policies import find_policy
 from headgate.sim.clients import PAUSE_NS, DrainWatcher, HedgingClient, LoopClients
 from headgate.sim.faults import Fault, FaultPlan
-from headgate.sim.interfaces import SimClient
+from headgate.sim.interfaces import SimClient, Simulation
 from headgate.sim.run import Setup, simulate
 from headgate.workload import ClosedLoop, ConcurrencyStep
 
@@ -174,6 +174,24 @@ def test_without_a_response_the_last_copy_to_end_counts() -> None:
 def test_a_hedging_client_sends_at_least_one_copy() -> None:
     with pytest.raises(ConfigError, match="copies: 0: must be positive"):
         HedgingClient([0], copies=0)
+
+
+class UrgentSender(SimClient):
+    """Sends three requests at once, the last of which claims to be urgent."""
+
+    def on_start(self, simulation: Simulation) -> None:
+        for priority in (0, 0, -3):
+            simulation.submit(0, 0, 0, priority=priority)
+
+
+def test_a_request_arrives_with_the_priority_that_its_client_claims() -> None:
+    """The first request runs from 0 to 10; the last one arrives last and is served second."""
+    columns, observer = run(
+        make_app(), None, policy=find_policy("headgate"), clients=[UrgentSender()]
+    )
+    arrived = [event for _, event in observer.events if isinstance(event, RequestArrived)]
+    assert [event.priority for event in arrived] == [0, 0, -3]
+    assert waits_ms(columns) == [10.0, 30.0, 20.0]
 
 
 @pytest.mark.parametrize("has_watcher", [False, True])

@@ -210,7 +210,7 @@ class Engine:
             if item.sender is not None:
                 self._senders[self.recorder.count] = item.sender
                 item.sender.on_arrived(self, now_ns, self.recorder.count)
-            self._admit(now_ns, item.pipeline, item.client, item.items)
+            self._admit(now_ns, item.pipeline, item.client, item.items, item.priority)
         elif isinstance(item, Callback):
             item.call(now_ns)
         else:
@@ -375,10 +375,12 @@ class Engine:
         client: int,
         items: int = 1,
         sender: SimClient | None = None,
+        priority: int = 0,
     ) -> None:
         """Have a request arrive at `at_ns`; `sender` is notified of its arrival and its outcome."""
         self._pending_clients += 1
-        self.queue.push(at_ns, Rank.ARRIVAL, Submission(pipeline, client, items, sender))
+        submission = Submission(pipeline, client, items, priority, sender)
+        self.queue.push(at_ns, Rank.ARRIVAL, submission)
 
     def cancel(self, now_ns: int, request_id: int) -> None:
         """Cancel a request, if it is still open."""

@@ -62,12 +62,15 @@ class TimerDue(QueueItem):
 class Submission(QueueItem):
     """A request that a client, or a fault, sends."""
 
-    __slots__ = ("client", "items", "pipeline", "sender")
+    __slots__ = ("client", "items", "pipeline", "priority", "sender")
 
-    def __init__(self, pipeline: int, client: int, items: int, sender: SimClient | None) -> None:
+    def __init__(
+        self, pipeline: int, client: int, items: int, priority: int, sender: SimClient | None
+    ) -> None:
         self.pipeline = pipeline
         self.client = client
         self.items = items
+        self.priority = priority
         self.sender = sender
 
 

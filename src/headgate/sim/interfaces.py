@@ -23,8 +23,12 @@ class Simulation(Protocol):
         client: int,
         items: int = 1,
         sender: SimClient | None = None,
+        priority: int = 0,
     ) -> None:
-        """Have a request arrive at `at_ns`; `sender` is notified of its arrival and its outcome."""
+        """Have a request arrive at `at_ns`; `sender` is notified of its arrival and its outcome.
+
+        `priority` is the one that the client claims: smaller is more urgent, 0 is the default.
+        """
 
     def cancel(self, now_ns: int, request_id: int) -> None:
         """Cancel a request, if it is still open."""

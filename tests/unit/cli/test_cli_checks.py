@@ -99,6 +99,16 @@ def test_a_real_experiment() -> None:
     assert ended.code == (0 if all(check["holds"] for check in ended.json["checks"]) else 1)
 
 
+def test_options_of_a_benchmark() -> None:
+    """A benchmark takes only the options that it declares."""
+    refused = headgate("bench", "sim", "--policy", "balance")
+    assert refused.code == 2
+    assert "The benchmark sim does not take --policy." in refused.err
+    unknown = headgate("bench", "decisions", "--policy", "nosuch")
+    assert unknown.code == 2
+    assert "'nosuch': unknown policy" in unknown.err
+
+
 def fake_fuzz(policy: str, seed: int) -> FuzzReport:
     failures = ("Conservation: request 5 was lost",) if seed == 8 else ()
     return FuzzReport(policy, seed, ("Conservation",), failures, {"NodeLost": 2}, {"met": 3})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pkgutil
 from importlib import import_module
+from inspect import signature
 from typing import Protocol, cast
 
 from headgate.core.errors import ConfigError
@@ -21,8 +22,12 @@ class Bench(Protocol):
     NAME: str
     TITLE: str
 
-    def run(self, *, progress: Progress) -> Result:
-        """Measure. Duration and results depend on the machine."""
+    def run(self, *, progress: Progress, **options: object) -> Result:
+        """Measure. Duration and results depend on the machine.
+
+        A benchmark declares the options that it takes beside `progress`: `policy`, a name, and
+        `out`, a directory for figures (see `takes`).
+        """
 
 
 def benches() -> dict[str, Bench]:
@@ -32,6 +37,15 @@ def benches() -> dict[str, Bench]:
         if not module.name.startswith("_")
     ]
     return {bench.NAME: bench for bench in cast("list[Bench]", modules)}
+
+
+def takes(bench: Bench, option: str) -> bool:
+    """Whether a benchmark declares this option of `run`.
+
+    >>> takes(find_bench("decisions"), "policy"), takes(find_bench("sim"), "policy")
+    (True, False)
+    """
+    return option in signature(bench.run).parameters
 
 
 def bench_names() -> list[str]:
