@@ -26,7 +26,18 @@ INTERPRETED = frozenset(("core/event_log.py", "core/request_trace.py", "core/uni
 # What a simulated request passes through; the rest of `sim` runs once per run.
 SIM = ("engine", "event_queue", "faas", "ground_truth", "node", "recorder", "shared_pools")
 # What policies and simulated platforms call for every task.
-PLANNING = ("batch_size", "placement", "warm_pool")
+PLANNING = (
+    "admission",
+    "batching",
+    "builds",
+    "calendar",
+    "forecast",
+    "placement",
+    "shares",
+    "spillover",
+    "task_queues",
+    "warm_pool",
+)
 
 
 def main() -> None:

@@ -13,13 +13,13 @@ from headgate.lab.regret.search import RegretReport, recorded_rivals, search
 RECORDED: Final = Path(__file__).with_name("regret.json")
 SEEDS: Final = range(20_000, 20_060)
 
-# What the policy must reach in these worlds, a little below what it did when the scores were
-# recorded. Raise these when it gets better.
-SHARE_MEAN_MIN: Final = 0.57
-RATIO_MEAN_MIN: Final = 0.66
-KEPT_MEAN_MIN: Final = 0.70
-QUANTILE_KEPT_MIN: Final = 0.43
-COST_MEAN_MAX: Final = 1.02
+# What the policy must reach in these worlds, a little below what it does: 0.890, 0.972, 0.995, 0.92
+# and 0.987. No constant was chosen on them. Raise these when it gets better.
+SHARE_MEAN_MIN: Final = 0.88
+RATIO_MEAN_MIN: Final = 0.96
+KEPT_MEAN_MIN: Final = 0.98
+QUANTILE_KEPT_MIN: Final = 0.90
+COST_MEAN_MAX: Final = 1.0
 
 
 @pytest.fixture(scope="module")

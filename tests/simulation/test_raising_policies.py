@@ -88,7 +88,7 @@ def simulate_logged(probability: float) -> tuple[Setup, Log]:
     kind = faulty(find_policy("balance"), HOOKS, probability)
     setup = Setup(app, kind, faults=plan.actions(), survives_faults=True)
     log = Log()
-    simulate(setup, at_ms(*range(0, 100, 4)), observer=log)
+    simulate(setup, at_ms(*range(0, 400, 4)), observer=log)
     return setup, log
 
 

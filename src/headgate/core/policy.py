@@ -27,7 +27,7 @@ from typing import Final, final
 from headgate.core.errors import ConfigError
 from headgate.core.orders import Orders
 from headgate.core.records import Batch, Instance, Node, Request, Task
-from headgate.core.states import TASK_READY
+from headgate.core.states import TASK_READY, Settlement
 from headgate.core.view import View
 
 
@@ -190,6 +190,9 @@ class Policy:
 
     def on_task_withdrawn(self, task: Task) -> None:
         """A ready task was cancelled or expired. Queues must not keep such tasks for ever."""
+
+    def on_settled(self, request: Request, settlement: Settlement) -> None:
+        """An admitted request has its outcome; its `tasks` are cleared. Rejections do not count."""
 
     def on_capacity(self, node: Node) -> None:
         """A node may have capacity for another batch."""

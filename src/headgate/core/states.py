@@ -144,7 +144,7 @@ class Rejection:
     """Why a request was rejected, in the words of clients, logs and metrics."""
 
     OVERLOADED: Final = "overloaded"  # predicted to miss its deadline behind the present queue
-    UNFAIR: Final = "over_fair_share"  # its client exceeds its fair share of the queue
+    UNFAIR: Final = "over_fair_share"  # it would take what other clients or pipelines may claim
     INFEASIBLE: Final = "infeasible"  # late even on an idle system: more capacity will not help
     UNAVAILABLE: Final = "unavailable"  # no node or platform that could run it is available
     FULL: Final = "too_many_open"  # `Limits.open_requests_max` is reached

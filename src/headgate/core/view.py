@@ -34,6 +34,8 @@ class View:
         self.batches: dict[int, Batch] = {}  # in flight
         self.nodes: dict[int, Node] = {}
         self.free_nodes: dict[int, Node] = {}  # up, with a free slot, not in back-off
+        # The same by pool id, for decisions that must not look at the nodes of other pools.
+        self.free_by_pool: list[dict[int, Node]] = [{} for _ in app.pools]
         self.instances: dict[int, Instance] = {}  # all that are not GONE
         # By variant id: its instances by id, without the DRAINING ones. One whose node a Broker has
         # yet to pick is here and on no node.
@@ -62,7 +64,7 @@ class View:
                 return False
         elif instance.running >= variant.concurrency:
             return False
-        return not node.limits_compute or self._has_compute(node, variant)
+        return self.has_compute(node, variant)
 
     def is_barred(self, node: Node, variant: Variant) -> bool:
         """Whether the variant is in start back-off and not running on this node."""
@@ -71,9 +73,10 @@ class View:
         instance = node.instances.get(variant.id)
         return instance is None or instance.state == INSTANCE_STARTING
 
-    def _has_compute(self, node: Node, variant: Variant) -> bool:
+    def has_compute(self, node: Node, variant: Variant) -> bool:
+        """Whether a node has the compute to begin a batch of a variant now."""
         shape = variant.shape
-        return (
+        return not node.limits_compute or (
             node.cpu_milli_used + shape.cpu_milli <= node.pool.cpu_milli
             and node.gpu_sevenths_used + shape.gpu_sevenths <= node.pool.gpu_sevenths
         )
@@ -157,11 +160,14 @@ class View:
         )
 
     def fits_somewhere(self, task: Task) -> bool:
-        """Whether some pool can take the task's payload; nodes take any size."""
+        """Whether some pool can take the task's items and its payload; nodes take any payload."""
         for variant in task.function.variants:
             for pool_id in variant.pool_ids:
-                platform = self.app.pools[pool_id].faas
-                if platform is None or task.payload_bytes <= platform.payload_bytes_max:
+                pool = self.app.pools[pool_id]
+                if pool.faas is not None:
+                    if self.fits_call(task, pool, variant):
+                        return True
+                elif task.request.items <= len(variant.profile.exec_ns):
                     return True
         return False
 

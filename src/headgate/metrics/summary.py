@@ -78,7 +78,7 @@ class GroupSummary:
     # Mean of service / latency: the reciprocal of the slowdown, and 0 for a request that was
     # never answered, so that starving a group cannot look like serving it well.
     pace: float
-    admission_margin: float = nan  # the policy's own at the end, if this is a pipeline
+    admission_margin: float | None = None  # the policy's own at the end, if this is a pipeline
 
 
 def group_summaries(

@@ -8,12 +8,15 @@ objective. `FixedLimits` is a number that was set.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from typing import Final, final
 
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import App, Pipeline, Pool, Profile, Variant
 
 _KNEE_THROUGHPUT: Final = 0.97  # throughput at the knee, relative to the best
+_BATCH_SHARE: Final = 0.5  # share of a stage's budget for a batch; the rest is for waiting
 _LATENCY_SHARE: Final = 0.7  # share of the SLO that execution may take at the knee
 
 
@@ -53,19 +56,39 @@ class KneeLimits(ConcurrencyLimits):
         self._latency_ns = [
             default_ns if ns == NEVER_NS else ns for ns in tightest_objectives_ns(app)
         ]
+        self._budgets_ns = budgets_ns(app)
 
     def _allowed(self, pool: Pool, variant: Variant, items: int, most: int) -> int:
         return knee_concurrency(variant.profile, most, self._latency_ns[variant.function_id])
 
-    def node_limit(self, pool: Pool, variant: Variant) -> int:
-        """How many batches, of any function, may run on a node beside and with this variant.
+    def node_limit(self, pool: Pool, variants: Sequence[Variant]) -> int:
+        """How many batches, of any of these variants, a node of a pool runs at once.
 
-        If no slowdown was measured, other functions do not disturb this one, and the slots of the
-        node are the only limit.
+        Batches and concurrency compete for the time that a stage has. The limit is the smallest
+        concurrency within 3 % of the best throughput, relative to each variant's own best and on
+        average over the variants. One limit for all: a variant with a lower limit than others on
+        its node would wait for the node to empty.
         """
-        if len(variant.profile.slowdown) == 1:
-            return pool.slots
-        return self.limit(pool, variant)
+        scores = [0.0 for _ in range(pool.slots)]
+        for variant in variants:
+            rates = [self._rate(pool, variant, index + 1) for index in range(pool.slots)]
+            best = max(rates)
+            scores = [score + rate / best for score, rate in zip(scores, rates, strict=True)]
+        enough = _KNEE_THROUGHPUT * max(scores)
+        return next(index + 1 for index, score in enumerate(scores) if score >= enough)
+
+    def _rate(self, pool: Pool, variant: Variant, concurrency: int) -> float:
+        """Items per nanosecond of a node at a concurrency, in batches that leave time to wait."""
+        profile, budget_ns = variant.profile, self._budgets_ns[variant.function_id]
+        if len(profile.slowdown) > 1:
+            concurrency = min(concurrency, variant.concurrency)
+        slowdown, network_ns = profile.slowdown_at(concurrency), 2 * pool.network_ns
+        alone_ns = profile.exec_ns[0] * slowdown + network_ns
+        if concurrency > 1 and alone_ns > _LATENCY_SHARE * budget_ns:
+            return 0.0
+        allowed_ns = _BATCH_SHARE * budget_ns - network_ns
+        items = max(1, bisect_right(profile.exec_ns, allowed_ns / slowdown))
+        return concurrency * items / max(1.0, profile.exec_ns[items - 1] * slowdown + network_ns)
 
 
 @final

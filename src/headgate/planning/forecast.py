@@ -1,4 +1,4 @@
-"""Estimates of demand: offered load, arrival counts with a trend, and burstiness."""
+"""Estimates from what was seen: offered load, arrivals with a trend, burstiness, quantiles."""
 
 from __future__ import annotations
 
@@ -159,3 +159,28 @@ class Dispersion:
             self._squares = self._squares * self._fading + (count - before) ** 2 / 2
             self._mean = self._mean * self._fading + (count + before) / 2
         self._before, self._count = count, 0
+
+
+@final
+class QuantileTracker:
+    """A running estimate of a quantile of recent positive values, in constant memory.
+
+    Stochastic approximation on a logarithmic scale: each value above the estimate moves it up a
+    little, each value below moves it down, in the ratio that balances exactly at the quantile. The
+    step size is fixed (`step`), so the estimate follows a drift and never gets stuck.
+
+    >>> tracker = QuantileTracker(quantile=0.5)
+    >>> for value in [2.0, 2.1, 1.9] * 200:
+    ...     tracker.observe(value)
+    >>> 1.9 <= tracker.value <= 2.1
+    True
+    """
+
+    def __init__(self, quantile: float, *, value: float = 1.0, step: float = 0.05) -> None:
+        self.value = value
+        self._up = exp(step * quantile)
+        self._down = exp(-step * (1.0 - quantile))
+
+    def observe(self, value: float) -> None:
+        """Update the estimate with one value. O(1)."""
+        self.value *= self._up if value > self.value else self._down

@@ -1,17 +1,24 @@
-"""Placement: which function to start on an idle node in advance, and proportional shares."""
+"""Placement: on which node a batch runs, and which nodes hold which functions.
+
+A free node that holds the weights comes first. A cold start is worth its time where the function
+has fewer nodes than its share of the load, and where it needs no eviction or evicts a function that
+has more nodes than its share.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from itertools import islice
+from typing import Final, final
 
 from headgate.core.model import Variant
-from headgate.core.records import Node
+from headgate.core.records import Instance, Node
+from headgate.core.states import INSTANCE_STARTING, ON_HOST
 from headgate.core.view import View
-from headgate.planning.forecast import OfferedLoad
+from headgate.planning.builds import Build, Builds
 
-# A function with less load than this, in Erlangs, needs no additional node.
-_ERLANGS_MIN: Final = 0.05
+_CANDIDATES_MAX: Final = 16  # free nodes looked at for a cold start
+_PRESTART_LOAD: Final = 0.05  # a build with less load, in lanes, is started on demand only
 
 
 def has_room(view: View, node: Node, variant: Variant) -> bool:
@@ -24,35 +31,163 @@ def has_room(view: View, node: Node, variant: Variant) -> bool:
     )
 
 
-def next_prestart(view: View, loads: Sequence[OfferedLoad]) -> tuple[Variant, Node] | None:
-    """The most useful start on an idle node with room; None if no start is useful.
+@final
+class Placement:
+    """Chooses nodes for builds."""
 
-    The function with most load per node that holds it is started. One idle node is kept free for
-    requests that arrive during the start. O(functions x nodes).
+    def __init__(self, view: View, builds: Builds) -> None:
+        self._view = view
+        self._builds = builds
+
+    def warm_node(self, build: Build) -> Node | None:
+        """A free node that holds the weights of a build and can take a batch."""
+        view, free = self._view, self._view.free_by_pool[build.pool.id]
+        instances = view.instances_of[build.variant.id]
+        if len(instances) < len(free):
+            best: Node | None = None
+            for instance in instances.values():
+                node = instance.node
+                if (
+                    node is not None
+                    and node.id in free
+                    and _can_run_soon(instance)
+                    and node.running < build.lanes
+                    and view.can_take(node, build.function_id)
+                    and (best is None or node.running < best.running)
+                ):
+                    best = node
+                    if node.running == 0:
+                        break
+            return best
+        best = None
+        for node in free.values():
+            held = node.instances.get(build.variant.id)
+            if (
+                held is not None
+                and _can_run_soon(held)
+                and node.running < build.lanes
+                and view.can_take(node, build.function_id)
+                and (best is None or node.running < best.running)
+            ):
+                best = node
+                if node.running == 0:
+                    break
+        return best
+
+    def node_for(self, build: Build) -> Node | None:
+        """The free node on which a batch of a build should run now; None to wait."""
+        node = self.warm_node(build)
+        return self._cold_node(build, is_urgent=self._cannot_wait(build)) if node is None else node
+
+    def suits(self, node: Node, build: Build) -> bool:
+        """Whether a node should run a build now: it holds it, or a cold start is worth it."""
+        if not self._view.can_take(node, build.function_id):
+            return False
+        instance = node.instances.get(build.variant.id)
+        if instance is not None and instance.residency != ON_HOST:
+            return _can_run_soon(instance)
+        if self.warm_node(build) is not None:
+            return False
+        return self._may_start(node, build, is_urgent=self._cannot_wait(build))
+
+    def missing_node(self, build: Build) -> Node | None:
+        """The node on which to start a build that no node holds and that was asked for."""
+        return self._idle_node(build) if self._is_startable(build, 1) else None
+
+    def prestart_node(self, build: Build, *, is_awaited: bool) -> Node | None:
+        """The node on which to start a build in advance; None if that is not worth it.
+
+        It is if a task waits for a node that holds the build (`is_awaited`), or for the build's
+        load; in the latter case one idle node stays free.
+        """
+        view = self._view
+        if not self._is_startable(build, self._builds.node_count(build.pool.id)):
+            return None
+        is_worth_it = is_awaited or (
+            len(view.free_by_pool[build.pool.id]) > 1
+            and build.load.erlangs(view.now_ns) >= _PRESTART_LOAD
+        )
+        if not is_worth_it or not self._builds.wants_instance(build):
+            return None
+        return self._idle_node(build)
+
+    def _is_startable(self, build: Build, below: int) -> bool:
+        """Whether fewer nodes than `below` hold a build, and it can be loaded."""
+        is_broken = build.variant.id in self._view.load_failures
+        return not is_broken and self._builds.count_instances(build) < below
+
+    def _idle_node(self, build: Build) -> Node | None:
+        """An idle node on which to start a build ahead of need."""
+        return self._cold_node(build, is_urgent=True, must_be_idle=True)
+
+    def _cannot_wait(self, build: Build) -> bool:
+        """Whether the backlog of a build takes longer than a cold start."""
+        lanes = self._builds.lanes_of(build)
+        return lanes == 0 or build.pending_ns > lanes * build.cold_start_ns
+
+    def _cold_node(
+        self, build: Build, *, is_urgent: bool, must_be_idle: bool = False
+    ) -> Node | None:
+        """A free node on which to start a build; None if it should wait for one that holds it.
+
+        An urgent task cannot wait: the build is started if that takes nothing from others.
+        """
+        view = self._view
+        fallback: Node | None = None
+        for node in islice(view.free_by_pool[build.pool.id].values(), _CANDIDATES_MAX):
+            if build.variant.id in node.instances and not self._is_on_host(node, build):
+                continue
+            if must_be_idle and (node.running > 0 or build.variant.id in node.instances):
+                continue
+            if (
+                node.running < build.lanes
+                and view.can_take(node, build.function_id)
+                and self._may_start(node, build, is_urgent=is_urgent)
+            ):
+                if has_room(view, node, build.variant):
+                    return node
+                fallback = fallback or node
+        return fallback
+
+    def _may_start(self, node: Node, build: Build, *, is_urgent: bool) -> bool:
+        """Whether a build may be started on a node that could take it."""
+        if node.pool.is_elastic and not node.instances:
+            return False  # rented nodes are left to the plan
+        if self._builds.count_instances(build) == 0:
+            return True
+        wants_more = self._builds.wants_instance(build)
+        if has_room(self._view, node, build.variant):
+            return is_urgent or (wants_more and not self._is_wait_short(build))
+        return wants_more and self._has_surplus(node, build)
+
+    def _is_wait_short(self, build: Build) -> bool:
+        """Whether a batch on a node that holds the build would be done before a cold start."""
+        return self._builds.free_in_ns(build) + build.lane_ns(1) < build.cold_start_ns
+
+    def _is_on_host(self, node: Node, build: Build) -> bool:
+        instance = node.instances.get(build.variant.id)
+        return instance is not None and instance.residency == ON_HOST
+
+    def _has_surplus(self, node: Node, build: Build) -> bool:
+        """Whether everything that would be evicted has more nodes than its share."""
+        for instance in node.instances.values():
+            other = self._builds.on_pool[node.pool.id][instance.variant.function_id]
+            if other is not None and other is not build and not self._builds.can_spare(other):
+                return False
+        return True
+
+
+def _can_run_soon(instance: Instance) -> bool:
+    """Whether a batch may be sent to an instance: it holds its weights, or is being started.
+
+    A rented node that boots is not waited for: that takes far longer than a cold start.
     """
-    idle = [
-        node
-        for node in view.free_nodes.values()
-        if node.running == 0 and not node.pool.is_elastic  # rented nodes are left to the plan
-    ]
-    best: tuple[Variant, Node] | None = None
-    best_load = 0.0
-    for function in view.app.functions if len(idle) > 1 else ():
-        load = loads[function.id].erlangs(view.now_ns)
-        if load < _ERLANGS_MIN:
-            continue
-        nodes = view.resident_count(function.id)
-        if nodes and load / nodes <= best_load:
-            continue
-        for node in idle:
-            variant = node.variants[function.id]
-            if variant is not None and has_room(view, node, variant):
-                best, best_load = (variant, node), load / max(1, nodes)
-                break
-    return best
+    if instance.pool.is_elastic and instance.state == INSTANCE_STARTING:
+        return False
+    return instance.residency != ON_HOST
 
 
-def apportion(total: int, weights: list[float]) -> list[int]:
+def apportion(total: int, weights: Sequence[float]) -> list[int]:
     """Divide `total` into integers proportional to `weights`, by the largest-remainder method.
 
     Each entry gets at least one as far as `total` allows. Equal weights, or all zeros, give equal

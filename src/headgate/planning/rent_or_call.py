@@ -21,7 +21,7 @@ from typing import Final, final
 from headgate.core.clock import HOUR_NS, MINUTE_NS, NEVER_NS, SECOND_NS
 from headgate.core.model import App, Function, Pipeline, Pool, Variant
 from headgate.core.policy import Target
-from headgate.planning.concurrency import ConcurrencyLimits, tightest_objectives_ns
+from headgate.planning.concurrency import ConcurrencyLimits, KneeLimits, tightest_objectives_ns
 from headgate.planning.forecast import Dispersion
 from headgate.planning.targets import FaasTarget
 
@@ -39,6 +39,7 @@ _WINDOW_NS: Final = 5 * SECOND_NS  # of the index of dispersion
 # Time that a request may take if it has no objective.
 ALLOWED_NS: Final = SECOND_NS
 # Cost of a missed request where no FaaS target exists, in rent per request.
+_DISPERSION_MEMORY_NS: Final = 30 * MINUTE_NS  # time constant of the index of dispersion
 _MISS_COST: Final = 20.0
 
 
@@ -146,7 +147,7 @@ class RentalLadder:
             done_ns = max(now_ns, level.free_ns) + work_ns
             if done_ns <= now_ns + self._allowed_ns:
                 level.free_ns = done_ns
-                level.calls += 1
+                level.calls += items
                 return
 
     def desired_nodes(self, now_ns: int) -> int:
@@ -175,13 +176,8 @@ class NodeAutoscaler:
     A node is worth what it serves at its concurrency limit. `faas_targets` are by function id.
     """
 
-    def __init__(
-        self,
-        app: App,
-        faas_targets: Sequence[FaasTarget | None],
-        limits: ConcurrencyLimits,
-        memory_ns: int,
-    ) -> None:
+    def __init__(self, app: App, faas_targets: Sequence[FaasTarget | None]) -> None:
+        limits, memory_ns = KneeLimits(app, default_ns=ALLOWED_NS), _DISPERSION_MEMORY_NS
         self._faas_targets = faas_targets
         self._ladders: list[list[tuple[Variant, Pool, RentalLadder]]] = [
             [
@@ -232,12 +228,18 @@ class NodeAutoscaler:
             for _, _, ladder in self._ladders[stage.function.id]:
                 ladder.on_arrival(now_ns, items)
 
-    def targets(self, now_ns: int, unavailable_pools: Sequence[int]) -> tuple[Target, ...]:
-        """The desired instances now; at least one per function without an available FaaS target."""
+    def targets(
+        self, now_ns: int, unavailable_pools: Sequence[int], functions_needed: Sequence[int] = ()
+    ) -> tuple[Target, ...]:
+        """The desired instances now.
+
+        At least one for a function without an available FaaS target, or that needs a node.
+        """
         targets: list[Target] = []
         for function_id, ladders in enumerate(self._ladders):
             target = self._faas_targets[function_id]
-            least = 1 if target is None or target.pool.id in unavailable_pools else 0
+            can_call = target is not None and target.pool.id not in unavailable_pools
+            least = 0 if can_call and function_id not in functions_needed else 1
             for variant, pool, ladder in ladders:
                 count = max(least, ladder.desired_nodes(now_ns))
                 targets.append(Target(variant.id, pool.id, count))

@@ -113,8 +113,8 @@ def faas_targets(app: App, function: Function) -> list[FaasTarget]:
 def choose_faas_target(app: App, function: Function) -> FaasTarget | None:
     """The cheapest platform for a function within its objectives.
 
-    If no platform is within them, the fastest one is used, but only for a function that runs on no
-    node.
+    If no platform is within them, the fastest one is used, but only for a function of which no node
+    takes as many items as a platform.
     """
     slos = [p.slo for p in app.pipelines if any(s.function is function for s in p.stages)]
     allowed_ns = min((slo.latency_ns for slo in slos), default=0)
@@ -122,9 +122,22 @@ def choose_faas_target(app: App, function: Function) -> FaasTarget | None:
     in_time = [target for target in targets if target.call_ns <= allowed_ns]
     if in_time:
         return min(in_time, key=lambda target: target.call_usd)
-    if any(app.pools[id].faas is None for v in function.variants for id in v.pool_ids):
+    if _items_max(app, function, on_faas=False) >= _items_max(app, function, on_faas=True):
         return None
     return min(targets, key=lambda target: target.call_ns, default=None)
+
+
+def _items_max(app: App, function: Function, *, on_faas: bool) -> int:
+    """The most items that a platform, or else a node, takes at once; 0 where there is none."""
+    return max(
+        (
+            variant.profile.items_max
+            for variant in function.variants
+            for id in variant.pool_ids
+            if (app.pools[id].faas is not None) == on_faas
+        ),
+        default=0,
+    )
 
 
 def _cheapest_first(app: App, function: Function) -> list[FaasTarget]:

@@ -39,6 +39,11 @@ class ReadyCount:
         self.at(now_ns)
         return self._starting[0][0] if self._starting else None
 
+    def starting(self, now_ns: int) -> list[tuple[int, int]]:
+        """When more will be ready, and how many in all from then on; earliest first."""
+        self.at(now_ns)
+        return self._starting
+
     def resize(self, now_ns: int, count: int, ready_in_ns: int) -> None:
         """Ask for `count` in all: what is missing is ready after `ready_in_ns`."""
         if count <= self.at(now_ns):
@@ -88,6 +93,11 @@ class WarmPoolEstimate:
     def next_ready_ns(self, now_ns: int) -> int | None:
         """When the next requested instance is ready; None if none is starting."""
         return self._kept.next_ns(now_ns)
+
+    def starting(self, now_ns: int) -> list[tuple[int, int]]:
+        """When requested instances will be ready, and the size from then on; earliest first."""
+        size = self.size(now_ns)
+        return [(at_ns, count) for at_ns, count in self._kept.starting(now_ns) if count > size]
 
     def size(self, now_ns: int) -> int:
         """Number of instances, busy or idle."""

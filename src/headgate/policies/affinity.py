@@ -34,7 +34,7 @@ from headgate.core.policy import (
 )
 from headgate.core.records import Node, Task
 from headgate.core.states import TaskState
-from headgate.planning.batch_size import take_batch
+from headgate.planning.batching import take_batch
 
 
 @dataclass(frozen=True)

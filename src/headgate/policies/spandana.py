@@ -29,7 +29,7 @@ from headgate.core.policy import NOT_NEGATIVE, POSITIVE, SHARE, Capabilities, Co
 from headgate.core.records import STAGES_MAX, Batch, Node, Task
 from headgate.core.states import BatchState
 from headgate.planning.concurrency import shares_of_remaining_path
-from headgate.planning.latency_predictor import QuantileTracker
+from headgate.planning.forecast import QuantileTracker
 from headgate.planning.rent_or_call import newsvendor_nodes
 from headgate.planning.targets import NodeTarget
 from headgate.policies._hybrid import AutoscalingConfig, AutoscalingRouter

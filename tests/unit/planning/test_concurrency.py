@@ -132,11 +132,22 @@ def test_the_knee_is_within_the_tightest_objective_of_a_whole_pipeline() -> None
     assert knee(1_000, default_ns=14) == 4  # the default is for functions without an objective
 
 
-def test_functions_that_do_not_slow_each_other_share_all_slots_of_a_node() -> None:
-    """One batch at a time of each: beside it others may run, unless that was measured to cost."""
+def test_variants_on_a_node_have_one_limit() -> None:
+    """Where slowdown was measured, more at once must add throughput; one limit serves all."""
     declared = app(Pipeline(0, "p", (Stage(function(0, 10)),)))
     measured = replace(declared.variants[0], concurrency=1)
     unmeasured = replace(measured, id=1, profile=Profile((10,)))
     limits = KneeLimits(declared)
-    assert (limits.limit(POOL, unmeasured), limits.node_limit(POOL, unmeasured)) == (1, 20)
-    assert (limits.limit(POOL, measured), limits.node_limit(POOL, measured)) == (1, 1)
+    assert (limits.limit(POOL, unmeasured), limits.node_limit(POOL, [unmeasured])) == (1, 20)
+    assert (limits.limit(POOL, measured), limits.node_limit(POOL, [measured])) == (1, 1)
+    assert 1 <= limits.node_limit(POOL, [measured, unmeasured]) <= 20
+
+
+def test_batches_and_concurrency_compete_for_the_time_of_a_stage() -> None:
+    """Alone a batch of 8 fits half of the budget, three at once are twice as slow and fit one."""
+    batches = Profile(tuple(range(100, 170, 10)), slowdown=(1.0, 1.5, 2.0))
+    for latency_ns, expected in ((320, 1), (10_000, 3)):
+        function_ = Function(0, "f", (Variant(0, "v", 0, (0,), batches, concurrency=3),))
+        pipeline = Pipeline(0, "p", (Stage(function_),), Slo(latency_ns))
+        limits = KneeLimits(App((function_,), (pipeline,), (POOL,)))
+        assert limits.node_limit(replace(POOL, slots=3), list(function_.variants)) == expected

@@ -18,7 +18,6 @@ from headgate.core.model import (
     Variant,
 )
 from headgate.core.policy import Target
-from headgate.planning.concurrency import KneeLimits
 from headgate.planning.rent_or_call import NodeAutoscaler
 from headgate.planning.targets import choose_faas_target
 
@@ -44,7 +43,7 @@ def make_app(*pools: Pool, functions: int = 1, warm: int = 0) -> App:
 
 def make_autoscaler(app: App) -> NodeAutoscaler:
     targets = [choose_faas_target(app, f) for f in app.functions]
-    return NodeAutoscaler(app, targets, KneeLimits(app), 1_800 * S)
+    return NodeAutoscaler(app, targets)
 
 
 def load(

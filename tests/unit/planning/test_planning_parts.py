@@ -5,13 +5,8 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from headgate.core.model import Profile
-from headgate.planning.batch_size import max_batch_within
-from headgate.planning.forecast import OfferedLoad
-from headgate.planning.latency_predictor import QuantileTracker
+from headgate.planning.forecast import OfferedLoad, QuantileTracker
 
 
 @pytest.mark.parametrize("quantile", [0.5, 0.9, 0.99])
@@ -35,19 +30,6 @@ def test_a_tracker_follows_a_drift() -> None:
     for _ in range(2_000):
         tracker.observe(1.0)
     assert tracker.value == pytest.approx(1.0, rel=0.1)
-
-
-@given(
-    st.lists(st.integers(1, 1_000), min_size=1, max_size=40).map(sorted),
-    st.integers(-100, 2_000),
-    st.floats(0.5, 2.0),
-)
-def test_a_batch_fits_its_slack_and_a_larger_one_would_not(
-    times: list[int], slack_ns: int, correction: float
-) -> None:
-    size = max_batch_within(Profile(exec_ns=tuple(times)), slack_ns, correction)
-    fitting = [b for b, time_ns in enumerate(times, start=1) if time_ns * correction <= slack_ns]
-    assert size == max(fitting, default=1)
 
 
 def test_load_is_work_over_time() -> None:

@@ -48,6 +48,7 @@ class RequestHandlers:
         self._payload_bytes_max = [payload_bytes_max(view.app, p) for p in self._pipelines]
         self._last_id = -1
         self._has_arrival_hook = overrides(policy, "on_arrival")
+        self._has_settled_hook = overrides(policy, "on_settled")
 
     def arrived(self, now_ns: int, event: RequestArrived) -> None:
         """Admit or reject a request; the first tasks of an admitted one become ready."""
@@ -146,8 +147,7 @@ class RequestHandlers:
         request = task.request
         request.tasks_left -= 1
         if request.tasks_left == 0:
-            is_late = self._view.now_ns > request.deadline_ns
-            self._state.settle(request, LATE if is_late else MET)
+            self._settle_done(request)
             return
         task.pool_id = batch.pool.id
         task.node_id = None if batch.node is None else batch.node.id
@@ -180,10 +180,22 @@ class RequestHandlers:
         request = task.request
         request.tasks_left -= 1
         if request.tasks_left == 0:
-            is_late = self._view.now_ns > request.deadline_ns
-            self._state.settle(request, LATE if is_late else MET)
+            self._settle_done(request)
         else:
             self._unblock_successors(task, is_unsure=False)
+
+    def _settle_done(self, request: Request) -> None:
+        """Settle a request whose last task is done or skipped."""
+        settlement = LATE if self._view.now_ns > request.deadline_ns else MET
+        self._state.settle(request, settlement)
+        if self._has_settled_hook:
+            self._notify_settled(request, settlement)
+
+    def _notify_settled(self, request: Request, settlement: Settlement) -> None:
+        try:
+            self._policy.on_settled(request, settlement)
+        except Exception as error:
+            self.fault("on_settled", error)
 
     def task_failed(self, task: Task) -> None:
         """Fail a task for which the function raised, unless a competing copy is in flight."""
@@ -230,6 +242,8 @@ class RequestHandlers:
                 self._policy.on_task_withdrawn(task)
             except Exception as error:
                 self.fault("on_task_withdrawn", error)
+        if self._has_settled_hook:
+            self._notify_settled(request, settlement)
 
     def fault(self, hook: str, error: Exception, task: Task | None = None) -> None:
         """Record an exception of a hook. `Scheduler.handle` raises it at the end of the event.

@@ -111,6 +111,7 @@ class StateWriter:
             node.running += 1
             if node.running >= node.slots and node_id in view.free_nodes:
                 del view.free_nodes[node_id]
+                del view.free_by_pool[pool.id][node_id]
         elif pool.faas is not None:
             self._on_call_sent(batch)
         moved_bytes = 0
@@ -153,6 +154,7 @@ class StateWriter:
         # The rule of `is_free` for a node that is up, inlined because it runs for every batch.
         if node.running < node.slots and node.blocked_until_ns <= view.now_ns:
             view.free_nodes.setdefault(node.id, node)
+            view.free_by_pool[node.pool.id].setdefault(node.id, node)
 
     def _on_call_sent(self, batch: Batch) -> None:
         breaker = self.view.breakers[batch.pool.id]
@@ -223,6 +225,7 @@ class StateWriter:
         """Send nothing to a node until `until_ns`: it has just refused or lost a batch."""
         node.blocked_until_ns = until_ns
         self.view.free_nodes.pop(node.id, None)
+        self.view.free_by_pool[node.pool.id].pop(node.id, None)
         self.set_timer(("unblock", node.id), until_ns)
 
     def settle(self, request: Request, settlement: Settlement) -> None:
@@ -307,12 +310,14 @@ class InstanceWriter:
         view = self._view
         if is_free(view, node) and node.id not in view.free_nodes:
             view.free_nodes[node.id] = node
+            view.free_by_pool[node.pool.id][node.id] = node
 
     def lose_node(self, node: Node) -> list[Instance]:
         """Mark a node as down and all of its instances as gone; return the instances."""
         view = self._view
         node.state = NodeState.DOWN
         view.free_nodes.pop(node.id, None)
+        view.free_by_pool[node.pool.id].pop(node.id, None)
         # Draining instances are detached from `node.instances`, but they are still on the node.
         gone = [instance for instance in view.instances.values() if instance.node is node]
         for instance in gone:
@@ -428,6 +433,7 @@ class InstanceWriter:
         node.running += 1
         if node.running >= node.slots:
             self._view.free_nodes.pop(node.id, None)
+            self._view.free_by_pool[node.pool.id].pop(node.id, None)
 
     def end_preparing(self, instance: Instance) -> None:
         """Free the slot of a start or a load that has ended or was abandoned."""

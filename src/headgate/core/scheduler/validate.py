@@ -71,6 +71,8 @@ class Validator:
         view = self._view
         is_listed = node.id in view.free_nodes
         _require(not is_listed or is_free(view, node), f"{node.name} is listed free but is not")
+        is_in_pool = node.id in view.free_by_pool[node.pool.id]
+        _require(is_listed == is_in_pool, f"{node.name} is listed free in one list only")
         if node.state != NodeState.UP:
             _require(not node.instances, f"{node.name} is down and holds instances")
             return

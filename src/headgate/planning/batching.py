@@ -1,0 +1,141 @@
+"""Batching: which waiting tasks go together, and which can no longer be in time.
+
+A batch is as large as the promises of its members allow. It may not be made small for the sake of
+one task that is behind its schedule where others would be late for it: then that task is given up,
+or one late task would make the next one late (the domino effect of EDF). Best-effort batches leave
+lanes to the requests that could not wait for them to end.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import final
+
+from headgate.core.model import UNLIMITED
+from headgate.core.records import STAGES_MAX, Node, Task
+from headgate.core.states import TASK_READY
+from headgate.core.view import View
+from headgate.planning.admission import AdmissionControl, Promise
+from headgate.planning.builds import Build
+from headgate.planning.task_queues import EdfQueue, TaskQueues
+
+
+@final
+class Batching:
+    """Forms batches from the heads of queues."""
+
+    def __init__(self, view: View, admission: AdmissionControl, queues: TaskQueues) -> None:
+        self._view = view
+        self._admission = admission
+        self._queues = queues
+
+    def take(self, queue: EdfQueue, build: Build, start_ns: int) -> list[Task]:
+        """Dequeue the most urgent task and those that run with it; their bookings are released.
+
+        `start_ns` is the time that the build needs before it can run.
+        """
+        admission = self._admission
+        entry = queue.head()
+        assert entry is not None
+        promise = admission.booked(entry[1])
+        items_max = build.items_max
+        if promise is None:
+            items_max = admission.unblocking_items(build, build.items_best)
+        bytes_max = UNLIMITED if build.pool.faas is None else build.pool.faas.payload_bytes_max
+        batch: list[Task] = []
+        items = booked_ns = 0
+        while entry is not None:
+            task = entry[1]
+            booked = admission.booked(task)
+            if booked is not None:
+                items_max = min(items_max, self._limit(build, task, booked, start_ns))
+            bytes_max -= task.payload_bytes
+            is_full = items + task.request.items > items_max or bytes_max < 0
+            if batch and (is_full or task.must_run_alone):
+                break
+            items += task.request.items
+            batch.append(queue.pop())
+            booked_ns += admission.release_task(task)
+            if task.must_run_alone:
+                break
+            entry = queue.head()
+        lane_ns = build.lane_ns(items) * build.weight
+        self._queues.on_sent(build, lane_ns, was_promised=promise is not None)
+        if promise is not None:
+            is_contended = queue.items > 0
+            is_own = build is promise.build
+            build.on_formed(items, booked_ns if is_own else 0, is_contended=is_contended)
+            if is_own:
+                build.calendar.on_sent(self._view.now_ns - promise.start_ns)
+        self._queues.update_heads(queue, build.function_id, promise)
+        return batch
+
+    def _limit(self, build: Build, task: Task, promise: Promise, start_ns: int) -> int:
+        """The largest batch with which a task is done when it is due, or else at least in time."""
+        ready_ns = self._view.now_ns + start_ns
+        z = self._admission.margins.z[task.request.pipeline.id]
+        items_max = build.items_within(promise.due_ns - ready_ns, z)
+        if build is promise.build and items_max < promise.size:  # behind its schedule
+            latest_ns = self._admission.latest_ns(task.request, task.id % STAGES_MAX)
+            by_latest = build.items_within(latest_ns - ready_ns, 0.0)
+            items_max = max(items_max, min(by_latest, promise.size))
+        return items_max
+
+    def prune(self, queue: EdfQueue) -> Task | None:
+        """Give up the heads that are lost to best effort; the first task that is not, or None."""
+        while (entry := queue.head()) is not None:
+            task = entry[1]
+            promise = self._admission.booked(task)
+            if promise is None or not self._is_lost(queue, task, promise):
+                return task
+            queue.pop()
+            self._admission.give_up(task)
+            self._queues.give_up(task)
+        return None
+
+    def _is_lost(self, queue: EdfQueue, task: Task, promise: Promise) -> bool:
+        """Whether a task cannot be in time, or only in a batch that would make others late."""
+        now_ns, items = self._view.now_ns, task.request.items
+        left_ns = self._admission.latest_ns(task.request, task.id % STAGES_MAX) - now_ns
+        if self._admission.fastest_ns(task.function.id, items) > left_ns:
+            return True
+        if 2 * items > promise.size or queue.items <= items:
+            return False
+        build = promise.build
+        items_max = build.items_within(left_ns, 0.0)
+        if 2 * items_max >= promise.size or queue.items <= items_max:
+            return False
+        # Does the calendar still balance with a batch of only these?
+        calendar = build.calendar
+        share_ns = calendar.mean_batch_ns(build.lane_ns(1)) * items_max / build.items_best
+        least_ns = calendar.slack(now_ns, 0)[2]
+        return least_ns + share_ns < build.lane_ns(items_max)
+
+
+def take_batch(queue: deque[Task], node: Node, items_max: int) -> list[Task]:
+    """Dequeue tasks of one function from the head of the queue: one, or as many as fit a batch.
+
+    Items are counted, not requests. The head must be READY and runnable on the node; tasks behind
+    it that are no longer READY are discarded on the way. A quarantined task goes alone.
+    """
+    first = queue.popleft()
+    batch = [first]
+    if items_max == 1 or not queue or first.must_run_alone:
+        return batch
+    variant = node.variants[first.function.id]
+    if variant is not None:
+        items_max = min(items_max, len(variant.profile.exec_ns))
+    items = first.request.items
+    while queue:
+        following = queue[0]
+        if following.state == TASK_READY:
+            items += following.request.items
+            if (
+                following.function is not first.function
+                or items > items_max
+                or following.must_run_alone
+            ):
+                break
+            batch.append(following)
+        queue.popleft()
+    return batch

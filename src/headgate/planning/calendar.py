@@ -1,0 +1,215 @@
+"""The capacity calendar of a pool: what capacity is promised to whom until when.
+
+*Supply* is the time of the pool's lanes (a lane is one batch at a time): each is free from the
+predicted end of what it runs. *Demand* is the work of every admitted task that is not running yet,
+by its deadline. Three questions are asked of it, each in O(log buckets + lanes examined):
+
+- Can a newcomer start in time? Starts are counted, not seconds (list scheduling, Graham 1966): of
+  the batches that are due before it, fewer must be waiting than the lanes can start by then. A test
+  in seconds of work is wrong where a batch takes about as long as its slack.
+- Does it push out what is promised for later? The processor-demand test of EDF (Baruah 1990): at
+  every later deadline, the work that is due by then fits into the time of the lanes.
+- From when on, and with which deadline, would it fit?
+
+Deadlines are rounded down to buckets of a fixed width. The buckets are the leaves of a tree of sums
+and least prefix sums of (capacity - work), so the least slack at or after a deadline is one walk
+from a leaf to the root.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from typing import Final, final
+
+_BUCKETS_PER_WINDOW: Final = 16  # buckets in the shortest objective: deadlines lose 1/16 of it
+_BUCKETS_MAX: Final = 1 << 14
+_NOTHING: Final = 1 << 62  # least slack where nothing is promised
+_LATE_STARTS: Final = 0.02  # share of the starts that may be late
+_LATE_START_STEP: Final = 0.02  # inflation of the booked work per late start
+_INFLATION_MAX: Final = 2.0
+_LANES_EXAMINED: Final = 48  # of more lanes, every k-th is examined and counts k times
+
+
+@final
+class Calendar:
+    """Supply and demand of one pool, in time of its lanes."""
+
+    def __init__(self, shortest_ns: float, longest_ns: float) -> None:
+        """Cover deadlines up to twice `longest_ns` ahead; `shortest_ns` sets the resolution."""
+        width_ns = max(1_000.0, shortest_ns / _BUCKETS_PER_WINDOW)
+        size = 64
+        while size < min(_BUCKETS_MAX, 2.0 * longest_ns / width_ns):
+            size *= 2
+        self._width_ns = max(int(width_ns), int(2.0 * longest_ns / size) + 1)
+        self._size = size
+        self._base = 0  # bucket number, counted from time 0, of the first leaf
+        self._works = [0] * size
+        self._sums = [0] * (2 * size)
+        self._least = [0] * (2 * size)
+        self.lanes = 0
+        self._ends_ns: list[int] = []  # predicted ends of what runs, ascending
+        self._end_sum_ns = 0
+        self.inflation = 1.0  # factor on booked work, learnt from starts that were late
+        self.work_ns = 0  # of everything booked
+        self.batches = 0.0  # lanes that the booked work starts on, one per batch or a little more
+        self._rebuild()
+
+    # Supply
+
+    def resize(self, lanes: int) -> None:
+        """Set the number of lanes. O(buckets)."""
+        if lanes != self.lanes:
+            self.lanes = lanes
+            self._rebuild()
+
+    def occupy(self, end_ns: int, lanes: int = 1) -> None:
+        """Some lanes run until `end_ns`, as predicted."""
+        for _ in range(lanes):
+            insort(self._ends_ns, end_ns)
+            self._end_sum_ns += end_ns
+
+    def release(self, end_ns: int, lanes: int = 1) -> None:
+        """The lanes that were predicted to run until `end_ns` are free."""
+        index = bisect_left(self._ends_ns, end_ns)
+        del self._ends_ns[index : index + lanes]
+        self._end_sum_ns -= lanes * end_ns
+
+    def busy_ns(self, now_ns: int) -> int:
+        """Time of all lanes that is taken by what runs now."""
+        ends_ns = self._ends_ns
+        overdue = bisect_right(ends_ns, now_ns)
+        busy_ns = self._end_sum_ns - len(ends_ns) * now_ns
+        for index in range(overdue):
+            busy_ns += now_ns - ends_ns[index]
+        return busy_ns
+
+    def last_end_ns(self) -> int:
+        """When the last of what runs is predicted to end; 0 if nothing runs."""
+        return self._ends_ns[-1] if self._ends_ns else 0
+
+    def free_in_ns(self, now_ns: int) -> int:
+        """Time until a lane is free."""
+        ends_ns = self._ends_ns
+        if len(ends_ns) < self.lanes:
+            return 0
+        return max(0, ends_ns[len(ends_ns) - self.lanes] - now_ns) if self.lanes else 0
+
+    def lanes_free_by(self, at_ns: int) -> int:
+        """Number of lanes that are free at `at_ns` if nothing more is sent."""
+        return self.lanes - len(self._ends_ns) + bisect_right(self._ends_ns, at_ns)
+
+    def can_start(
+        self, now_ns: int, at_ns: int, batch_ns: float, needed: float, lanes: int | None = None
+    ) -> bool:
+        """Whether the lanes, or so many lanes, can start `needed` batches of a length by `at_ns`.
+
+        Lanes that are free first are looked at first, and no more of them than it takes.
+        """
+        if needed <= 0.0:
+            return True
+        if at_ns < now_ns:
+            return False
+        ends_ns = self._ends_ns
+        idle = (self.lanes if lanes is None else lanes) - len(ends_ns)
+        starts = idle * (1 + int((at_ns - now_ns) / batch_ns)) if idle > 0 else 0
+        if starts >= needed:
+            return True
+        ended = bisect_right(ends_ns, at_ns)
+        step = 1 + ended // _LANES_EXAMINED
+        # With more runs than lanes (a node was lost), the first to end free no lane.
+        for index in range(max(0, -idle), ended, step):
+            end_ns = ends_ns[index]
+            each = 1 + int((at_ns - (end_ns if end_ns > now_ns else now_ns)) / batch_ns)
+            starts += each if step == 1 else each * min(step, ended - index)
+            if starts >= needed:
+                return True
+        return False
+
+    def on_sent(self, slip_ns: int) -> None:
+        """A promised batch was sent, so much after its latest start; negative: before it.
+
+        Batches that are smaller than planned, lanes that stand idle between batches, batches that
+        cannot be preempted: whatever makes starts late in spite of the test makes it stricter.
+        """
+        step = _LATE_START_STEP if slip_ns > 0 else -_LATE_START_STEP * _LATE_STARTS
+        self.inflation = min(_INFLATION_MAX, max(1.0, self.inflation + step))
+
+    # Demand
+
+    def bucket(self, now_ns: int, deadline_ns: int) -> int:
+        """The number of the bucket of a deadline."""
+        number = deadline_ns // self._width_ns
+        if number >= self._base + self._size:
+            self._rebase(now_ns)
+            number = min(number, self._base + self._size - 1)
+        return max(number, self._base)
+
+    def mean_batch_ns(self, default_ns: float) -> float:
+        """Mean lane time of the batches that are booked; the default if none is."""
+        return max(1.0, self.work_ns / self.batches) if self.batches > 0.5 else default_ns
+
+    def add(self, bucket: int, work_ns: int, batches: float) -> None:
+        """Book work that is due in a bucket; a negative amount takes it back."""
+        self.work_ns += work_ns
+        self.batches += batches
+        leaf = bucket - self._base
+        leaf = max(leaf, 0)
+        self._works[leaf] += work_ns
+        sums, least = self._sums, self._least
+        node = leaf + self._size
+        sums[node] -= work_ns
+        least[node] = sums[node] if self._works[leaf] else _NOTHING
+        node >>= 1
+        while node:
+            left = 2 * node
+            sum_left = sums[left]
+            sums[node] = sum_left + sums[left + 1]
+            through = sum_left + least[left + 1]
+            least[node] = through if through < least[left] else least[left]
+            node >>= 1
+
+    def slack(self, now_ns: int, bucket: int) -> tuple[int, int, int]:
+        """Return the work that is due by a bucket, the slack there, and the least slack from there.
+
+        The slack at a deadline is the time of the lanes until then, less what runs and the work
+        that is due by then.
+        """
+        leaf = max(0, bucket - self._base)
+        sums, least = self._sums, self._least
+        node = leaf + self._size
+        before, inside, lowest = 0, sums[node], least[node]
+        own = inside
+        while node > 1:
+            if node & 1:
+                before += sums[node - 1]
+            else:
+                through = inside + least[node + 1]
+                lowest = min(lowest, through)
+                inside += sums[node + 1]
+            node >>= 1
+        capacity_ns = self.lanes * self._width_ns
+        work_ns = capacity_ns * (leaf + 1) - before - own
+        start_ns = (self._base - 1) * self._width_ns
+        offset_ns = self.lanes * (start_ns - now_ns) - self.busy_ns(now_ns)
+        return work_ns, before + own + offset_ns, before + lowest + offset_ns
+
+    def _rebase(self, now_ns: int) -> None:
+        """Move the first bucket to the present; work that is overdue goes into it."""
+        base = now_ns // self._width_ns
+        shift = base - self._base
+        if shift > 0:
+            overdue = sum(self._works[:shift])
+            self._works = self._works[shift:] + [0] * min(shift, self._size)
+            self._works[0] += overdue
+            self._base = base
+            self._rebuild()
+
+    def _rebuild(self) -> None:
+        size, capacity_ns = self._size, self.lanes * self._width_ns
+        sums, least = self._sums, self._least
+        for leaf, work_ns in enumerate(self._works):
+            sums[size + leaf] = capacity_ns - work_ns
+            least[size + leaf] = capacity_ns - work_ns if work_ns else _NOTHING
+        for node in range(size - 1, 0, -1):
+            sums[node] = sums[2 * node] + sums[2 * node + 1]
+            least[node] = min(least[2 * node], sums[2 * node] + least[2 * node + 1])

@@ -1,0 +1,209 @@
+"""Promises: what is booked for a request, and that nothing is left of one that is taken back."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from planning_rig import CLOUD, MS, NODES, PlanningRig, make_app
+
+from headgate.core.clock import NEVER_NS
+from headgate.core.model import Pool, Profile
+from headgate.core.records import STAGES_MAX, Request
+from headgate.core.states import Outcome
+from headgate.planning.admission import Promise
+
+TEN = Profile((10 * MS,))
+BATCHES = Profile((10 * MS, 12 * MS, 14 * MS, 16 * MS))
+Shape = list[tuple[int, tuple[int, ...]]]
+CHAIN: Shape = [(0, ()), (1, (0,)), (0, (1,))]
+DIAMOND: Shape = [(0, ()), (1, (0,)), (0, (0,)), (1, (1, 2))]
+FOREST: Shape = [(0, ()), (1, ()), (0, (0,)), (1, ())]
+
+
+def books(rig: PlanningRig) -> list[tuple[object, ...]]:
+    """Everything that bookings change, over all calendars."""
+    return [
+        (
+            build.pending_items,
+            build.pending_ns,
+            build.calendar.work_ns,
+            round(build.calendar.batches, 9),
+            [build.calendar.slack(rig.now_ns, bucket)[:2] for bucket in range(0, 64, 4)],
+        )
+        for build in rig.builds.all
+    ]
+
+
+def promises_of(rig: PlanningRig, request: Request) -> list[Promise]:
+    promises = [rig.admission.booked(task) for task in request.tasks]
+    return [promise for promise in promises if promise is not None]
+
+
+def random_shape(rng: Random, functions: int) -> Shape:
+    return [
+        (rng.randrange(functions), tuple(i for i in range(index) if rng.random() < 0.5))
+        for index in range(rng.randint(1, 6))
+    ]
+
+
+def test_an_idle_node_admits_what_it_can_do_in_time_and_nothing_else() -> None:
+    rig = PlanningRig(make_app([TEN], Pool(0, "node"), latency_ms=25))
+    assert not rig.admission.admit(rig.ask(due_ms=9))
+    assert books(rig)[0][2] == 0
+    assert rig.admission.admit(rig.ask(due_ms=10))
+    assert books(rig)[0][2] == 10 * MS
+
+
+def test_a_deadline_that_has_passed_is_refused_and_is_no_load() -> None:
+    rig = PlanningRig(make_app([TEN], NODES))
+    request = rig.ask()
+    rig.view.now_ns = request.deadline_ns
+    assert not rig.admission.admit(request)
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_no_more_is_admitted_than_starts_in_time(lanes: int) -> None:
+    """Each takes 10 ms and has 35: of those that come at once, three start on each node by 25."""
+    rig = PlanningRig(make_app([TEN], Pool(0, "node", nodes=lanes), latency_ms=35))
+    admitted = sum(rig.admission.admit(rig.ask()) for _ in range(20))
+    assert 2 * lanes <= admitted <= 3 * lanes
+
+
+@pytest.mark.parametrize("shape", [CHAIN, DIAMOND, FOREST])
+def test_stages_are_promised_in_order_and_the_last_before_the_deadline(shape: Shape) -> None:
+    rig = PlanningRig(make_app([TEN, BATCHES], NODES, latency_ms=200, pipelines=[shape]))
+    request = rig.ask()
+    assert rig.admission.admit(request)
+    promises = promises_of(rig, request)
+    assert len(promises) == len(shape)
+    for promise, (function_id, after) in zip(promises, shape, strict=True):
+        assert promise.build.function_id == function_id
+        assert promise.start_ns + 10 * MS <= promise.due_ns <= request.deadline_ns
+        for index in after:
+            assert promises[index].due_ns <= promise.start_ns
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_released_leaves_the_calendars_as_they_were(seed: int) -> None:
+    """Random pipelines on nodes and in calls: admitted, sent, sent again, given up and settled."""
+    rng = Random(seed)
+    shapes = [random_shape(rng, 3) for _ in range(3)]
+    profiles = [TEN, BATCHES, Profile((5 * MS, 9 * MS))]
+    pools = (NODES, CLOUD) if rng.random() < 0.5 else (NODES,)
+    rig = PlanningRig(make_app(profiles, *pools, latency_ms=300, pipelines=shapes))
+    empty, admitted = books(rig), list[Request]()
+    for _ in range(60):
+        before = books(rig)
+        request = rig.ask(rng.randrange(3), items=rng.randint(1, 2))
+        if request.items > 1 and any(task.function.id == 0 for task in request.tasks):
+            assert not rig.admission.admit(request)  # its node takes one item at a time
+            assert books(rig) == before
+        elif rig.admission.admit(request):
+            admitted.append(request)
+        else:
+            assert books(rig) == before
+        for task in rng.choice(admitted).tasks if admitted else ():
+            choice = rng.random()
+            if choice < 0.2:
+                rig.admission.release_task(task)
+            elif choice < 0.3:
+                rig.admission.release_task(task)
+                rig.admission.promise_again(task)
+            elif choice < 0.4 and rig.admission.booked(task) is not None:
+                rig.admission.give_up(task)
+                rig.admission.promise_again(task)
+                assert rig.admission.booked(task) is None
+    assert admitted
+    for request in admitted:
+        rig.admission.on_settled(request, Outcome.MET)
+    assert books(rig) == empty
+
+
+def test_a_promise_of_nodes_that_are_gone_is_made_anew() -> None:
+    """Both pools can run the task. Those of the pool that was promised leave before it is ready."""
+    pools = (Pool(0, "fast", nodes=1), Pool(1, "other", nodes=1))
+    rig = PlanningRig(make_app([TEN], *pools))
+    request = rig.ask()
+    assert rig.admission.admit(request)
+    (promise,) = promises_of(rig, request)
+    for node in rig.view.nodes.values():
+        if node.pool is promise.build.pool:
+            rig.builds.on_node_lost(node)
+    anew = rig.admission.confirm(request.tasks[0])
+    assert anew is not None
+    assert anew.build.pool is not promise.build.pool
+    assert anew.due_ns == promise.due_ns
+    assert (promise.build.pending_ns, anew.build.pending_ns) == (0, 10 * MS)
+    assert rig.admission.confirm(request.tasks[0]) is anew
+
+
+def test_a_promise_that_no_build_can_keep_is_given_up() -> None:
+    rig = PlanningRig(make_app([TEN], Pool(0, "node")))
+    request = rig.ask()
+    assert rig.admission.admit(request)
+    rig.builds.on_node_lost(rig.view.nodes[0])
+    assert rig.admission.confirm(request.tasks[0]) is None
+    assert books(rig)[0][:3] == (0, 0, 0)
+    rig.admission.promise_again(request.tasks[0])
+    assert rig.admission.booked(request.tasks[0]) is None
+
+
+def test_what_comes_without_an_objective_is_not_promised() -> None:
+    rig = PlanningRig(make_app([TEN], NODES, latency_ms=None))
+    request = rig.ask()
+    assert request.deadline_ns == NEVER_NS
+    rig.admission.observe_best_effort(request)
+    assert promises_of(rig, request) == []
+    assert books(rig)[0][2] == 0
+    assert rig.build().load.erlangs(rig.now_ns) > 0.0
+
+
+def test_the_last_moment_of_a_stage_leaves_time_for_the_stages_after_it() -> None:
+    rig = PlanningRig(make_app([TEN, BATCHES], NODES, latency_ms=200, pipelines=[DIAMOND]))
+    request = rig.ask()
+    latest_ms = [rig.admission.latest_ns(request, stage) / MS for stage in range(4)]
+    assert latest_ms == [180.0, 190.0, 190.0, 200.0]
+    assert rig.admission.isolated_ns(request) == 30 * MS
+
+
+def test_margins_grow_with_misses_and_shrink_slowly_for_their_pipeline_alone() -> None:
+    app = make_app([TEN], NODES, pipelines=[[(0, ())], [(0, ())]])
+    rig = PlanningRig(app)
+    first, other = rig.admission.margins.z
+    rig.admission.margins.observe(0, was_kept=False)
+    missed = rig.admission.margins.z[0]
+    assert missed > first
+    rig.admission.margins.observe(0, was_kept=True)
+    assert first < rig.admission.margins.z[0] < missed
+    assert rig.admission.margins.z[1] == other
+    for _ in range(10_000):
+        rig.admission.margins.observe(0, was_kept=True)
+    assert rig.admission.margins.z[0] == 0.0
+
+
+def test_a_call_is_promised_where_the_nodes_are_full() -> None:
+    """One node, promised to others until the deadline, and a platform that starts in time."""
+    profile = Profile((10 * MS,), cold_start_ns=20 * MS)
+    rig = PlanningRig(make_app([profile], Pool(0, "node", nodes=1), CLOUD, latency_ms=60))
+    rig.start(0, rig.view.nodes[0])
+    places = []
+    for _ in range(12):
+        request = rig.ask()
+        if rig.admission.admit(request):
+            (promise,) = promises_of(rig, request)
+            places.append(promise.build.pool.name)
+    assert places[0] == "node"
+    assert "cloud" in places
+    assert places.count("cloud") <= 5 * 4  # concurrency, in starts of 10 ms within 60 less 20 ms
+
+
+def test_task_ids_name_their_stage() -> None:
+    """`booked` and `on_settled` meet in the id of a task, also once the request has no tasks."""
+    rig = PlanningRig(make_app([TEN, BATCHES], NODES, latency_ms=200, pipelines=[CHAIN]))
+    request = rig.ask()
+    assert rig.admission.admit(request)
+    assert [task.id % STAGES_MAX for task in request.tasks] == [0, 1, 2]
+    request.tasks = []
+    rig.admission.on_settled(request, Outcome.CANCELLED)
+    assert [build.pending_ns for build in rig.builds.all] == [0, 0]

@@ -1,0 +1,197 @@
+"""Builds: what is learnt from the time of batches, and which lanes there are."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from planning_rig import CLOUD, MS, NODES, PlanningRig, make_app
+
+from headgate.core.events import BatchFinished, InstanceStopped
+from headgate.core.model import Pool, Profile, Shape
+from headgate.planning.builds import Build
+
+BATCHES = Profile((10 * MS, 12 * MS, 14 * MS, 16 * MS))
+
+
+def make_build(profile: Profile = BATCHES, *, pool: Pool = NODES) -> Build:
+    rig = PlanningRig(make_app([profile], pool), joins=False)
+    return rig.build()
+
+
+def test_the_profile_is_believed_until_something_else_is_seen() -> None:
+    build = make_build()
+    assert [build.lane_ns(items) / MS for items in (1, 2, 3, 4)] == [10, 12, 14, 16]
+    assert build.cautious_ns(1, 0.0) == build.lane_ns(1)
+    assert build.cautious_ns(1, 2.0) == pytest.approx(12 * MS)
+
+
+def test_the_ratio_follows_what_is_observed_and_the_spread_with_it() -> None:
+    build, rng = make_build(), Random(1)
+    for _ in range(200):
+        build.observe(2, int(15 * MS * rng.gauss(1.0, 0.05)))
+    assert build.ratio == pytest.approx(1.25, rel=0.05)
+    assert build.deviation == pytest.approx(0.05, abs=0.03)
+    assert build.lane_ns(1) == pytest.approx(12.5 * MS, rel=0.05)
+    assert build.fastest_ns(1) == 10 * MS  # the profile may be right after all
+
+
+def test_one_surprise_is_an_outlier_and_several_are_news() -> None:
+    build = make_build()
+    for _ in range(50):
+        build.observe(1, 10 * MS)
+    build.observe(1, 100 * MS)
+    assert build.ratio < 1.3
+    for _ in range(30):
+        build.observe(1, 100 * MS)
+    assert build.ratio == pytest.approx(10.0, rel=0.1)
+    for _ in range(30):
+        build.observe(1, 10 * MS)
+    assert build.ratio == pytest.approx(1.0, rel=0.1)
+
+
+def test_no_observation_makes_a_time_vanish() -> None:
+    build = make_build()
+    for _ in range(1_000):
+        build.observe(1, 0)
+    assert build.lane_ns(1) > 0
+
+
+def test_network_time_holds_the_lane_and_is_not_learnt_from() -> None:
+    build = make_build(pool=Pool(0, "far", network_ns=40 * MS))
+    assert build.lane_ns(1) == 90 * MS
+    for _ in range(100):
+        build.observe(1, 90 * MS)
+    assert build.ratio == pytest.approx(1.0)
+    for _ in range(100):
+        build.observe(1, 100 * MS)
+    assert build.lane_ns(1) == pytest.approx(100 * MS, rel=0.02)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_largest_batch_within_a_window_fits_and_a_larger_one_does_not(seed: int) -> None:
+    rng = Random(seed)
+    times_ns = sorted(rng.randint(1, 50) * MS for _ in range(rng.randint(1, 12)))
+    build = make_build(Profile(tuple(times_ns)))
+    build.observe(1, int(times_ns[0] * rng.uniform(0.5, 2.0)))
+    for _ in range(20):
+        window_ns, z = rng.uniform(0, 120) * MS, rng.choice((0.0, 1.0, 3.0))
+        items = build.items_within(window_ns, z)
+        assert 1 <= items <= build.items_best <= build.items_max
+        if items > 1:
+            assert build.cautious_ns(items, z) <= window_ns * (1 + 1e-9)
+        if items < build.items_best:
+            assert build.cautious_ns(items + 1, z) > window_ns * (1 - 1e-9)
+
+
+def test_a_batch_is_no_larger_than_pays() -> None:
+    assert make_build(Profile((10 * MS, 20 * MS, 30 * MS))).items_best == 1
+    assert make_build(BATCHES).items_best == 4
+
+
+def test_batches_are_planned_a_little_larger_than_those_that_were_formed() -> None:
+    build = make_build(Profile(tuple((10 + items) * MS for items in range(32))))
+    assert build.likely_items(1_000 * MS, 0.0) == 2
+    for _ in range(100):
+        build.on_formed(8, 0, is_contended=True)
+    assert build.likely_items(1_000 * MS, 0.0) == pytest.approx(12, abs=1)
+    for _ in range(100):
+        build.on_formed(1, 0, is_contended=False)
+    assert build.likely_items(1_000 * MS, 0.0) == pytest.approx(12, abs=1)
+
+
+def test_work_that_was_booked_too_low_is_booked_higher() -> None:
+    build = make_build()
+    for _ in range(100):
+        build.on_formed(1, 5 * MS, is_contended=True)
+    assert build.overrun == pytest.approx(2.0, rel=0.01)
+    for _ in range(100):
+        build.on_formed(1, 1, is_contended=True)
+    assert build.overrun <= 3.0
+    for _ in range(100):
+        build.on_formed(1, 1, is_contended=False)  # few were there: it says nothing about a backlog
+    assert build.overrun == pytest.approx(1.0, rel=0.01)
+
+
+def test_a_build_that_needs_more_of_a_node_takes_more_lanes_of_the_pool() -> None:
+    """Four CPUs: a batch of the first function takes one, of the second three."""
+    pool = Pool(0, "node", slots=4, cpu_milli=4_000)
+    app = make_app([Profile((10 * MS,), slowdown=(1.0,) * 4)] * 2, pool)
+    for function, milli in zip(app.functions, (1_000, 3_000), strict=True):
+        (variant,) = function.variants
+        object.__setattr__(variant, "shape", Shape(milli, 0))
+        object.__setattr__(variant, "concurrency", 4)
+    rig = PlanningRig(app)
+    small, large = rig.build(0), rig.build(1)
+    assert rig.builds.calendars[0].lanes == small.lanes * 1
+    assert large.weight == pytest.approx(3.0 * small.weight)
+    taken = [large.take_lanes() for _ in range(100)]
+    assert sum(taken) == pytest.approx(100 * large.weight, abs=1)
+    assert set(taken) <= {int(large.weight), int(large.weight) + 1}
+
+
+def test_lanes_come_and_go_with_their_nodes() -> None:
+    rig = PlanningRig(make_app([BATCHES], NODES))
+    calendar = rig.builds.calendars[0]
+    assert (calendar.lanes, rig.builds.node_count(0)) == (2, 2)
+    node = rig.view.nodes[0]
+    rig.builds.on_node_lost(node)
+    rig.builds.on_node_lost(node)
+    assert calendar.lanes == 1
+    rig.builds.on_node_joined(node)
+    rig.builds.on_node_joined(node)
+    assert calendar.lanes == 2
+
+
+def test_a_rented_node_counts_while_it_has_an_instance() -> None:
+    pool = Pool(0, "rented", nodes=1, is_elastic=True)
+    rig = PlanningRig(make_app([BATCHES], pool))
+    calendar, build = rig.builds.calendars[0], rig.build()
+    assert calendar.lanes == 0
+    assert not rig.builds.is_usable(build)
+    instance = rig.start(0, rig.view.nodes[0])
+    assert calendar.lanes == 1
+    assert rig.builds.is_usable(build)
+    assert rig.builds.has_nodes(0, 4)
+    assert not rig.builds.has_nodes(0, 5)
+    rig.tell(InstanceStopped(instance.id, "idle"))
+    rig.builds.on_instance_gone(instance)
+    assert calendar.lanes == 0
+
+
+def test_a_batch_holds_its_lanes_until_it_ends_and_teaches_its_build() -> None:
+    rig = PlanningRig(make_app([BATCHES], NODES))
+    node, build = rig.view.nodes[0], rig.build()
+    rig.start(0, node)
+    request = rig.ask()
+    batch = rig.orders.dispatch(list(request.tasks), node, build.variant)
+    rig.builds.on_sent(build, batch, 0)
+    assert rig.builds.calendars[0].lanes_free_by(rig.now_ns) == 1
+    rig.tell(BatchFinished(batch.id), at_ms=20)
+    rig.builds.on_batch_ended(batch, 20 * MS)
+    assert rig.builds.calendars[0].lanes_free_by(rig.now_ns) == 2
+    assert build.ratio > 1.1
+    learnt = build.ratio
+    rig.builds.on_batch_ended(batch, 20 * MS)  # told twice
+    assert build.ratio == learnt
+
+
+def test_where_a_task_fits() -> None:
+    rig = PlanningRig(make_app([BATCHES], NODES, CLOUD))
+    assert rig.builds.fits_node(0, 4)
+    assert not rig.builds.fits_node(0, 5)
+    (task,) = rig.ask().tasks
+    assert rig.builds.fits_call(task)
+    task.payload_bytes = 1 << 40
+    assert not rig.builds.fits_call(task)
+
+
+def test_a_start_takes_a_lane_until_it_is_over() -> None:
+    profile = Profile((10 * MS,), cold_start_ns=50 * MS)
+    rig = PlanningRig(make_app([profile], NODES))
+    calendar, build = rig.builds.calendars[0], rig.build()
+    assert rig.builds.ready_in_ns(build) == 50 * MS
+    instance = rig.start(0, rig.view.nodes[0], is_ready=False)
+    assert (calendar.lanes_free_by(0), calendar.lanes_free_by(50 * MS)) == (1, 2)
+    rig.builds.on_instance_gone(instance)
+    assert calendar.lanes_free_by(0) == 2

@@ -1,0 +1,177 @@
+"""The capacity calendar, against a model that keeps a plain list of everything that is booked."""
+
+from __future__ import annotations
+
+from heapq import heapify, heapreplace
+from random import Random
+
+import pytest
+
+from headgate.planning.calendar import Calendar
+
+WIDTH_NS = 1_000  # of a bucket: a sixteenth of the shortest objective
+BUCKETS = 64
+NOTHING_NS = 1 << 60  # more than any slack
+
+
+def make_calendar(lanes: int = 0) -> Calendar:
+    calendar = Calendar(16.0 * WIDTH_NS, 31.0 * WIDTH_NS)
+    calendar.resize(lanes)
+    return calendar
+
+
+class Model:
+    """The same calendar without a tree: bookings as (bucket, work) pairs."""
+
+    def __init__(self) -> None:
+        self.calendar = make_calendar()
+        self.first = 0  # bucket
+        self.lanes = 0
+        self.ends_ns: list[int] = []
+        self.bookings: list[tuple[int, int, float]] = []
+
+    def bucket(self, now_ns: int, deadline_ns: int) -> int:
+        number = deadline_ns // WIDTH_NS
+        if number >= self.first + BUCKETS:
+            self.first = max(self.first, now_ns // WIDTH_NS)
+        number = min(max(number, self.first), self.first + BUCKETS - 1)
+        assert self.calendar.bucket(now_ns, deadline_ns) == number
+        return number
+
+    def book(self, bucket: int, work_ns: int, batches: float) -> None:
+        self.bookings.append((bucket, work_ns, batches))
+        self.calendar.add(bucket, work_ns, batches)
+
+    def take_back(self, index: int) -> None:
+        bucket, work_ns, batches = self.bookings.pop(index)
+        self.calendar.add(bucket, -work_ns, -batches)
+
+    def busy_ns(self, now_ns: int) -> int:
+        return sum(max(0, end_ns - now_ns) for end_ns in self.ends_ns)
+
+    def slack(self, now_ns: int, bucket: int) -> tuple[int, int, int]:
+        """Work that is due by a bucket, the slack there, and the least slack from there on."""
+        bucket = max(bucket, self.first)
+        due = [(max(number, self.first), work_ns) for number, work_ns, _ in self.bookings]
+
+        def slack_at(at: int) -> int:
+            booked_ns = sum(work_ns for number, work_ns in due if number <= at)
+            return self.lanes * (at * WIDTH_NS - now_ns) - self.busy_ns(now_ns) - booked_ns
+
+        later = [slack_at(number) for number, _ in due if number >= bucket]
+        work_ns = sum(work for number, work in due if number <= bucket)
+        return work_ns, slack_at(bucket), min(later, default=NOTHING_NS)
+
+    def check(self, now_ns: int, bucket: int) -> None:
+        calendar = self.calendar
+        work_ns, slack_ns, least_ns = calendar.slack(now_ns, bucket)
+        expected = self.slack(now_ns, bucket)
+        assert (work_ns, slack_ns) == expected[:2]
+        assert least_ns == expected[2] or min(least_ns, expected[2]) >= NOTHING_NS
+        assert calendar.work_ns == sum(work for _, work, _ in self.bookings)
+        assert calendar.batches == pytest.approx(sum(count for _, _, count in self.bookings))
+        assert calendar.busy_ns(now_ns) == self.busy_ns(now_ns)
+        assert calendar.last_end_ns() == max(self.ends_ns, default=0)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_slack_is_what_a_list_of_bookings_says(seed: int) -> None:
+    """Random bookings, lanes and runs, while time passes: the first bucket moves along."""
+    rng, model, now_ns = Random(seed), Model(), 0
+    for _ in range(300):
+        now_ns += rng.choice((0, 0, 300, 2_500)) if rng.random() < 0.99 else 90_000
+        choice = rng.random()
+        if choice < 0.45:
+            deadline_ns = now_ns + rng.randint(-2_000, 61_000)
+            bucket = model.bucket(now_ns, max(0, deadline_ns))
+            model.book(bucket, rng.randint(1, 5_000), rng.choice((0.0, 1.0, 1.5)))
+        elif choice < 0.7 and model.bookings:
+            model.take_back(rng.randrange(len(model.bookings)))
+        elif choice < 0.8:
+            end_ns, lanes = now_ns + rng.randint(0, 9_000), rng.randint(1, 2)
+            model.ends_ns += [end_ns] * lanes
+            model.calendar.occupy(end_ns, lanes)
+        elif choice < 0.9 and model.ends_ns:
+            end_ns = rng.choice(model.ends_ns)
+            model.ends_ns.remove(end_ns)
+            model.calendar.release(end_ns)
+        elif choice < 0.95:
+            model.lanes = rng.randint(0, 5)
+            model.calendar.resize(model.lanes)
+        model.check(now_ns, model.bucket(now_ns, now_ns + rng.randint(0, 60_000)))
+    while model.bookings:
+        model.take_back(0)
+    assert (model.calendar.work_ns, model.calendar.batches) == (0, 0.0)
+    assert model.calendar.slack(now_ns, 0)[2] >= NOTHING_NS
+
+
+def count_starts(now_ns: int, at_ns: int, batch_ns: int, ends_ns: list[int], lanes: int) -> int:
+    """List scheduling: the lane that is free first takes the next batch."""
+    # With more runs than lanes, the first runs to end free nothing.
+    free_ns = [max(now_ns, end_ns) for end_ns in sorted(ends_ns)[max(0, len(ends_ns) - lanes) :]]
+    free_ns += [now_ns] * (lanes - len(free_ns))
+    heapify(free_ns)
+    starts = 0
+    while free_ns and free_ns[0] <= at_ns:
+        heapreplace(free_ns, free_ns[0] + batch_ns)
+        starts += 1
+    return starts
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_starts_are_those_of_list_scheduling(seed: int) -> None:
+    rng = Random(seed)
+    for _ in range(50):
+        now_ns, batch_ns, lanes = rng.randint(0, 10_000), rng.randint(100, 5_000), rng.randint(0, 9)
+        calendar = make_calendar(lanes)
+        ends_ns = [now_ns + rng.randint(-3_000, 9_000) for _ in range(rng.randint(0, 12))]
+        for end_ns in ends_ns:
+            calendar.occupy(end_ns)
+        at_ns = now_ns + rng.randint(-100, 20_000)
+        starts = count_starts(now_ns, at_ns, batch_ns, ends_ns, lanes)
+        assert calendar.can_start(now_ns, at_ns, batch_ns, starts)
+        assert not calendar.can_start(now_ns, at_ns, batch_ns, starts + 0.5)
+        more = count_starts(now_ns, at_ns, batch_ns, ends_ns, lanes + 3)
+        assert calendar.can_start(now_ns, at_ns, batch_ns, more, lanes + 3)
+        assert not calendar.can_start(now_ns, at_ns, batch_ns, more + 1, lanes + 3)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_of_many_lanes_some_are_examined_and_none_is_forgotten(seed: int) -> None:
+    """With 500 lanes every tenth or so stands for its neighbours: a few starts more, never less."""
+    rng = Random(seed)
+    calendar = make_calendar(500)
+    ends_ns = [rng.randint(0, 10_000) for _ in range(500)]
+    for end_ns in ends_ns:
+        calendar.occupy(end_ns)
+    for at_ns in (2_000, 5_000, 20_000):
+        starts = count_starts(0, at_ns, 1_000, ends_ns, 500)
+        assert calendar.can_start(0, at_ns, 1_000, starts)
+        assert not calendar.can_start(0, at_ns, 1_000, 1.1 * starts + 20)
+
+
+def test_a_lane_is_free_when_fewer_run_than_there_are_lanes() -> None:
+    calendar = make_calendar(2)
+    calendar.occupy(500)
+    assert (calendar.free_in_ns(100), calendar.lanes_free_by(100)) == (0, 1)
+    calendar.occupy(900)
+    assert (calendar.free_in_ns(100), calendar.lanes_free_by(100)) == (400, 0)
+    calendar.occupy(300)  # more than there are lanes: the first to end frees none
+    assert calendar.free_in_ns(100) == 400
+    calendar.release(900)
+    assert (calendar.free_in_ns(100), calendar.lanes_free_by(1_000)) == (200, 2)
+
+
+def test_late_starts_inflate_what_is_booked_and_starts_in_time_slowly_deflate_it() -> None:
+    calendar = make_calendar(1)
+    for _ in range(1_000):
+        calendar.on_sent(1)
+    most = calendar.inflation
+    assert most > 1.5
+    calendar.on_sent(1)
+    assert calendar.inflation == most
+    calendar.on_sent(0)
+    assert 1.5 < calendar.inflation < most
+    for _ in range(100_000):
+        calendar.on_sent(-1)
+    assert calendar.inflation == 1.0

@@ -1,0 +1,98 @@
+"""On which node a batch runs, and when a build is started on one more."""
+
+from __future__ import annotations
+
+from planning_rig import MS, PlanningRig, make_app
+
+from headgate.core.model import Pool, Profile
+from headgate.planning.placement import has_room
+
+GB = 1 << 30
+COLD = Profile((10 * MS,), cold_start_ns=50 * MS, memory_bytes=GB)
+
+
+def make_rig(count: int = 1, *, nodes: int = 3, memory_gb: int = 64) -> PlanningRig:
+    pool = Pool(0, "node", nodes=nodes, memory_bytes=memory_gb * GB)
+    return PlanningRig(make_app([COLD] * count, pool))
+
+
+def test_a_node_that_holds_the_weights_comes_first() -> None:
+    rig = make_rig()
+    held = rig.view.nodes[1]
+    rig.start(0, held)
+    assert rig.placement.warm_node(rig.build()) is held
+    assert rig.placement.node_for(rig.build()) is held
+    assert rig.placement.suits(held, rig.build())
+
+
+def test_a_node_without_the_weights_does_not_suit_while_one_with_them_is_free() -> None:
+    rig = make_rig()
+    rig.start(0, rig.view.nodes[1])
+    assert not rig.placement.suits(rig.view.nodes[0], rig.build())
+
+
+def test_what_no_node_holds_is_started_where_there_is_room() -> None:
+    rig = make_rig()
+    assert rig.placement.warm_node(rig.build()) is None
+    node = rig.placement.missing_node(rig.build())
+    assert node is not None
+    assert rig.placement.suits(node, rig.build())
+    rig.start(0, node)
+    assert rig.placement.missing_node(rig.build()) is None
+
+
+def test_an_empty_rented_node_is_left_to_the_plan() -> None:
+    rig = PlanningRig(make_app([COLD], Pool(0, "rented", nodes=2, is_elastic=True)))
+    assert rig.placement.node_for(rig.build()) is None
+    assert not rig.placement.suits(rig.view.nodes[0], rig.build())
+
+
+def test_a_rented_node_that_boots_is_not_waited_for() -> None:
+    """It has two slots, one of which the start does not take."""
+    pool = Pool(0, "rented", nodes=1, slots=2, is_elastic=True)
+    rig = PlanningRig(make_app([COLD], pool))
+    node = rig.view.nodes[0]
+    rig.start(0, node, is_ready=False)
+    assert rig.placement.warm_node(rig.build()) is None
+    assert not rig.placement.suits(node, rig.build())
+
+
+def test_room_is_memory_that_nothing_holds() -> None:
+    rig = make_rig(2, nodes=1, memory_gb=1)
+    node = rig.view.nodes[0]
+    first, second = rig.build(0).variant, rig.build(1).variant
+    assert has_room(rig.view, node, first)
+    rig.start(0, node)
+    assert not has_room(rig.view, node, first)  # it is there
+    assert not has_room(rig.view, node, second)
+
+
+def test_where_memory_is_scarce_a_build_that_needs_its_node_keeps_it() -> None:
+    """Each node holds one of two functions. The first has the load, the second has none."""
+    rig = make_rig(2, nodes=2, memory_gb=1)
+    busy, idle = rig.build(0), rig.build(1)
+    for node in rig.view.nodes.values():
+        rig.start(0, node)
+    for _ in range(200):
+        rig.now_ns += 5 * MS
+        rig.ask(0)
+        rig.builds.observe_load(busy, 10.0 * MS)
+    assert busy.share > 1.5
+    assert not rig.builds.can_spare(busy)
+    assert not rig.builds.wants_instance(idle)
+    # A function that no node holds is started all the same when a task asks for it.
+    assert rig.placement.node_for(idle) is not None
+
+
+def test_a_start_in_advance_leaves_a_node_free_and_needs_a_load() -> None:
+    rig = make_rig(nodes=2)
+    rig.start(0, rig.view.nodes[0])
+    build = rig.build()
+    assert rig.placement.prestart_node(build, is_awaited=False) is None
+    for _ in range(1_000):
+        rig.now_ns += 10 * MS
+        rig.view.now_ns = rig.now_ns
+        rig.builds.observe_load(build, 10.0 * MS)
+    assert rig.placement.prestart_node(build, is_awaited=False) is rig.view.nodes[1]
+    rig.start(0, rig.view.nodes[1])
+    assert rig.placement.prestart_node(build, is_awaited=False) is None

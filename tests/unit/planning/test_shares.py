@@ -1,0 +1,122 @@
+"""Shares of a pool: max-min fairness, what is reserved for others, and who cannot wait."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from headgate.planning.shares import ClassLoad, PoolShares
+
+S = 1_000_000_000
+
+
+def water_level(offered: list[float], weights: list[float], lanes: float) -> float:
+    """The level up to which each is filled, per weight, by bisection: max-min fairness."""
+    low, high = 0.0, 1e6
+    for _ in range(100):
+        level = (low + high) / 2
+        used = sum(min(o, level * w) for o, w in zip(offered, weights, strict=True))
+        low, high = (level, high) if used < lanes else (low, level)
+    return high
+
+
+def draw(rng: Random, lanes: int) -> tuple[PoolShares, list[ClassLoad], int]:
+    """Classes of clients with one pipeline each, that have all arrived by now."""
+    shares, now_ns = PoolShares(), 0
+    arrivals = [
+        (
+            client,
+            rng.uniform(0.1, 10.0) * S,
+            rng.uniform(0.01, 1.0) * S,
+            rng.choice((1.0, 2.0, 5.0)),
+        )
+        for client in range(rng.randint(1, 8))
+    ]
+    loads: list[ClassLoad] = []
+    for client, objective_ns, window_ns, weight in arrivals:
+        now_ns += rng.randint(0, S // 10)
+        work_ns = rng.choice((0.01, 1.0, 20.0)) * S
+        load = shares.observe(now_ns, (client, 0), objective_ns, window_ns, weight, work_ns, lanes)
+        loads.append(load)
+    return shares, loads, now_ns
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_lanes_are_divided_max_min_fair_by_weight(seed: int) -> None:
+    rng = Random(seed)
+    lanes = rng.randint(1, 20)
+    shares, loads, now_ns = draw(rng, lanes)
+    offered = [load.offered(now_ns) for load in loads]
+    weights = [load.weight for load in loads]
+    level = water_level(offered, weights, lanes)
+    for load, most, weight in zip(loads, offered, weights, strict=True):
+        assert load.allotted == pytest.approx(min(most, level * weight), rel=1e-6)
+        assert load.allotted <= load.entitled * (1 + 1e-9)
+    assert sum(load.allotted for load in loads) == pytest.approx(min(lanes, sum(offered)))
+    assert shares.is_contended == (len(loads) > 1 and sum(offered) > lanes)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_reserved_is_what_others_with_shorter_objectives_will_bring(seed: int) -> None:
+    rng = Random(seed)
+    shares, loads, _ = draw(rng, rng.randint(1, 20))
+    for _ in range(20):
+        load, window_ns = rng.choice(loads), rng.uniform(0.0, 12.0) * S
+        others = [o for o in loads if o is not load and o.objective_ns < window_ns]
+        expected_ns = sum(o.allotted * (window_ns - o.objective_ns) for o in others)
+        assert shares.reserved_ns(load, window_ns) == pytest.approx(expected_ns, abs=1.0)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_blocked_are_those_with_shorter_windows(seed: int) -> None:
+    rng = Random(seed)
+    shares, loads, _ = draw(rng, rng.randint(1, 20))
+    for _ in range(20):
+        busy_ns = rng.uniform(0.0, 1.2) * S
+        blocked = [load for load in loads if load.window_ns < busy_ns]
+        lanes, window_ns = shares.blocked(busy_ns)
+        assert lanes == pytest.approx(sum(load.allotted for load in blocked))
+        assert window_ns == min((load.window_ns for load in blocked), default=busy_ns)
+
+
+def test_a_silent_client_takes_nothing() -> None:
+    """It was there once. An hour later all that it would be due is lent."""
+    shares = PoolShares()
+    quiet = shares.observe(0, (0, 0), S, S, 1.0, 5.0 * S, 2)
+    busy = shares.observe(0, (1, 0), S, S, 1.0, 5.0 * S, 2)
+    assert quiet.allotted == pytest.approx(1.0)
+    for second in range(3_600, 3_800):
+        busy = shares.observe(second * S, (1, 0), S, S, 1.0, 5.0 * S, 2)
+    assert quiet.allotted == pytest.approx(0.0, abs=1e-6)
+    assert busy.allotted == pytest.approx(2.0)
+    assert shares.reserved_ns(busy, 10.0 * S) == pytest.approx(0.0, abs=1.0)
+
+
+def test_many_pipelines_do_not_multiply_the_share_of_a_client() -> None:
+    shares = PoolShares()
+    loads = [shares.observe(0, (0, number), S, S, 1.0, 9.0 * S, 4) for number in range(5)]
+    other = shares.observe(0, (1, 0), S, S, 1.0, 90.0 * S, 4)
+    assert other.allotted == pytest.approx(2.0)
+    assert sum(load.allotted for load in loads) == pytest.approx(2.0)
+
+
+def test_a_share_binds_only_where_more_is_asked_for_than_there_is() -> None:
+    shares = PoolShares()
+    load = shares.observe(0, (0, 0), S, S, 1.0, 0.1 * S, 1)
+    load.tokens_ns = 0.0
+    assert not shares.has_used_its_share(load, 0.1 * S)  # there is enough for all
+    load = shares.observe(0, (0, 0), S, S, 1.0, 8.9 * S, 1)
+    shares.observe(0, (1, 0), S, S, 1.0, 9.0 * S, 1)
+    assert shares.has_used_its_share(load, 0.1 * S)
+    load = shares.observe(S, (0, 0), S, S, 1.0, 0.1 * S, 1)  # half a lane for a second
+    assert not shares.has_used_its_share(load, 0.4 * S)
+    assert shares.has_used_its_share(load, 0.7 * S)
+
+
+def test_offered_load_is_work_over_time() -> None:
+    load = ClassLoad(0, float(S), float(S), 1.0)
+    for at_ns in range(0, 100 * S, S // 10):
+        load.observe(at_ns, 0.25 * S)
+    assert load.offered(100 * S) == pytest.approx(2.5, rel=0.02)
+    assert load.offered(300 * S) < 0.01
