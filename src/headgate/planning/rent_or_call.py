@@ -71,15 +71,25 @@ class RentalLevel:
         """Whether to rent the node."""
         return self._state != _OFF
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the node is not rented, nothing called for it, and no regret is left to decay.
+
+        An interval leaves such a level as it is: no rent is smaller than nothing saved.
+        """
+        return not self.calls and self._state == _OFF and not self._regret_usd
+
     def should_switch(
-        self, saved_usd: float, rent_usd: float, boot_usd: float, burstiness: float
+        self, now_ns: int, saved_usd: float, rent_usd: float, boot_usd: float, burstiness: float
     ) -> bool:
-        """Accumulate the regret of an interval, and return whether to switch.
+        """Accumulate the regret of an interval that ends now, and return whether to switch.
 
         `saved_usd` is the cost of the calls that the node would have saved, `rent_usd` its rent.
         """
         if self._state == _BOOTING:
-            return False
+            if now_ns < self._boots_until_ns:
+                return False
+            self._state = _ON
         gained_usd = rent_usd - saved_usd if self._state == _ON else saved_usd - rent_usd
         self._regret_usd = max(0.0, self._regret_usd + gained_usd)
         threshold = self._stop_regret if self._state == _ON else _START_REGRET * burstiness
@@ -98,11 +108,6 @@ class RentalLevel:
             self._stop_regret = min(_STOP_REGRET_STEP * self._stop_regret, _STOP_REGRET_MAX)
         else:
             self._stop_regret = max(self._stop_regret / _STOP_REGRET_STEP, _STOP_REGRET)
-
-    def advance(self, now_ns: int) -> None:
-        """Mark the node as up once its boot has ended."""
-        if self._state == _BOOTING and now_ns >= self._boots_until_ns:
-            self._state = _ON
 
 
 @final
@@ -136,6 +141,7 @@ class RentalLadder:
         self._boot_ns = boot_ns
         self._dispersion = Dispersion(_WINDOW_NS, memory_ns)
         self._updated_ns: int | None = None
+        self._wanted = min(standing, count)
 
     def on_arrival(self, now_ns: int, items: int) -> None:
         """Record an arrival, admitted or not."""
@@ -155,18 +161,20 @@ class RentalLadder:
         if self._updated_ns is not None and now_ns > self._updated_ns:
             self._update(now_ns, now_ns - self._updated_ns)
         self._updated_ns = now_ns
-        return sum(1 for level in self._levels if level.is_wanted)
+        return self._wanted
 
     def _update(self, now_ns: int, elapsed_ns: int) -> None:
         rent_usd = self._rent_usd_per_s * elapsed_ns / SECOND_NS
         boot_usd = self._rent_usd_per_s * self._boot_ns / SECOND_NS
         burstiness = max(1.0, self._dispersion.value)
         for level in self._levels:
+            if level.is_idle:  # most levels, most of the time
+                continue
             saved_usd = level.calls * self._call_usd
             level.calls = 0
-            level.advance(now_ns)
-            if level.should_switch(saved_usd, rent_usd, boot_usd, burstiness):
+            if level.should_switch(now_ns, saved_usd, rent_usd, boot_usd, burstiness):
                 level.switch(now_ns, self._boot_ns)
+                self._wanted += 1 if level.is_wanted else -1
 
 
 @final
