@@ -2,7 +2,8 @@
 # Another Python: make PYTHON=python3.12 test
 
 PYTHON ?= python3
-JOBS ?= 2
+# Processes that run tests: two per core of CI, because tests of servers wait more than they work.
+JOBS ?= 4
 VENV := .venv
 BIN := $(VENV)/bin
 
@@ -12,8 +13,13 @@ READY := $(VENV)/.ready
 READY_DEV := $(VENV)/.ready-dev
 READY_BENCH := $(VENV)/.ready-bench
 
+# Byte code is kept even where the environment says otherwise: the tests start about a thousand
+# processes, and without it each compiles again whatever it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
-PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+# No test needs the threads of BLAS, which every process that imports numpy would start.
+PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo compare test test-full hostile check bench bench-live compile clean
