@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from itertools import groupby
 from pathlib import Path
@@ -25,6 +26,7 @@ def _is_discovered(path: Path) -> bool:
     return path.parent.relative_to(PACKAGE).as_posix() in DISCOVERED
 
 
+@cache
 def _imports() -> dict[str, set[str]]:
     """For each module, the modules of the package that it imports, for types alone as well."""
     names = {dotted(path) for path in modules()}
@@ -37,9 +39,6 @@ def _imports() -> dict[str, set[str]]:
         packages = {name for name in direct if any(w.startswith(f"{name}.") for w in direct)}
         found[dotted(path)] = direct - packages - {dotted(path)}
     return found
-
-
-IMPORTS = _imports()
 
 
 def test_the_whole_can_be_known() -> None:
@@ -55,7 +54,7 @@ def test_packages_are_small() -> None:
 
 
 def test_there_is_no_import_cycle() -> None:
-    assert _cycle(IMPORTS) is None
+    assert _cycle(_imports()) is None
 
 
 def test_a_cycle_would_be_found() -> None:
@@ -72,7 +71,7 @@ def _cycle(graph: Mapping[str, set[str]]) -> list[str] | None:
 
 def test_a_module_earns_its_file() -> None:
     importers: defaultdict[str, set[str]] = defaultdict(set)
-    for name, wanted in IMPORTS.items():
+    for name, wanted in _imports().items():
         for each in wanted:
             importers[each].add(name)
     tested = {name for path in (ROOT / "tests").rglob("*.py") for name, _ in imported(path)}
