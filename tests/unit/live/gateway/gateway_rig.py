@@ -20,7 +20,7 @@ from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.http.server import GatewayServer
 
 PATIENCE_S = 60.0  # machines may be busy with something else
-QUICK = GatewayConfig(http=HttpLimits(sweep_s=0.02, linger_s=0.1))
+QUICK = GatewayConfig(codec_timeout_s=PATIENCE_S, http=HttpLimits(sweep_s=0.02, linger_s=0.1))
 
 
 def with_limits(config: GatewayConfig = QUICK, **changes: Any) -> GatewayConfig:
