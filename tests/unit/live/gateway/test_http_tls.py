@@ -12,7 +12,18 @@ from pathlib import Path
 
 import pytest
 from fake_runtime import FakeRuntime
-from gateway_rig import QUICK, Client, Rig, body, infer, raw, request, run_on_loop, with_limits
+from gateway_rig import (
+    PATIENCE_S,
+    QUICK,
+    Client,
+    Rig,
+    body,
+    infer,
+    raw,
+    request,
+    run_on_loop,
+    with_limits,
+)
 from msgspec.structs import replace
 
 from headgate.live.gateway.config import GatewayConfig
@@ -79,10 +90,13 @@ async def is_let_go(client: socket.socket) -> bool:
 
 
 def test_requests_over_tls(certificate: Path) -> None:
-    """Small requests, several at once, and one whose response is written in pieces."""
+    """Small requests, several at once, and one whose response is written in pieces.
+
+    `linger_s` counts from the response to its last byte read: a busy client needs its time.
+    """
 
     async def scenario() -> None:
-        async with encrypted(certificate, QUICK) as rig:
+        async with encrypted(certificate, with_limits(QUICK, linger_s=PATIENCE_S)) as rig:
             client = await connect(rig, certificate)
             client.send(infer(body(id="1")) + infer(body(id="2")))
             assert [(await client.reply()).json["id"] for _ in range(2)] == ["1", "2"]
