@@ -35,7 +35,7 @@ def test_it_measures_every_case_once(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         (table, stages, configs)
         for table in ("measured", "law")
         for stages, configs in ((1, 27), (2, 27), (2, 64))
-    ]
+    ] + [("law, 1%", 2, 27)]
     assert sum("decision" in row for row in result.rows) == 4
     assert sum("search" in row for row in result.rows) == 8
     assert sum("grouped_search" in row for row in result.rows) == 6

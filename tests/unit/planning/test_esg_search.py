@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from itertools import pairwise
+from pathlib import Path
 from random import Random
 
 import pytest
 from frontier_cases import random_configs, random_graph
 
 from headgate.core.errors import ConfigError
-from headgate.lab.stage_configs import ESG_BASE_MS, law_configs, measured_configs
+from headgate.lab.stage_configs import ESG_BASE_MS, infless_configs, law_configs, measured_configs
 from headgate.planning.esg_search import EsgSearch, brute_force
 from headgate.planning.frontier.configs import InfeasibleError, StageConfig
 from headgate.planning.frontier.graph import Decomposition, StageGraph, bits
@@ -187,3 +189,26 @@ def _tree_ns(tree: Decomposition, times: list[int]) -> int:
 def test_bad_groups() -> None:
     with pytest.raises(ConfigError, match="maximum group size is 0"):
         split_slo(chain(1), [[StageConfig(1, 1)]], 10, group_max=0)
+
+
+def test_tables_of_infless() -> None:
+    """Where the public table is: a pipeline of its models, against brute force."""
+    directory = os.environ.get("HEADGATE_TRACES")
+    name = "profiles/infless_model_vcpu_gpupct_batch.csv.gz"
+    table = next((d / name for d in _near(directory) if (d / name).exists()), None)
+    if table is None:
+        pytest.skip("HEADGATE_TRACES names no directory with INFless's table")
+    models = ("ssd", "mobilenet", "resnet-50")
+    configs = [infless_configs(table, model) for model in models]
+    search, pipeline = EsgSearch(configs, models), PipelineFrontier(chain(3), configs)
+    for percent in (105, 150, 400):
+        budget_ns = search.fastest.time_ns * percent // 100
+        expected = brute_force(configs, budget_ns)
+        assert [p.cost for p in search.search(budget_ns).paths] == [p.cost for p in expected]
+        plan = pipeline.plan(budget_ns)
+        assert (plan.cost, plan.time_ns <= budget_ns) == (expected[0].cost, True)
+
+
+def _near(directory: str | None) -> list[Path]:
+    """The directory of traces, and the one that it is in."""
+    return [] if not directory else [Path(directory), Path(directory).parent]

@@ -143,6 +143,35 @@ def test_a_cascade_counts_costs_by_probability_and_times_in_full() -> None:
     assert by_operator.configs_at(1) == {0: small[0], 1: large[1]}
 
 
+def test_large_sets_are_pruned_and_composed_like_small_ones() -> None:
+    """Beyond some thousand points most are dropped unsorted, and pairs are formed in blocks."""
+    rng = Random(8)
+    many = [
+        (t, max(0, 10**6 - t + rng.randint(-300, 300)))
+        for t in (rng.randint(0, 10**6) for _ in range(20_000))
+    ]
+    large = leaf(0, [StageConfig(t, c) for t, c in many])
+    assert list(zip(large.times_ns, large.costs, strict=True)) == pruned(many)
+    first, second = ([(t, 10**6 - t) for t in rng.sample(range(10**6), 600)] for _ in range(2))
+    both = series(
+        *(leaf(n, [StageConfig(*p) for p in each]) for n, each in ((0, first), (1, second)))
+    )
+    sums = [(t + u, c + d) for t, c in first for u, d in second]
+    assert list(zip(both.times_ns, both.costs, strict=True)) == pruned(sums)
+    for index in range(0, len(both), 997):
+        chosen = both.configs_at(index)
+        assert sum(config.time_ns for config in chosen.values()) == both.times_ns[index]
+        assert sum(config.cost for config in chosen.values()) == both.costs[index]
+
+
+def pruned(candidates: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    kept: list[tuple[int, int]] = []
+    for time_ns, cost in sorted(candidates):
+        if not kept or cost < kept[-1][1]:
+            kept.append((time_ns, cost))
+    return kept
+
+
 def test_alternatives_are_a_union() -> None:
     fast = series(leaf(0, [StageConfig(1, 9)]), leaf(1, [StageConfig(1, 9)]))
     cheap = parallel(leaf(2, [StageConfig(5, 2)]), leaf(3, [StageConfig(7, 1)]))
