@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 from random import Random
 
@@ -18,9 +19,19 @@ from frontier_cases import (
 from headgate.core.errors import ConfigError
 from headgate.planning.frontier.configs import InfeasibleError, StageConfig
 from headgate.planning.frontier.graph import StageGraph, bits
-from headgate.planning.frontier.pareto import cascade, either, leaf, parallel, series, thin
+from headgate.planning.frontier.pareto import (
+    Frontier,
+    cascade,
+    either,
+    leaf,
+    parallel,
+    series,
+    thin,
+)
 from headgate.planning.frontier.pipeline import Edge, PipelineFrontier
+from headgate.planning.frontier.prime import by_conditions, by_labels
 
+Method = Callable[..., Frontier | None]
 N = StageGraph([[], [], [0], [0, 1]])  # the smallest order that is not series-parallel
 
 
@@ -276,6 +287,32 @@ def test_grouping_beyond_the_work_limit_is_valid_and_said_to_be_inexact() -> Non
             assert cost >= exact.plan(time_ns).cost
         worse += points(grouped) != points(exact)
     assert worse > 0, "the fallback is never needed for exactness, so this test shows nothing"
+
+
+@pytest.mark.parametrize("method", [by_conditions, by_labels])
+def test_each_way_to_compose_a_prime_part_equals_brute_force(method: Method) -> None:
+    rng = Random(9)
+    primes = 0
+    while primes < 60:
+        stages = rng.randint(4, 6)
+        graph = random_graph(rng, stages)
+        if graph.decompose((1 << stages) - 1).kind != "prime" or list(graph.order) != sorted(
+            graph.order
+        ):
+            continue
+        primes += 1
+        configs = random_configs(rng, stages, 4 if stages < 6 else 3)
+        parts = [leaf(stage, each) for stage, each in enumerate(configs)]
+        found = method(parts, graph.after)
+        assert found is not None
+        assert list(zip(found.times_ns, found.costs, strict=True)) == brute_points(graph, configs)
+        for index in range(len(found)):
+            chosen = found.configs_at(index)
+            assert len(chosen) == stages
+            in_order = [chosen[stage] for stage in range(stages)]
+            assert makespan_ns(graph, in_order) == found.times_ns[index]
+            assert total_cost(in_order) == found.costs[index]
+        assert method(parts, graph.after, 0) is None
 
 
 def test_a_prime_part_contracts_what_it_can() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 from frontier_cases import random_configs, random_edges, random_graph
@@ -16,13 +17,17 @@ from headgate.planning.frontier.pipeline import PipelineFrontier
 
 
 def priced(
-    pipeline: PipelineFrontier, stage: int, budget_ns: int, starts_ns: list[int]
+    pipeline: PipelineFrontier,
+    stage: int,
+    budget_ns: int,
+    starts_ns: list[int],
+    release_ns: int = 0,
 ) -> list[tuple[int, StageConfig]]:
     """Every configuration of a stage that can still end in time, priced from the definition."""
     found = []
     for config in pipeline.configs[stage]:
         rest = pipeline.rest(stage)[config.place]
-        left_ns = budget_ns - config.time_ns - starts_ns[config.build]
+        left_ns = budget_ns - max(release_ns, config.time_ns + starts_ns[config.build])
         costs = [c for t, c in zip(rest.times_ns, rest.costs, strict=True) if t <= left_ns]
         if costs:
             found.append((config.cost + min(costs), config))
@@ -44,7 +49,13 @@ def test_a_decision_is_the_best_of_what_fits(seed: int) -> None:
             rooms = [Shape(1000 * rng.randint(0, 4), rng.randint(0, 7)) for _ in range(3)]
             fits, batch_max = fits_any(rooms), rng.choice((1, 2, 3, 9))
             starts_ns = [0, rng.choice((0, 3))]
-            possible = priced(pipeline, stage, budget_ns, starts_ns)
+            release_ns = rng.choice((0, 0, 5))
+            possible = priced(pipeline, stage, budget_ns, starts_ns, release_ns)
+            when: dict[str, Any] = {
+                "batch_max": batch_max,
+                "starts_ns": starts_ns,
+                "release_ns": release_ns,
+            }
             allowed = [
                 (cost, config)
                 for cost, config in possible
@@ -55,17 +66,17 @@ def test_a_decision_is_the_best_of_what_fits(seed: int) -> None:
                 )
             ]
             for each in (decider, pruned):
-                found = each.decide(budget_ns, batch_max=batch_max, fits=fits, starts_ns=starts_ns)
+                found = each.decide(budget_ns, fits=fits, **when)
                 assert (found is None) == (not allowed)
                 if found is not None:
                     answers += 1
                     assert found.cost == min(cost for cost, _ in allowed)
                     assert (found.cost, found.config) in allowed
                     start_ns = starts_ns[found.config.build]
-                    used_ns = start_ns + found.config.time_ns + found.rest_ns
+                    used_ns = max(release_ns, start_ns + found.config.time_ns) + found.rest_ns
                     assert used_ns + found.slack_ns == budget_ns
                     assert found.slack_ns >= 0
-            ranked = list(decider.ranked(budget_ns, batch_max=batch_max, starts_ns=starts_ns))
+            ranked = list(decider.ranked(budget_ns, **when))
             within = [cost for cost, config in possible if config.batch <= batch_max]
             assert [each.cost for each in ranked] == sorted(within)
     assert answers > 100

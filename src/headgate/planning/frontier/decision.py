@@ -62,6 +62,16 @@ class StageDecider:
 
     `prunes` drops what `useful_configs` drops: right where whatever has room for a configuration
     has room for a smaller one, and wrong where only certain shapes are started.
+
+    >>> from headgate.planning.frontier.graph import StageGraph
+    >>> cpu, gpu = StageConfig(9, 1, cpu_milli=1000), StageConfig(2, 5, gpu_sevenths=1)
+    >>> pipeline = PipelineFrontier(StageGraph([[], [0]]), [[cpu, gpu], [cpu, gpu]])
+    >>> decider = StageDecider(pipeline, 0)
+    >>> decider.decide(18).cost, decider.decide(17).cost  # in the time left
+    (2, 6)
+    >>> found = decider.decide(17, fits=fits_any([Shape(cpu_milli=4000)]))  # and without a GPU
+    >>> found.config.time_ns, found.rest_configs()[1].time_ns, found.slack_ns
+    (9, 2, 6)
     """
 
     def __init__(self, pipeline: PipelineFrontier, stage: int, *, prunes: bool = False) -> None:
@@ -121,17 +131,19 @@ class StageDecider:
         batch_max: int = UNLIMITED,
         fits: Fits | None = None,
         starts_ns: Sequence[int] | None = None,
+        release_ns: int = 0,
     ) -> Decision | None:
         """Return the cheapest configuration with which the rest can end in time; None: none can.
 
         `batch_max` is the number of requests that wait, `fits` says what fits the free resources,
-        and `starts_ns[build]` is the time until a build can run. O(log points) for each candidate
-        that is priced; a few are, unless many do not fit.
+        `starts_ns[build]` is the time until a build can run, and `release_ns` that until other
+        branches of the request end, before which the rest does not begin. O(log points) for each
+        candidate that is priced; a few are, unless many do not fit.
         """
         cell = bisect_right(self._cell_starts, budget_ns) - 1
         if cell < 0:
             return None
-        best, best_cost, best_index = -1, _NO_TIME, 0
+        best, best_cost, best_index, best_left_ns = -1, _NO_TIME, 0, 0
         bounds, candidates = self._cells[cell]
         for position, number in enumerate(candidates):
             if bounds[position] >= best_cost:
@@ -140,20 +152,26 @@ class StageDecider:
                 continue
             if fits is not None and not fits(self.configs[number]):
                 continue
-            left_ns = budget_ns - self._times_ns[number]
+            end_ns = self._times_ns[number]
             if starts_ns is not None:
-                left_ns -= starts_ns[self._builds[number]]
+                end_ns += starts_ns[self._builds[number]]
+            left_ns = budget_ns - (end_ns if end_ns > release_ns else release_ns)
             index = bisect_right(self._rest_times[number], left_ns) - 1
             if index >= 0:
                 cost = self._costs[number] + self._rest_costs[number][index]
                 if cost < best_cost:
-                    best, best_cost, best_index = number, cost, index
+                    best, best_cost, best_index, best_left_ns = number, cost, index, left_ns
         if best < 0:
             return None
-        return self._decision(best, best_cost, best_index, budget_ns, starts_ns)
+        return self._decision(best, best_cost, best_index, best_left_ns)
 
     def ranked(
-        self, budget_ns: int, *, batch_max: int = UNLIMITED, starts_ns: Sequence[int] | None = None
+        self,
+        budget_ns: int,
+        *,
+        batch_max: int = UNLIMITED,
+        starts_ns: Sequence[int] | None = None,
+        release_ns: int = 0,
     ) -> Iterator[Decision]:
         """Yield all configurations with which the rest can end in time, the cheapest first.
 
@@ -162,23 +180,21 @@ class StageDecider:
         cell = bisect_right(self._cell_starts, budget_ns) - 1
         if cell < 0:
             return
-        priced: list[tuple[int, int, int]] = []  # cost, candidate, point of the rest
+        priced: list[tuple[int, int, int, int]] = []  # cost, candidate, point of the rest, time
         for bound, number in zip(*self._cells[cell], strict=True):
             while priced and priced[0][0] <= bound:
-                cost, other, index = heappop(priced)
-                yield self._decision(other, cost, index, budget_ns, starts_ns)
+                cost, other, index, left_ns = heappop(priced)
+                yield self._decision(other, cost, index, left_ns)
             if self._batches[number] > batch_max:
                 continue
-            left_ns = budget_ns - self._times_ns[number]
-            if starts_ns is not None:
-                left_ns -= starts_ns[self._builds[number]]
+            left_ns = budget_ns - self._end_ns(number, starts_ns, release_ns)
             index = bisect_right(self._rest_times[number], left_ns) - 1
             if index >= 0:
                 cost = self._costs[number] + self._rest_costs[number][index]
-                heappush(priced, (cost, number, index))
+                heappush(priced, (cost, number, index, left_ns))
         while priced:
-            cost, other, index = heappop(priced)
-            yield self._decision(other, cost, index, budget_ns, starts_ns)
+            cost, other, index, left_ns = heappop(priced)
+            yield self._decision(other, cost, index, left_ns)
 
     def fastest(
         self,
@@ -186,33 +202,30 @@ class StageDecider:
         batch_max: int = UNLIMITED,
         fits: Fits | None = None,
         starts_ns: Sequence[int] | None = None,
+        release_ns: int = 0,
     ) -> Decision | None:
         """Return what ends soonest, for requests that are late already; None if nothing fits."""
         best: tuple[int, int, int] | None = None
         for number, config in enumerate(self.configs):
             if config.batch <= batch_max and (fits is None or fits(config)):
-                start_ns = 0 if starts_ns is None else starts_ns[config.build]
-                time_ns = config.time_ns + start_ns + self._rest_times[number][0]
-                total = (time_ns, self._costs[number] + self._rest_costs[number][0], number)
+                end_ns = self._end_ns(number, starts_ns, release_ns) + self._rest_times[number][0]
+                total = (end_ns, self._costs[number] + self._rest_costs[number][0], number)
                 best = total if best is None else min(best, total)
         if best is None:
             return None
-        time_ns, cost, number = best
-        return self._decision(number, cost, 0, time_ns, starts_ns)
+        _, cost, number = best
+        return self._decision(number, cost, 0, self._rest_times[number][0])
 
-    def _decision(
-        self,
-        number: int,
-        cost: int,
-        index: int,
-        budget_ns: int,
-        starts_ns: Sequence[int] | None,
-    ) -> Decision:
-        config, rest = self.configs[number], self._rests[number]
-        slack_ns = budget_ns - config.time_ns - rest.times_ns[index]
+    def _end_ns(self, number: int, starts_ns: Sequence[int] | None, release_ns: int) -> int:
+        """Return when the rest can begin after a candidate that is chosen now."""
+        end_ns = self._times_ns[number]
         if starts_ns is not None:
-            slack_ns -= starts_ns[config.build]
-        return Decision(config, cost, slack_ns, rest, index)
+            end_ns += starts_ns[self._builds[number]]
+        return max(end_ns, release_ns)
+
+    def _decision(self, number: int, cost: int, index: int, left_ns: int) -> Decision:
+        rest = self._rests[number]
+        return Decision(self.configs[number], cost, left_ns - rest.times_ns[index], rest, index)
 
 
 def _packed(numbers: Ints) -> Packed:

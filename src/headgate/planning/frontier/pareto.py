@@ -23,7 +23,7 @@ time costs at most 1 + e times the optimum, and no time is ever understated.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Final, final
 
@@ -301,12 +301,3 @@ def _undominated(times: Ints, costs: Ints) -> Ints:
     is_last = np.ones(len(kept), dtype=np.bool_)  # of those with the same time: the cheapest
     is_last[:-1] = kept_ns[1:] != kept_ns[:-1]
     return kept[is_last]
-
-
-def fold_parallel(parts: Iterable[Frontier]) -> Frontier:
-    """Return the frontier of all parts side by side."""
-    whole: Frontier | None = None
-    for part in parts:
-        whole = part if whole is None else parallel(whole, part)
-    assert whole is not None
-    return whole

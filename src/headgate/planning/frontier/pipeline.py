@@ -11,13 +11,9 @@ entries that agree on shared stages; a stage that no other part mentions is clos
 best of its places. With p places a chain has tables of p entries, a fork and join of p**2. Without
 such edges every table has one entry.
 
-**Prime parts.** What is neither series nor parallel is enumerated by labels: parts are added in
-topological order, a label is the vector of the ends of the parts that others still wait for and a
-cost, and labels that another dominates in every component are dropped. That is exact; the number
-of labels can grow exponentially with the width of the part, so the work is bounded. Beyond the
-bound the part is grouped by its dominator tree instead: every precedence is kept and some are
-added, so plans are valid, but perhaps not the cheapest ones (`is_exact` says so). The times of
-those plans are then computed anew with the true precedence.
+**Prime parts.** What is neither series nor parallel is composed exactly within a bound on the work
+(`prime`). Beyond the bound it is grouped by its dominator tree: plans are valid, but perhaps not
+the cheapest ones (`is_exact` says so).
 
 **Profiles that drift.** Tables are kept by the set of stages they cover. `with_configs` returns
 a pipeline with another list for one stage that shares all tables without that stage. If the points
@@ -40,8 +36,7 @@ from headgate.planning.frontier.configs import (
     check_configs,
     infeasible,
 )
-from headgate.planning.frontier.graph import Decomposition, StageGraph, bits
-from headgate.planning.frontier.labels import LABEL_WORK_MAX, compose_prime
+from headgate.planning.frontier.graph import Decomposition, StageGraph
 from headgate.planning.frontier.pareto import (
     Frontier,
     constant,
@@ -53,6 +48,7 @@ from headgate.planning.frontier.pareto import (
     tolerance_step,
     weighted,
 )
+from headgate.planning.frontier.prime import PRIME_WORK_MAX, compose_prime, quotient
 
 Places = tuple[tuple[int, int], ...]  # of the open stages: (stage, place), ascending
 Table = dict[Places, Frontier]
@@ -111,7 +107,7 @@ class PipelineFrontier:
         edges: Sequence[Edge] = (),
         visits: Sequence[float | Fraction] = (),
         tolerance: float | Fraction = 0,
-        work_max: int = LABEL_WORK_MAX,
+        work_max: int = PRIME_WORK_MAX,
     ) -> None:
         assert len(configs) == len(graph)
         for name, each in zip(graph.names, configs, strict=True):
@@ -339,7 +335,7 @@ class PipelineFrontier:
 
     def _prime(self, tree: Decomposition, ignored: int) -> Table:
         """Return the table of a part that is neither series nor parallel."""
-        after = _quotient(self._nodes, tree.parts)
+        after = quotient(self._nodes, tree.parts)
         tables = [self._build(part, ignored) for part in tree.parts]
         table: Table = {}
         for entries in product(*(table.items() for table in tables)):
@@ -407,12 +403,3 @@ def _merged(keys: Sequence[Places]) -> Places | None:
 def _entry(table: Table, stage: int, place: int) -> Frontier:
     """Return the entry for a place of the one stage that may be open."""
     return table[((stage, place),)] if ((stage, place),) in table else table[()]
-
-
-def _quotient(graph: StageGraph, parts: Sequence[Decomposition]) -> list[list[int]]:
-    """For each part the parts before it; one stage of each stands for all of them."""
-    stages = [next(bits(part.stages)) for part in parts]
-    return [
-        [number for number, other in enumerate(stages) if graph.precedes[other] >> stage & 1]
-        for stage in stages
-    ]
