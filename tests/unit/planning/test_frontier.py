@@ -118,7 +118,7 @@ def test_the_rest_counts_the_edge_from_each_place() -> None:
 
 def test_the_rest_of_a_branch_ignores_edges_of_other_branches() -> None:
     rng = Random(5)
-    for _ in range(200):
+    for _ in range(100):
         graph = random_graph(rng, 5)
         configs = random_configs(rng, 5, 3, places=2)
         edges = random_edges(rng, graph)
@@ -132,6 +132,10 @@ def test_the_rest_of_a_branch_ignores_edges_of_other_branches() -> None:
                 for e in edges
                 if e.before in numbers and e.after in numbers
             ]
+            suffix = pipeline.from_stage(stage)
+            assert list(zip(suffix.times_ns, suffix.costs, strict=True)) == brute_points(
+                StageGraph(after), [configs[old] for old in behind], inner
+            )
             for place, rest in pipeline.rest(stage).items():
                 here = [[StageConfig(0, 0, place=place)], *(configs[old] for old in behind[1:])]
                 found = list(zip(rest.times_ns, rest.costs, strict=True))
@@ -163,7 +167,7 @@ def test_large_sets_are_pruned_and_composed_like_small_ones() -> None:
     ]
     large = leaf(0, [StageConfig(t, c) for t, c in many])
     assert list(zip(large.times_ns, large.costs, strict=True)) == pruned(many)
-    first, second = ([(t, 10**6 - t) for t in rng.sample(range(10**6), 600)] for _ in range(2))
+    first, second = ([(t, 10**6 - t) for t in rng.sample(range(10**6), 520)] for _ in range(2))
     both = series(
         *(leaf(n, [StageConfig(*p) for p in each]) for n, each in ((0, first), (1, second)))
     )
@@ -293,7 +297,7 @@ def test_grouping_beyond_the_work_limit_is_valid_and_said_to_be_inexact() -> Non
 def test_each_way_to_compose_a_prime_part_equals_brute_force(method: Method) -> None:
     rng = Random(9)
     primes = 0
-    while primes < 60:
+    while primes < 30:
         stages = rng.randint(4, 6)
         graph = random_graph(rng, stages)
         if graph.decompose((1 << stages) - 1).kind != "prime" or list(graph.order) != sorted(
@@ -343,6 +347,8 @@ def test_bad_input_is_one_clear_line() -> None:
         PipelineFrontier(chain, [[StageConfig(2**62, 1)]] * 2)
     with pytest.raises(ConfigError, match="does not wait for"):
         PipelineFrontier(chain, [one, one], edges=[Edge(1, 0, 5)])
+    with pytest.raises(ConfigError, match=r"^a stage runs with a probability"):
+        PipelineFrontier(chain, [one, one], visits=[1, 2])
     with pytest.raises(ConfigError, match="tolerance is 2"):
         PipelineFrontier(chain, [one, one], tolerance=2)
 

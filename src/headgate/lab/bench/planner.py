@@ -239,24 +239,18 @@ def _measure_build(table: str, candidates: Candidates, tolerance: float = 0.0) -
     pipeline = PipelineFrontier(graph, candidates)
     drifting = stages // 2
     for number in range(_BUILDS):
+        started = thread_time_ns()
         pipeline = PipelineFrontier(graph, candidates, tolerance=tolerance)
-        builds.append(_timed_ns(lambda built=pipeline: _build_all(built)))  # type: ignore[misc]
-        prepared.append(
-            _timed_ns(
-                lambda built=pipeline: [  # type: ignore[misc]
-                    StageDecider(built, stage) for stage in range(stages)
-                ]
-            )
-        )
+        _build_all(pipeline)
+        builds.append(thread_time_ns() - started)
+        started = thread_time_ns()
+        assert all(StageDecider(pipeline, stage).configs for stage in range(stages))
+        prepared.append(thread_time_ns() - started)
         factor = 1.01 + 0.01 * number
         drifted = [_slower(config, factor) for config in candidates[drifting]]
-        rebuilds.append(
-            _timed_ns(
-                lambda before=pipeline, new=drifted: _build_all(  # type: ignore[misc]
-                    before.with_configs(drifting, new)
-                )
-            )
-        )
+        started = thread_time_ns()
+        _build_all(pipeline.with_configs(drifting, drifted))
+        rebuilds.append(thread_time_ns() - started)
     return _Built(
         table,
         stages,

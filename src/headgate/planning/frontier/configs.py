@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Final
 
 from headgate.core.errors import ConfigError
@@ -72,10 +73,11 @@ def check_configs(name: str, configs: Sequence[StageConfig]) -> None:
         if not 0 <= config.gpu_sevenths <= GPU_SEVENTHS_MAX:
             share = f"{config.gpu_sevenths}/{GPU_SEVENTHS_MAX}"
             raise ConfigError(f"stage {name}: GPU share {share}", allowed="0/7 to 7/7")
-        _check_range(name, "batch", config.batch, 1)
-        _check_range(name, "cpu_milli", config.cpu_milli, 0)
-        _check_range(name, "time_ns", config.time_ns, 0)
-        _check_range(name, "cost", config.cost, 0)
+    for key, low in (("batch", 1), ("cpu_milli", 0), ("time_ns", 0), ("cost", 0)):
+        values = list(map(attrgetter(key), configs))
+        for value in (min(values), max(values)):
+            if not low <= value <= SUM_MAX:
+                raise ConfigError(f"stage {name}: {key} is {value}", allowed=f"{low} to 2**62")
 
 
 def infeasible(budget_ns: int, fastest_ns: int, path: Sequence[str]) -> InfeasibleError:
@@ -88,8 +90,3 @@ def infeasible(budget_ns: int, fastest_ns: int, path: Sequence[str]) -> Infeasib
     path_text = " > ".join(path)
     problem = f"the objective is {objective}, and the fastest path takes {fastest}: {path_text}"
     return InfeasibleError(problem, fastest_ns)
-
-
-def _check_range(name: str, key: str, value: int, low: int) -> None:
-    if not low <= value <= SUM_MAX:
-        raise ConfigError(f"stage {name}: {key} is {value}", allowed=f"{low} to 2**62")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Final, TypeAlias, final
 
@@ -21,7 +21,7 @@ import numpy as np
 
 from headgate.core.model import UNLIMITED, Shape
 from headgate.planning.frontier.configs import GPU_SEVENTHS_MAX, StageConfig
-from headgate.planning.frontier.pareto import Frontier, Ints, either, leaf, series
+from headgate.planning.frontier.pareto import Frontier, Ints
 from headgate.planning.frontier.pipeline import PipelineFrontier
 
 _CELLS_MAX: Final = 256
@@ -86,7 +86,9 @@ class StageDecider:
         # Lists of the rest's points, one per candidate: looked up without a step in between.
         self._rest_times = [rest.times_ns for rest in self._rests]
         self._rest_costs = [rest.costs for rest in self._rests]
-        self._cell_starts = self._divide(pipeline, stage, rests)
+        # Cells begin at some points of the frontier of this stage and the rest.
+        times_ns = pipeline.from_stage(stage).times_ns
+        self._cell_starts = times_ns[:: -(-len(times_ns) // _CELLS_MAX)]
         self._cells = self._order()
 
     @property
@@ -94,35 +96,22 @@ class StageDecider:
         """The shortest time from this stage to the end of the pipeline."""
         return self._cell_starts[0]
 
-    def _divide(
-        self, pipeline: PipelineFrontier, stage: int, rests: Mapping[int, Frontier]
-    ) -> list[int]:
-        """Return where cells begin: at some points of the frontier of this stage and the rest."""
-        weight = pipeline.visits[stage]
-        wholes = [
-            series(leaf(stage, [c for c in self.configs if c.place == place], weight), rest)
-            for place, rest in rests.items()
-        ]
-        times_ns = either(wholes).times_ns
-        stride = -(-len(times_ns) // _CELLS_MAX)
-        return times_ns[::stride]
-
     def _order(self) -> list[tuple[Packed, Packed]]:
         """For each cell: lower bounds on total cost, ascending, and the candidates they are of."""
-        last_ns = [start - 1 for start in self._cell_starts[1:]] + [_NO_TIME]
-        bounds = np.empty((len(self.configs), len(last_ns)), dtype=np.int64)
+        ends_ns = np.array([*self._cell_starts[1:], _NO_TIME], dtype=np.int64) - 1
+        bounds = np.empty((len(ends_ns), len(self.configs)), dtype=np.int64)
         for number, rest in enumerate(self._rests):
-            left_ns = np.array(last_ns, dtype=np.int64) - self._times_ns[number]
+            left_ns = ends_ns - self._times_ns[number]
             indices = np.searchsorted(rest.time_array, left_ns, side="right") - 1
             costs = rest.cost_array[indices] + self._costs[number]
-            bounds[number] = np.where(indices >= 0, costs, _NO_TIME)
-        order = np.argsort(bounds, axis=0, kind="stable")
-        cells = []
-        for cell in range(len(last_ns)):
-            candidates = order[:, cell]
-            candidates = candidates[bounds[candidates, cell] < _NO_TIME]
-            cells.append((_packed(bounds[candidates, cell]), _packed(candidates)))
-        return cells
+            bounds[:, number] = np.where(indices >= 0, costs, _NO_TIME)
+        order = np.argsort(bounds, axis=1, kind="stable")
+        ascending = np.take_along_axis(bounds, order, axis=1)
+        counts = np.count_nonzero(bounds < _NO_TIME, axis=1).tolist()
+        return [
+            (_packed(ascending[cell, :count]), _packed(order[cell, :count]))
+            for cell, count in enumerate(counts)
+        ]
 
     def decide(
         self,

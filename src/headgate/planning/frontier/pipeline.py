@@ -117,6 +117,8 @@ class PipelineFrontier:
         self.graph = graph
         self.configs = tuple(tuple(each) for each in configs)
         self.visits = tuple(_fraction(each) for each in visits) or (Fraction(1),) * len(graph)
+        if not all(0 <= each <= 1 for each in self.visits):
+            raise ConfigError("a stage runs with a probability", allowed="0 to 1")
         self.tolerance = _fraction(tolerance)
         self._work_max = work_max
         self._given_edges = tuple(edges)
@@ -170,19 +172,32 @@ class PipelineFrontier:
         cost is a lower bound, because another branch may leave less time. Costs are those of a
         request, weighted by `visits`.
         """
-        nodes = self._nodes.precedes[stage]
-        edges = (1 << len(self._nodes)) - (1 << len(self.graph))
-        # Edges from other branches do not count: their data is there when the stage ends.
-        own = nodes & ~edges | 1 << stage
-        ignored = 0
-        for node, edge in self._edges.items():
-            if nodes >> edge.after & 1 and not own >> edge.before & 1:
-                ignored |= 1 << node
-        nodes &= ~ignored
+        nodes, ignored = self._behind(stage)
         if not nodes:
             return dict.fromkeys(self._places[stage], constant())
         table = self._build(self._decomposition(nodes), ignored)
         return {place: _entry(table, stage, place) for place in self._places[stage]}
+
+    def from_stage(self, stage: int) -> Frontier:
+        """Return the frontier of a stage and everything that waits for it."""
+        nodes, ignored = self._behind(stage)
+        for node, edge in self._edges.items():
+            if edge.after == stage:
+                ignored |= 1 << node
+        return self._build(self._decomposition(nodes | 1 << stage), ignored)[()]
+
+    def _behind(self, stage: int) -> tuple[int, int]:
+        """Return the nodes that wait for a stage, and the edges from other branches to them.
+
+        Edges from other branches do not count: their data is there when the stage ends.
+        """
+        nodes = self._nodes.precedes[stage]
+        own = nodes | 1 << stage
+        ignored = 0
+        for node, edge in self._edges.items():
+            if nodes >> edge.after & 1 and not own >> edge.before & 1:
+                ignored |= 1 << node
+        return nodes & ~ignored, ignored
 
     def plan(self, budget_ns: int) -> PipelinePlan:
         """Return the cheapest plan within a time. Raises `InfeasibleError` if there is none."""
@@ -286,7 +301,7 @@ class PipelineFrontier:
         if tree.kind == "leaf":
             node = tree.stages.bit_length() - 1
             if node in self._edges:
-                table = self._edge_table(self._edges[node])
+                table = self._edge_table(node)
             else:
                 table = self._stage_table(node, self.configs[node])
         elif tree.kind == "prime":
@@ -315,13 +330,15 @@ class PipelineFrontier:
             for place in self._places[stage]
         }
 
-    def _edge_table(self, edge: Edge) -> Table:
+    def _edge_table(self, node: int) -> Table:
+        edge = self._edges[node]
         table: Table = {}
         ends = (edge.before, edge.after)
         for places in product(self._places[edge.before], self._places[edge.after]):
             time_ns, cost = edge.between(*places)
             pairs = zip(ends, places, strict=True)
-            key = tuple(sorted((s, place) for s, place in pairs if s in self._mentions))
+            mentioned = [pair for pair in pairs if self._mentions.get(pair[0], 0) >> node & 1]
+            key = tuple(sorted(mentioned))
             table[key] = constant(time_ns, weighted(cost, self.visits[edge.after]))
         return table
 
