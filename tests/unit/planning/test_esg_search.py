@@ -89,6 +89,32 @@ def test_measured_tables(functions: tuple[str, ...]) -> None:
         search.search(fastest_ns - 1)
 
 
+@pytest.mark.parametrize("after", [([], [0], [0]), ([], [], [0, 1]), ([], [0], [])])
+def test_measured_tables_in_a_fork(after: tuple[list[int], ...]) -> None:
+    """Three stages of 27 measured configurations that are not a sequence, against brute force."""
+    names = ("deblur", "segmentation", "depth")
+    configs = [
+        [
+            config
+            for config in measured_configs(name)
+            if config.batch in (1, 4, 16)
+            and config.cpu_milli in (1000, 4000, 16000)
+            and config.gpu_sevenths in (1, 3, 7)
+        ]
+        for name in names
+    ]
+    assert [len(each) for each in configs] == [27, 27, 27]
+    graph = StageGraph(after, names)
+    pipeline = PipelineFrontier(graph, configs)
+    for percent in (100, 140, 300):
+        budget_ns = pipeline.whole.fastest_ns * percent // 100
+        (best,) = brute_force(configs, budget_ns, 1, graph=graph)
+        plan = pipeline.plan(budget_ns)
+        assert plan.cost == best.cost
+        assert graph.makespan_ns([config.time_ns for config in plan.configs]) <= budget_ns
+    assert not brute_force(configs, pipeline.whole.fastest_ns - 1, 1, graph=graph)
+
+
 def test_seven_stages_agree_with_the_search() -> None:
     configs = [
         law_configs(ms, (1, 2, 4, 8, 16), (1, 2, 4, 8, 16), (1, 2, 3, 5, 7))
