@@ -17,8 +17,8 @@ the measured tables that time is close to the shortest, because a single image d
 more cores; there they are 1.2, 1.5 and 2.5 times the fastest path. Decisions are timed by the
 clock; builds and searches, which others may interrupt on a shared machine, in CPU time.
 
-Tables are *measured* (batch x vCPU x GPU share) or follow a scaling *law*, an assumption, from times
-at the smallest configuration as recalled from the ESG paper (`headgate.lab.stage_configs`).
+Tables are *measured* (batch x vCPU x GPU share) or follow a scaling *law*, an assumption, from
+times at the smallest configuration as recalled from the ESG paper (`headgate.lab.stage_configs`).
 """
 
 from __future__ import annotations
