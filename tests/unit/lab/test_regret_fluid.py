@@ -11,8 +11,9 @@ from headgate.config import from_spec
 from headgate.core.clock import SECOND_NS
 from headgate.core.model import App
 from headgate.core.rng import stream
-from headgate.lab.regret.fluid import Demand, FluidModel, item_value, maximise, visits
+from headgate.lab.regret.fluid import Demand, FluidModel, item_value, maximise
 from headgate.lab.regret.worlds import draw_world
+from headgate.planning.frontier.candidates import visits
 
 
 def app_of(functions: dict[str, Any], pools: dict[str, Any], **sections: Any) -> App:

@@ -1,7 +1,8 @@
-"""`headgate plan`: computes a capacity plan from a profile, an objective, prices and a load."""
+"""`headgate plan`: plans capacity for a function, or the configurations of a pipeline's stages."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from math import nan
 from pathlib import Path
@@ -9,9 +10,10 @@ from typing import Final
 
 import click
 import numpy as np
+from click.core import ParameterSource
 from rich.text import Text
 
-from headgate.cli.app_loading import load_app, write_app
+from headgate.cli.app_loading import load_app, with_known_times, write_app
 from headgate.cli.options import (
     OutputPath,
     WorkloadOptions,
@@ -23,12 +25,14 @@ from headgate.cli.options import (
 )
 from headgate.cli.output import hanging_indent, show, show_json
 from headgate.cli.plan_output import (
+    Spec,
     current_setup,
     infeasible_text,
     planned_spec,
     sentences,
     with_workload,
 )
+from headgate.cli.plan_pipeline import PipelineOptions, pipeline_options, plan_pipelines
 from headgate.cli.workload import Workload, choose_workload, trace_files
 from headgate.config import from_spec
 from headgate.config.prices import read_prices
@@ -59,6 +63,12 @@ from headgate.planning.latency_model import Characterisation
 from headgate.profiling.profile_file import read_profile
 from headgate.workload import Arrivals, ClosedLoop
 
+# Parameters of the command that say something about one of its two plans only.
+_CAPACITY_OPTIONS: Final = (
+    "profile", "trace", "arrivals", "duration_ns", "sort", "traces", "prices", "instances",
+    "instances_max", "no_functions", "size", "seed", "write",
+)  # fmt: skip
+_PIPELINE_OPTIONS: Final = ("batch_max", "cold", "figure")
 _MIX: Final[Fields] = (
     ("needed", "count", "instances"),
     ("per 1000", "usd", "usd_per_1k"),
@@ -105,9 +115,11 @@ _MIX: Final[Fields] = (
 @click.option(
     "--write", type=OutputPath(), metavar="FILE", help="Write the planned application to this file."
 )
+@pipeline_options
 @json_option
 def command(
     app: str,
+    pipeline_options: PipelineOptions,
     profile: str | None,
     workload_options: WorkloadOptions,
     prices: tuple[str, ...],
@@ -122,25 +134,33 @@ def command(
     """Plan capacity for APP: which instances, how many, and which functions for the spillover.
 
     Exits with 1 if the load needs more than --instances-max, and with 2 if the objective cannot be
-    met at any scale.
+    met at any scale. For pipelines of several stages: the cheapest variant, pool and batch size of
+    each stage within the objective, from the pipeline's frontier of time and cost.
 
     \b
     headgate plan app.yaml
+    headgate plan app.yaml --pipeline ensemble --figure frontier.png
     headgate plan app.yaml --arrivals poisson:rate=50/s --duration 1h --instance 'ml.*'
     headgate plan app.yaml --write planned.yaml && headgate simulate planned.yaml
     """
     config = load_app(app)
+    is_for_stages = all(len(pipeline.stages) > 1 for pipeline in config.app.pipelines)
+    if pipeline_options.pipeline is not None or is_for_stages:
+        _refuse(_CAPACITY_OPTIONS, "plans capacity, not the stages of a pipeline")
+        known = with_known_times(config, app, None).app
+        return plan_pipelines(known, app, pipeline_options, as_json=as_json)
+    _refuse(_PIPELINE_OPTIONS, "needs --pipeline NAME")
     profile_path = _find_profile(profile, app)
     measured = read_profile(profile_path)
-    function, pipeline = _planned_function(config.app, measured, str(profile_path), app)
+    function, planned = _planned_function(config.app, measured, str(profile_path), app)
     price_list = read_prices(prices)
     offers = price_list.instances_named(instances, "--instance")
     platform = None if no_functions else next(iter(price_list.platforms), None)
-    slo_ms = pipeline.slo.latency_ns / MILLISECOND_NS
+    slo_ms = planned.slo.latency_ns / MILLISECOND_NS
     workload = choose_workload(config, app, workload_options, seed)
     terms = Terms(
         slo_ms=slo_ms,
-        quantile=pipeline.slo.quantile,
+        quantile=planned.slo.quantile,
         load=load_profile(
             workload, config.app, function, slo_ms, measured.time_ms(measured.cores[-1], 1)
         ),
@@ -150,23 +170,15 @@ def command(
     )
     plan = make_plan(measured, offers, platform, terms)
     if isinstance(plan, Infeasible):
-        problem = infeasible_text(plan, slo_ms, pipeline.slo.quantile)
-        raise ConfigError(problem, where=app, key=f"pipelines.{pipeline.name}.slo")
+        problem = infeasible_text(plan, slo_ms, planned.slo.quantile)
+        raise ConfigError(problem, where=app, key=f"pipelines.{planned.name}.slo")
     now = current_setup(config.app, function, measured, plan)
     explanation = sentences(plan, measured, now, price_list)
     if write is not None:
-        inputs = [
-            Path(app),
-            profile_path,
-            *map(Path, prices),
-            *trace_files(config, workload_options),
-        ]
-        check_not_read(write, "--write", inputs)
-        spec = with_workload(
-            planned_spec(config, function, measured, plan), pipeline, workload_options
-        )
-        from_spec(spec, str(write))  # raises now if the planned application is not valid
-        write_app(write, "--write", spec, comment=f"# {explanation[0]}\n")
+        inputs = [Path(app), profile_path, *map(Path, prices)]
+        check_not_read(write, "--write", [*inputs, *trace_files(config, workload_options)])
+        spec = planned_spec(config, function, measured, plan)
+        _write(write, with_workload(spec, planned, workload_options), explanation[0])
     if as_json:
         provenance = [asdict(row) for row in price_list.provenance]
         head = {"app": app, "function": function.name, "knee_cores": knee_cores(measured)}
@@ -174,6 +186,20 @@ def command(
     else:
         _show(app, function, plan, explanation, write)
     return 0 if plan.is_enough else 1
+
+
+def _write(path: Path, spec: Spec, comment: str) -> None:
+    from_spec(spec, str(path))  # raises now if the planned application is not valid
+    write_app(path, "--write", spec, comment=f"# {comment}\n")
+
+
+def _refuse(names: Sequence[str], problem: str) -> None:
+    """Raise if one of these parameters was given on the command line."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        given = context.get_parameter_source(parameter.name or "") == ParameterSource.COMMANDLINE
+        if given and parameter.name in names:
+            raise click.UsageError(f"{parameter.opts[-1]} {problem}.")
 
 
 def load_profile(

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from headgate.core.clock import HOUR_NS, SECOND_NS
 from headgate.core.model import App, Pipeline, Pool, Variant
+from headgate.planning.frontier.candidates import visits
 
 Floats = NDArray[np.float64]
 
@@ -78,15 +79,6 @@ def _pivot(table: Floats, basis: list[int], column: int) -> None:
     table -= np.outer(others, table[row])
     np.maximum(table[:-1, -1], 0.0, out=table[:-1, -1])  # rounding must not leave the feasible set
     basis[row] = column
-
-
-def visits(pipeline: Pipeline) -> list[float]:
-    """By stage: how often it runs per request. Stages of cascades run only sometimes."""
-    expected: list[float] = []
-    for stage in pipeline.stages:
-        before = max([expected[index] for index in stage.after], default=1.0)
-        expected.append(before * stage.unsure_probability if stage.only_if_unsure else 1.0)
-    return expected
 
 
 def node_work_ns(variant: Variant, pool: Pool, batch_max: int | None = None) -> float:

@@ -1,0 +1,100 @@
+"""The candidates of a pipeline's stages from what is declared: each variant, pool and batch size.
+
+A variant has one shape today, so a candidate is a variant on a pool with a batch size. Its time is
+that of a batch alone on its node, with the network both ways. Its cost is that of one item of a
+full batch: the part of the node that the batch holds, by the hour, or the price of the call. The
+place of a candidate is its pool: stages on the same pool are taken to find their data on their
+node, and data that changes pools moves at the bandwidth of the receiving one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from headgate.core.clock import HOUR_NS, SECOND_NS
+from headgate.core.model import App, Function, Pipeline, Pool, Variant
+from headgate.planning.frontier.configs import StageConfig, cost_units
+from headgate.planning.frontier.graph import StageGraph
+from headgate.planning.frontier.pipeline import Edge, PipelineFrontier
+
+
+def pipeline_frontier(
+    app: App, pipeline: Pipeline, *, tolerance: float = 0.0, is_cold: bool = False
+) -> PipelineFrontier:
+    """Return the frontier of a pipeline. Every candidate starts first if `is_cold`.
+
+    `build` of a configuration is the id of its variant, `place` that of its pool. Raises
+    `ConfigError` if a stage fits no pool.
+    """
+    names = [stage.name or stage.function.name for stage in pipeline.stages]
+    return PipelineFrontier(
+        StageGraph([stage.after for stage in pipeline.stages], names),
+        [list(_candidates(app, stage.function, is_cold)) for stage in pipeline.stages],
+        edges=list(_edges(app, pipeline)),
+        visits=visits(pipeline),
+        tolerance=tolerance,
+    )
+
+
+def visits(pipeline: Pipeline) -> list[float]:
+    """By stage: how often it runs per request. Stages of cascades run only sometimes."""
+    expected: list[float] = []
+    for stage in pipeline.stages:
+        before = max([expected[index] for index in stage.after], default=1.0)
+        expected.append(before * stage.unsure_probability if stage.only_if_unsure else 1.0)
+    return expected
+
+
+def _candidates(app: App, function: Function, is_cold: bool) -> Iterator[StageConfig]:
+    for variant in function.variants:
+        for pool_id in variant.pool_ids:
+            pool = app.pools[pool_id]
+            if _has_room(pool, variant):
+                for batch in range(1, variant.profile.items_max + 1):
+                    yield _candidate(pool, variant, batch, is_cold)
+
+
+def _has_room(pool: Pool, variant: Variant) -> bool:
+    memory_bytes = pool.memory_bytes if pool.faas is None else pool.faas.memory_bytes
+    return (
+        variant.shape.cpu_milli <= pool.cpu_milli
+        and variant.shape.gpu_sevenths <= pool.gpu_sevenths
+        and variant.profile.memory_bytes <= memory_bytes
+    )
+
+
+def _candidate(pool: Pool, variant: Variant, batch: int, is_cold: bool) -> StageConfig:
+    profile, shape = variant.profile, variant.shape
+    start_ns = profile.cold_start_ns if is_cold else 0
+    run_ns = profile.time_ns(batch)
+    if pool.faas is None:
+        part = max(
+            1 / pool.slots,
+            shape.cpu_milli / max(1, pool.cpu_milli),
+            shape.gpu_sevenths / max(1, pool.gpu_sevenths),
+        )
+        usd = pool.usd_per_hour * part * (run_ns + start_ns) / HOUR_NS
+    else:
+        usd = pool.faas.usd(run_ns + (start_ns if pool.faas.bills_cold_start else 0))
+    return StageConfig(
+        time_ns=start_ns + run_ns + 2 * pool.network_ns,
+        cost=cost_units(usd / batch),
+        batch=batch,
+        cpu_milli=shape.cpu_milli,
+        gpu_sevenths=shape.gpu_sevenths,
+        build=variant.id,
+        place=pool.id,
+        start_ns=start_ns,
+    )
+
+
+def _edges(app: App, pipeline: Pipeline) -> Iterator[Edge]:
+    """Yield what moving a stage's result to another pool takes: the largest, at the slowest."""
+    for index, stage in enumerate(pipeline.stages):
+        pools = {app.pools[p] for v in stage.function.variants for p in v.pool_ids}
+        speeds = [pool.bytes_per_s for pool in pools if pool.bytes_per_s > 0]
+        for before in stage.after:
+            variants = pipeline.stages[before].function.variants
+            size = max([variant.profile.output_bytes for variant in variants], default=0)
+            if size and speeds:
+                yield Edge(before, index, remote_ns=int(size / min(speeds) * SECOND_NS))

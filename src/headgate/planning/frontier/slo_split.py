@@ -1,0 +1,118 @@
+"""Distribution of an objective over groups of stages, by the dominator tree.
+
+ESG (HPDC 2024) searches groups of a few stages instead of whole pipelines. The dominator tree
+(`graph`) makes a pipeline a sequence of stages and of parallel parts. Runs of consecutive stages
+are cut into groups of at most `group_max`; the branches of a parallel part are distributed in the
+same way, each with the time of the part. A group gets time in proportion to its weight: a stage
+weighs its *average normalised length*, the mean over configurations of its part of the total time
+of all stages at the same configuration; a sequence weighs the sum of its parts, a parallel part
+the maximum of its branches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final
+
+from headgate.core.errors import ConfigError
+from headgate.planning.frontier.configs import StageConfig
+from headgate.planning.frontier.graph import Decomposition, StageGraph
+
+GROUP_MAX: Final = 3  # stages; the paper's evaluation
+
+
+@dataclass(frozen=True, slots=True)
+class SloGroup:
+    """Consecutive stages, and the time that they have together."""
+
+    stages: tuple[int, ...]
+    weight: float
+    budget_ns: int
+
+
+def split_slo(
+    graph: StageGraph,
+    configs: Sequence[Sequence[StageConfig]],
+    slo_ns: int,
+    *,
+    group_max: int = GROUP_MAX,
+) -> list[SloGroup]:
+    """Return groups that cover every stage once; no path has more time than the SLO.
+
+    >>> stage = [StageConfig(time_ns=10, cost=1)]
+    >>> groups = split_slo(StageGraph([[], [0], [1], [2]]), [stage] * 4, 80, group_max=3)
+    >>> [(group.stages, group.budget_ns) for group in groups]
+    [((0, 1, 2), 60), ((3,), 20)]
+    """
+    if group_max < 1:
+        raise ConfigError(f"the maximum group size is {group_max}", allowed="1 or more")
+    lengths = normalised_lengths(configs)
+    return list(_split(graph.group_by_dominators(), lengths, slo_ns, group_max))
+
+
+def normalised_lengths(configs: Sequence[Sequence[StageConfig]]) -> list[float]:
+    """Return the average normalised length of each stage; they add up to 1.
+
+    The mean is over the configurations (batch, vCPUs, GPU share) that every stage has. If there
+    is none, each stage counts with its mean time.
+    """
+    tables = [
+        {(c.batch, c.cpu_milli, c.gpu_sevenths, c.build): c.time_ns for c in each}
+        for each in configs
+    ]
+    common = [key for key in tables[0] if all(key in table for table in tables)]
+    if not common:
+        means = [sum(c.time_ns for c in each) / len(each) for each in configs]
+        total = sum(means)
+        return [mean / total if total else 1 / len(means) for mean in means]
+    lengths = [0.0] * len(tables)
+    for key in common:
+        total_ns = sum(table[key] for table in tables)
+        for index, table in enumerate(tables):
+            lengths[index] += table[key] / total_ns if total_ns else 1 / len(tables)
+    return [length / len(common) for length in lengths]
+
+
+def _split(
+    tree: Decomposition, lengths: Sequence[float], budget_ns: int, group_max: int
+) -> list[SloGroup]:
+    """Distribute a time over a sequence, whose parts are stages and parallel parts."""
+    parts = tree.parts if tree.kind == "series" else (tree,)
+    runs = _runs(parts, group_max)
+    weights = [sum(_weight(part, lengths) for part in run) for run in runs]
+    if not sum(weights):
+        weights = [1.0] * len(runs)
+    sums = list(accumulate(weights))
+    # Rounded at the boundaries between groups, so that all of the time is given and no more.
+    ends_ns = [round(budget_ns * (each / sums[-1])) for each in sums]
+    groups: list[SloGroup] = []
+    for run, weight, start_ns, end_ns in zip(runs, weights, [0, *ends_ns], ends_ns, strict=False):
+        share_ns = end_ns - start_ns
+        if run[0].kind == "parallel":
+            for branch in run[0].parts:
+                groups += _split(branch, lengths, share_ns, group_max)
+        else:
+            stages = tuple(part.stages.bit_length() - 1 for part in run)
+            groups.append(SloGroup(stages, weight, share_ns))
+    return groups
+
+
+def _runs(parts: Sequence[Decomposition], group_max: int) -> list[list[Decomposition]]:
+    """Cut a sequence into runs of stages; a parallel part is a run of its own."""
+    runs: list[list[Decomposition]] = []
+    for part in parts:
+        is_next = runs and part.kind == runs[-1][-1].kind == "leaf" and len(runs[-1]) < group_max
+        if is_next:
+            runs[-1].append(part)
+        else:
+            runs.append([part])
+    return runs
+
+
+def _weight(tree: Decomposition, lengths: Sequence[float]) -> float:
+    if tree.kind == "leaf":
+        return lengths[tree.stages.bit_length() - 1]
+    weights = [_weight(part, lengths) for part in tree.parts]
+    return max(weights) if tree.kind == "parallel" else sum(weights)
