@@ -126,8 +126,6 @@ class AdmissionControl:
                 size = max(1, build.items_within(window_ns / len(request.tasks), 0.0))
                 work_ns = build.lane_ns(size) / size * items * build.weight
                 self._builds.observe_load(build, work_ns)
-                if build.warm_pool is not None:
-                    continue
                 works[build.pool.id] = works.get(build.pool.id, 0.0) + work_ns
         self._loads.clear()
         isolated_ns = self._isolated_ns
@@ -275,12 +273,14 @@ class AdmissionControl:
         build = promise.build
         build.pending_items -= promise.items
         build.pending_ns -= promise.work_ns
+        build.pending_batches -= promise.batches
         build.calendar.add(promise.bucket, -promise.work_ns, -promise.batches)
 
     def _add(self, promise: Promise) -> None:
         build = promise.build
         build.pending_items += promise.items
         build.pending_ns += promise.work_ns
+        build.pending_batches += promise.batches
         build.calendar.add(promise.bucket, promise.work_ns, promise.batches)
 
     def isolated_ns(self, request: Request) -> float:
@@ -305,9 +305,7 @@ class AdmissionControl:
         best_ns: float | None = None
         for build in self._builds.of_function[request.tasks[stage].function.id]:
             calendar = build.calendar
-            if build.warm_pool is not None:
-                if best_ns is None:
-                    best_ns = build.lane_ns(min(request.items, build.items_max))
+            if build.warm_pool is not None and best_ns is not None:
                 continue
             if calendar.lanes == 0 or request.items > build.items_max:
                 continue
@@ -499,6 +497,8 @@ class AdmissionControl:
         if not self._spillover.can_start_by(build, task, batches, latest_ns):
             return None
         bucket = build.calendar.bucket(self._view.now_ns, latest_ns)
+        if not self._balances(build, latest_ns, bucket, work_ns, batches):
+            return None
         return Promise(
             build, due_ns, latest_ns, bucket, work_ns, batches, items, size, int(base_ns)
         )

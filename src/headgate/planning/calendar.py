@@ -30,37 +30,17 @@ _INFLATION_MAX: Final = 2.0
 _LANES_EXAMINED: Final = 48  # of more lanes, every k-th is examined and counts k times
 
 
-@final
-class Calendar:
-    """Supply and demand of one pool, in time of its lanes."""
+class Lanes:
+    """Lanes, each of which runs one batch at a time, and when those that run will be free."""
 
-    def __init__(self, shortest_ns: float, longest_ns: float) -> None:
-        """Cover deadlines up to twice `longest_ns` ahead; `shortest_ns` sets the resolution."""
-        width_ns = max(1_000.0, shortest_ns / _BUCKETS_PER_WINDOW)
-        size = 64
-        while size < min(_BUCKETS_MAX, 2.0 * longest_ns / width_ns):
-            size *= 2
-        self._width_ns = max(int(width_ns), int(2.0 * longest_ns / size) + 1)
-        self._size = size
-        self._base = 0  # bucket number, counted from time 0, of the first leaf
-        self._works = [0] * size
-        self._sums = [0] * (2 * size)
-        self._least = [0] * (2 * size)
+    def __init__(self) -> None:
         self.lanes = 0
         self._ends_ns: list[int] = []  # predicted ends of what runs, ascending
         self._end_sum_ns = 0
-        self.inflation = 1.0  # factor on booked work, learnt from starts that were late
-        self.work_ns = 0  # of everything booked
-        self.batches = 0.0  # lanes that the booked work starts on, one per batch or a little more
-        self._rebuild()
-
-    # Supply
 
     def resize(self, lanes: int) -> None:
-        """Set the number of lanes. O(buckets)."""
-        if lanes != self.lanes:
-            self.lanes = lanes
-            self._rebuild()
+        """Set the number of lanes."""
+        self.lanes = lanes
 
     def occupy(self, end_ns: int, lanes: int = 1) -> None:
         """Some lanes run until `end_ns`, as predicted."""
@@ -125,6 +105,35 @@ class Calendar:
                 return True
         return False
 
+
+@final
+class Calendar(Lanes):
+    """Supply and demand of one pool, in time of its lanes."""
+
+    def __init__(self, shortest_ns: float, longest_ns: float) -> None:
+        """Cover deadlines up to twice `longest_ns` ahead; `shortest_ns` sets the resolution."""
+        super().__init__()
+        width_ns = max(1_000.0, shortest_ns / _BUCKETS_PER_WINDOW)
+        size = 64
+        while size < min(_BUCKETS_MAX, 2.0 * longest_ns / width_ns):
+            size *= 2
+        self._width_ns = max(int(width_ns), int(2.0 * longest_ns / size) + 1)
+        self._size = size
+        self._base = 0  # bucket number, counted from time 0, of the first leaf
+        self._works = [0] * size
+        self._sums = [0] * (2 * size)
+        self._least = [0] * (2 * size)
+        self.inflation = 1.0  # factor on booked work, learnt from starts that were late
+        self.work_ns = 0  # of everything booked
+        self.batches = 0.0  # lanes that the booked work starts on, one per batch or a little more
+        self._rebuild()
+
+    def resize(self, lanes: int) -> None:
+        """Set the number of lanes. O(buckets)."""
+        if lanes != self.lanes:
+            self.lanes = lanes
+            self._rebuild()
+
     def on_sent(self, slip_ns: int) -> None:
         """A promised batch was sent, so much after its latest start; negative: before it.
 
@@ -133,8 +142,6 @@ class Calendar:
         """
         step = _LATE_START_STEP if slip_ns > 0 else -_LATE_START_STEP * _LATE_STARTS
         self.inflation = min(_INFLATION_MAX, max(1.0, self.inflation + step))
-
-    # Demand
 
     def bucket(self, now_ns: int, deadline_ns: int) -> int:
         """The number of the bucket of a deadline."""

@@ -271,6 +271,15 @@ class Headgate(Policy):
     # Calls of FaaS pools
 
     def on_pool_available(self, pool_id: int) -> None:
+        heads = self._queues.promised_heads[pool_id]
+        while (queue := heads.pop()) is not None:  # the most urgent first: they share concurrency
+            entry = queue.head()
+            assert entry is not None
+            function_id = entry[1].function.id
+            self._call(function_id)
+            if queue.head() is not None:  # it waits for an instance
+                heads.push(queue)
+                break
         for build in self._builds.faas:
             if build is not None and build.pool.id == pool_id:
                 self._call(build.function_id)
