@@ -555,7 +555,8 @@ class AdmissionControl:
         # Starts are counted up to the time at which all that runs now has ended; from then on the
         # time of the lanes is what counts.
         inflation = calendar.inflation
-        needed = inflation * ahead_ns / mean_ns + batches
+        # A batch that it joins may be due later: one must start by then in any case.
+        needed = max(build.weight, inflation * ahead_ns / mean_ns + batches)
         if not calendar.can_start(now_ns, latest_ns, mean_ns, needed):
             return False
         last_ns = calendar.last_end_ns()
