@@ -377,11 +377,13 @@ class Builds:
 
     def on_sent(self, build: Build, batch: Batch, start_ns: int) -> None:
         """A batch was sent; `start_ns` is the time that its instance needs first."""
-        end_ns = self._view.now_ns + int(start_ns + build.cautious_ns(batch.items, _END_CAUTION))
+        expected_ns = build.lane_ns(batch.items)
+        spread_ns = int(build.cautious_ns(batch.items, 1.0) - expected_ns)
+        end_ns = self._view.now_ns + int(start_ns + expected_ns + _END_CAUTION * spread_ns)
         lanes = build.take_lanes()
-        build.calendar.occupy(end_ns, lanes)
+        build.calendar.occupy(end_ns, lanes, spread_ns)
         if build.warm_pool is not None:
-            build.warm_pool.lanes.occupy(end_ns)
+            build.warm_pool.lanes.occupy(end_ns, 1, spread_ns)
         self._ends[batch.id] = (build, end_ns, lanes)
         if batch.node is not None:
             self._node_ends_ns[batch.node.id] = end_ns

@@ -18,7 +18,7 @@ from a leaf to the root.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from typing import Final, final
 
 _BUCKETS_PER_WINDOW: Final = 16  # buckets in the shortest objective: deadlines lose 1/16 of it
@@ -36,22 +36,25 @@ class Lanes:
     def __init__(self) -> None:
         self.lanes = 0
         self._ends_ns: list[int] = []  # predicted ends of what runs, ascending
+        self._spreads_ns: list[int] = []  # of each: what it may take longer
         self._end_sum_ns = 0
 
     def resize(self, lanes: int) -> None:
         """Set the number of lanes."""
         self.lanes = lanes
 
-    def occupy(self, end_ns: int, lanes: int = 1) -> None:
-        """Some lanes run until `end_ns`, as predicted."""
-        for _ in range(lanes):
-            insort(self._ends_ns, end_ns)
-            self._end_sum_ns += end_ns
+    def occupy(self, end_ns: int, lanes: int = 1, spread_ns: int = 0) -> None:
+        """Some lanes run until `end_ns`, as predicted; if overdue, about `spread_ns` longer."""
+        index = bisect_left(self._ends_ns, end_ns)
+        self._ends_ns[index:index] = [end_ns] * lanes
+        self._spreads_ns[index:index] = [spread_ns] * lanes
+        self._end_sum_ns += lanes * end_ns
 
     def release(self, end_ns: int, lanes: int = 1) -> None:
         """The lanes that were predicted to run until `end_ns` are free."""
         index = bisect_left(self._ends_ns, end_ns)
         del self._ends_ns[index : index + lanes]
+        del self._spreads_ns[index : index + lanes]
         self._end_sum_ns -= lanes * end_ns
 
     def busy_ns(self, now_ns: int) -> int:
@@ -99,7 +102,11 @@ class Lanes:
         # With more runs than lanes (a node was lost), the first to end free no lane.
         for index in range(max(0, -idle), ended, step):
             end_ns = ends_ns[index]
-            each = 1 + int((at_ns - (end_ns if end_ns > now_ns else now_ns)) / batch_ns)
+            if end_ns <= now_ns:  # overdue
+                end_ns = now_ns + self._spreads_ns[index]
+                if end_ns > at_ns:
+                    continue
+            each = 1 + int((at_ns - end_ns) / batch_ns)
             starts += each if step == 1 else each * min(step, ended - index)
             if starts >= needed:
                 return True
