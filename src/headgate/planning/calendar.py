@@ -103,9 +103,9 @@ class Lanes:
         for index in range(max(0, -idle), ended, step):
             end_ns = ends_ns[index]
             if end_ns <= now_ns:  # overdue
-                end_ns = now_ns + self._spreads_ns[index]
-                if end_ns > at_ns:
-                    continue
+                end_ns = now_ns
+            if end_ns + self._spreads_ns[index] > at_ns:
+                continue
             each = 1 + int((at_ns - end_ns) / batch_ns)
             starts += each if step == 1 else each * min(step, ended - index)
             if starts >= needed:
