@@ -17,7 +17,7 @@ components.
 
 from __future__ import annotations
 
-from math import inf
+from math import inf, sqrt
 from typing import Final, final
 
 from headgate.core.records import STAGES_MAX, Request, Task
@@ -107,7 +107,10 @@ class AdmissionControl:
         self._promises: dict[int, list[Promise | None]] = {}  # by request id, by stage
         self._booked: dict[int, Promise] = {}  # by task id: what is not sent yet
         self._spillover = spillover
-        self._depth_root = [max(p.longest_to([1.0] * len(p.stages))) ** 0.5 for p in view.app.pipelines]
+        # Deviations of stages add as variances, so each keeps less where there are several.
+        self._depth_roots = [
+            sqrt(max(p.longest_to([1.0] * len(p.stages)))) for p in view.app.pipelines
+        ]
         self._probe_ns = [0 for _ in view.app.pipelines]
         self._shares = [PoolShares() for _ in view.app.pools]
         self._loads: dict[int, ClassLoad] = {}  # of the request at hand, by pool
@@ -336,7 +339,7 @@ class AdmissionControl:
                 to / max(1.0, to + after - own)
                 for to, after, own in zip(to_ns, from_ns, lengths_ns, strict=True)
             ]
-        z = self.margins.z[pipeline.id] / self._depth_root[pipeline.id]
+        z = self.margins.z[pipeline.id] / self._depth_roots[pipeline.id]
         if self._is_idle(request):
             z = 0.0
         else:

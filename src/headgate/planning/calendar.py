@@ -44,7 +44,7 @@ class Lanes:
         self.lanes = lanes
 
     def occupy(self, end_ns: int, lanes: int = 1, spread_ns: int = 0) -> None:
-        """Some lanes run until `end_ns`, as predicted; if overdue, about `spread_ns` longer."""
+        """Some lanes run until `end_ns`, as predicted, or longer by about `spread_ns`."""
         index = bisect_left(self._ends_ns, end_ns)
         self._ends_ns[index:index] = [end_ns] * lanes
         self._spreads_ns[index:index] = [spread_ns] * lanes
@@ -86,6 +86,7 @@ class Lanes:
     ) -> bool:
         """Whether the lanes, or so many lanes, can start `needed` batches of a length by `at_ns`.
 
+        A lane counts if it is free by then even if it takes longer than predicted by its spread.
         Lanes that are free first are looked at first, and no more of them than it takes.
         """
         if needed <= 0.0:
@@ -101,9 +102,7 @@ class Lanes:
         step = 1 + ended // _LANES_EXAMINED
         # With more runs than lanes (a node was lost), the first to end free no lane.
         for index in range(max(0, -idle), ended, step):
-            end_ns = ends_ns[index]
-            if end_ns <= now_ns:  # overdue
-                end_ns = now_ns
+            end_ns = max(now_ns, ends_ns[index])
             if end_ns + self._spreads_ns[index] > at_ns:
                 continue
             each = 1 + int((at_ns - end_ns) / batch_ns)

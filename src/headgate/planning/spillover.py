@@ -177,9 +177,8 @@ class Spillover:
         """Whether the platform takes one more call: its functions share its concurrency."""
         breaker, platform = self._view.breakers[build.pool.id], build.pool.faas
         assert breaker is not None and platform is not None
-        return (
-            breaker.in_flight < platform.concurrency_max
-            and self._view.is_pool_available(build.pool.id)
+        return breaker.in_flight < platform.concurrency_max and self._view.is_pool_available(
+            build.pool.id
         )
 
     def retry_at_ns(self, build: Build) -> int | None:
