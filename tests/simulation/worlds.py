@@ -41,13 +41,19 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Requests of one client for one pipeline. The client names the priority of all of them."""
+    """Requests of one client for one pipeline. The client claims the same for all of them."""
 
     process: str | Sequence[float]  # an arrival process, or times in seconds
     pipeline: str
     client: str = "client"
     items: int = 1
     priority: int = 0
+    timeout_s: float = 0.0  # how long the client waits; 0: as long as the objective of the pipeline
+    begins_s: float = 0.0
+
+    @property
+    def has_claims(self) -> bool:
+        return self.priority != 0 or self.timeout_s > 0
 
     def arrivals(self, duration_s: float, seed: int) -> Arrivals:
         duration_ns = int(duration_s * SECOND_NS)
@@ -57,12 +63,15 @@ class Stream:
         else:
             times_ns = np.array([int(at_s * SECOND_NS) for at_s in self.process], dtype=np.int64)
             arrivals = arrivals_at(times_ns, duration_ns)
+        if self.begins_s:
+            times_ns = arrivals.times_ns[arrivals.times_ns >= self.begins_s * SECOND_NS]
+            arrivals = arrivals_at(times_ns, duration_ns)
         items = constant_column(len(arrivals), self.items)
         return replace(named(arrivals, self.pipeline, self.client), items=items)
 
 
-class _PrioritySender(SimClient):
-    """Sends the requests of one stream with its priority, which columns of arrivals do not have."""
+class _ClaimingSender(SimClient):
+    """Sends the requests of a stream with its priority and timeout, which arrivals do not have."""
 
     def __init__(self, config: AppConfig, stream: Stream, arrivals: Arrivals) -> None:
         pipelines = {pipeline.name: pipeline.id for pipeline in config.app.pipelines}
@@ -79,6 +88,7 @@ class _PrioritySender(SimClient):
                 self._client,
                 self._stream.items,
                 priority=self._stream.priority,
+                timeout_ns=int(self._stream.timeout_s * SECOND_NS),
             )
 
 
@@ -179,11 +189,11 @@ def run_world(
         one.arrivals(duration_s, stream(seed, f"arrivals/{index}").getrandbits(63))
         for index, one in enumerate(streams)
     ]
-    plain = [part for one, part in zip(streams, parts, strict=True) if not one.priority]
+    plain = [part for one, part in zip(streams, parts, strict=True) if not one.has_claims]
     senders = [
-        _PrioritySender(config, one, part)
+        _ClaimingSender(config, one, part)
         for one, part in zip(streams, parts, strict=True)
-        if one.priority
+        if one.has_claims
     ]
     options = config.simulation
     setup = Setup(
