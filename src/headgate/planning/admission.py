@@ -36,7 +36,10 @@ _MISS_TARGET: Final = 0.3  # misses to aim at, relative to what the objective al
 _MARGIN_MAX: Final = 0.5  # of the slack
 _UNIT: Final = 0.01  # share of the allowed time that is kept per unit of z
 _EQUAL_SHARE: Final = 0.25  # of a pipeline's time that is divided equally
-_LEFT_TO_URGENT: Final = 0.25  # of the calendar, by requests that their client finds less urgent
+_LEFT_TO_OTHERS: Final = 0.25  # of the calendar, by a class that has used its share
+# By one that has not, but wants more: it would fill the calendar, and a class with few requests
+# would find it full.
+_LEFT_BY_LARGE: Final = 0.125
 _PROBE_EVERY: Final = 2  # objectives between two probes of a pipeline
 _PRICE_MIN: Final = 0.1  # of the time of a pool without a backlog
 _DEFAULT_OBJECTIVE_NS: Final = 1e9  # where no pipeline has one, and clients claim deadlines
@@ -80,13 +83,6 @@ class Promise:
         self.batches = batches
         self.items = items
         self.size = size  # of the batches that the promise reckons with
-
-
-def _declared_ns(app: App) -> list[float]:
-    """The objective of each pipeline; of one without, the longest of the others, or a default."""
-    latencies_ns = [float(pipeline.slo.latency_ns) for pipeline in app.pipelines]
-    longest_ns = max((ns for ns in latencies_ns if ns < NEVER_NS), default=_DEFAULT_OBJECTIVE_NS)
-    return [min(ns, longest_ns) for ns in latencies_ns]
 
 
 @final
@@ -455,10 +451,10 @@ class AdmissionControl:
                     return promise
         return None
 
-    def _left_to_others(self, pool_id: int, load: ClassLoad, work_ns: float) -> float:
-        """The share of the calendar that the request at hand must leave to others."""
-        left = self._shares[pool_id].left_to_others(load, work_ns)
-        return max(left, _LEFT_TO_URGENT) if load.has_more_urgent(self._priority) else left
+    def _must_yield(self, pool_id: int, load: ClassLoad, work_ns: float) -> bool:
+        """Whether the request at hand must leave room: to other classes, or to more urgent ones."""
+        has_used = self._shares[pool_id].has_used_its_share(load, work_ns)
+        return has_used or load.has_more_urgent(self._priority)
 
     def _ranked(self, task: Task, window_ns: int) -> list[Build]:
         """The builds of a task, the one that costs others least first, and calls last.
@@ -489,8 +485,8 @@ class AdmissionControl:
         lanes = self._builds.lanes_of(build)
         left_ns = latest_ns - self._view.now_ns
         load = self._loads.get(build.pool.id)
-        if load is not None:
-            left_ns = int((1.0 - self._left_to_others(build.pool.id, load, alone_ns)) * left_ns)
+        if load is not None and self._must_yield(build.pool.id, load, alone_ns):
+            left_ns = int((1.0 - _LEFT_TO_OTHERS) * left_ns)
         if 0 < lanes < build.calendar.lanes and build.pending_ns > lanes * left_ns:
             return build.cold_start_ns if self._builds.may_start_now(build) else None
         return self._builds.ready_in_ns(build)
@@ -584,9 +580,18 @@ class AdmissionControl:
             return True
         left_ns = min(latest_ns, calendar.covered_ns(bucket)) - now_ns
         reserved_ns = shares.reserved_ns(load, left_ns)
-        left = self._left_to_others(build.pool.id, load, work_ns)
-        reserved_ns += left * max(0, slack_ns + ahead_ns)
+        if self._must_yield(build.pool.id, load, work_ns):
+            reserved_ns += _LEFT_TO_OTHERS * max(0, slack_ns + ahead_ns)
+        elif shares.wants_more(load):
+            reserved_ns += _LEFT_BY_LARGE * max(0, slack_ns + ahead_ns)
         if reserved_ns <= 0.0 or slack_ns >= work_ns + reserved_ns:
             return True
         self.was_share_used = slack_ns >= work_ns  # it would have fitted
         return False
+
+
+def _declared_ns(app: App) -> list[float]:
+    """The objective of each pipeline; of one without, the longest of the others, or a default."""
+    latencies_ns = [float(pipeline.slo.latency_ns) for pipeline in app.pipelines]
+    longest_ns = max((ns for ns in latencies_ns if ns < NEVER_NS), default=_DEFAULT_OBJECTIVE_NS)
+    return [min(ns, longest_ns) for ns in latencies_ns]

@@ -25,10 +25,6 @@ from typing import Final, final
 
 _MEMORY: Final = 20.0  # time constant of the load estimate, in declared objectives
 _BURST: Final = 1.0  # share that a class may save up, in declared objectives
-# Of the calendar, by a class that has used its share, and by one that has not but offers more than
-# its share: it would fill the calendar up, and leave no room for requests of smaller classes.
-_LEFT_HAVING_USED: Final = 0.25
-_LEFT_WANTING_MORE: Final = 0.125
 _REVIEW: Final = 32  # arrivals between two divisions of the pool, or the number of classes
 
 
@@ -149,16 +145,16 @@ class PoolShares:
             load.save_up()
         return load
 
-    def left_to_others(self, load: ClassLoad, work_ns: float) -> float:
-        """The share of the calendar that a class must leave, where there is not enough for all.
+    def has_used_its_share(self, load: ClassLoad, work_ns: float) -> bool:
+        """Whether a class has used its share of a pool that has not enough for all.
 
         That holds for a class that is alone, too: another that comes must find room.
         """
-        if not self.is_contended:
-            return 0.0
-        if load.tokens_ns < work_ns:
-            return _LEFT_HAVING_USED
-        return _LEFT_WANTING_MORE if load.allotted >= load.entitled else 0.0
+        return self.is_contended and load.tokens_ns < work_ns
+
+    def wants_more(self, load: ClassLoad) -> bool:
+        """Whether a class offers more than its share of a pool that has not enough for all."""
+        return self.is_contended and load.allotted >= load.entitled
 
     def reserved_ns(self, load: ClassLoad, window_ns: float) -> float:
         """Lane time that other classes with shorter objectives will need within a window."""

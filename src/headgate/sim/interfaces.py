@@ -29,7 +29,7 @@ class Simulation(Protocol):
         """Have a request arrive at `at_ns`; `sender` is notified of its arrival and its outcome.
 
         `priority` is the one that the client claims: smaller is more urgent, 0 is the default.
-        `timeout_ns` is how long the client waits; 0 leaves the deadline to the pipeline's objective.
+        `timeout_ns` is how long the client waits; 0: as long as the objective of the pipeline.
         """
 
     def cancel(self, now_ns: int, request_id: int) -> None:

@@ -107,26 +107,25 @@ def test_a_share_binds_only_where_more_is_asked_for_than_there_is() -> None:
     shares = PoolShares()
     load = shares.observe(0, (0, 0), S, S, 1.0, 0.1 * S, 1, S)
     load.tokens_ns = 0.0
-    assert shares.left_to_others(load, 0.1 * S) == 0.0  # there is enough for all
+    assert not shares.has_used_its_share(load, 0.1 * S)  # there is enough for all
+    assert not shares.wants_more(load)
     load = shares.observe(0, (0, 0), S, S, 1.0, 8.9 * S, 1, S)
     shares.observe(0, (1, 0), S, S, 1.0, 9.0 * S, 1, S)
-    used = shares.left_to_others(load, 0.1 * S)
+    assert shares.has_used_its_share(load, 0.1 * S)
     load = shares.observe(S, (0, 0), S, S, 1.0, 0.1 * S, 1, S)  # half a lane for a second
-    unused = shares.left_to_others(load, 0.4 * S)
-    assert 0.0 < unused < used < 1.0  # it wants more than its share, but has not used it yet
-    assert shares.left_to_others(load, 0.7 * S) == used
+    assert not shares.has_used_its_share(load, 0.4 * S)
+    assert shares.wants_more(load)
+    assert shares.has_used_its_share(load, 0.7 * S)
 
 
-def test_a_class_that_comes_has_its_share_at_once_and_leaves_nothing_to_one_that_wants_more() -> (
-    None
-):
+def test_a_class_that_comes_has_its_share_at_once() -> None:
     shares = PoolShares()
     flood = shares.observe(0, (0, 0), S, S, 1.0, 9.0 * S, 1, S)
     flood.tokens_ns -= 9.0 * S
     quiet = shares.observe(S, (1, 0), S, S, 1.0, 0.01 * S, 1, S)
     assert shares.is_contended
-    assert shares.left_to_others(flood, 0.01 * S) > 0.0
-    assert shares.left_to_others(quiet, 0.01 * S) == 0.0
+    assert shares.has_used_its_share(flood, 0.01 * S) and shares.wants_more(flood)
+    assert not shares.has_used_its_share(quiet, 0.4 * S) and not shares.wants_more(quiet)
 
 
 @pytest.mark.parametrize("claimed_ns", [S // 2, S, 60 * S])
