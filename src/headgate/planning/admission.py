@@ -20,6 +20,8 @@ from __future__ import annotations
 from math import inf, sqrt
 from typing import Final, final
 
+from headgate.core.clock import NEVER_NS
+from headgate.core.model import App
 from headgate.core.records import STAGES_MAX, Request, Task
 from headgate.core.states import Outcome
 from headgate.core.view import View
@@ -35,8 +37,12 @@ _MARGIN_MAX: Final = 0.5  # of the slack
 _UNIT: Final = 0.01  # share of the allowed time that is kept per unit of z
 _EQUAL_SHARE: Final = 0.25  # of a pipeline's time that is divided equally
 _LEFT_TO_OTHERS: Final = 0.25  # of the calendar, by a class that has used its share
+# By one that has not, but wants more: it would fill the calendar, and a class with few requests
+# would find it full.
+_LEFT_BY_LARGE: Final = 0.125
 _PROBE_EVERY: Final = 2  # objectives between two probes of a pipeline
 _PRICE_MIN: Final = 0.1  # of the time of a pool without a backlog
+_DEFAULT_OBJECTIVE_NS: Final = 1e9  # where no pipeline has one, and clients claim deadlines
 _TRIES: Final = 2  # divisions of a pipeline's time that are tried
 
 
@@ -113,6 +119,7 @@ class AdmissionControl:
         ]
         self._probe_ns = [0 for _ in view.app.pipelines]
         self._shares = [PoolShares() for _ in view.app.pools]
+        self._declared_ns = _declared_ns(view.app)  # by pipeline id
         self._loads: dict[int, ClassLoad] = {}  # of the request at hand, by pool
         self._isolated_ns = 0.0  # of the request at hand
         self._priority = 0  # likewise
@@ -143,6 +150,7 @@ class AdmissionControl:
                 client.weight,
                 work_ns,
                 self._builds.calendars[pool_id].lanes,
+                self._declared_ns[request.pipeline.id],
                 request.priority,
             )
 
@@ -575,11 +583,20 @@ class AdmissionControl:
         load, shares = self._loads.get(build.pool.id), self._shares[build.pool.id]
         if load is None:
             return True
-        left_ns = latest_ns - now_ns
+        left_ns = min(latest_ns, calendar.covered_ns(bucket)) - now_ns
         reserved_ns = shares.reserved_ns(load, left_ns)
         if self._must_yield(build.pool.id, load, work_ns):
             reserved_ns += _LEFT_TO_OTHERS * max(0, slack_ns + ahead_ns)
+        elif shares.wants_more(load):
+            reserved_ns += _LEFT_BY_LARGE * max(0, slack_ns + ahead_ns)
         if reserved_ns <= 0.0 or slack_ns >= work_ns + reserved_ns:
             return True
         self.was_share_used = slack_ns >= work_ns  # it would have fitted
         return False
+
+
+def _declared_ns(app: App) -> list[float]:
+    """The objective of each pipeline; of one without, the longest of the others, or a default."""
+    latencies_ns = [float(pipeline.slo.latency_ns) for pipeline in app.pipelines]
+    longest_ns = max((ns for ns in latencies_ns if ns < NEVER_NS), default=_DEFAULT_OBJECTIVE_NS)
+    return [min(ns, longest_ns) for ns in latencies_ns]

@@ -22,7 +22,7 @@ from bisect import bisect_left, bisect_right
 from typing import Final, final
 
 _BUCKETS_PER_WINDOW: Final = 16  # buckets in the shortest objective: deadlines lose 1/16 of it
-_BUCKETS_MAX: Final = 1 << 14
+BUCKETS_MAX: Final = 1 << 14  # deadlines beyond them count as due in the last
 _NOTHING: Final = 1 << 62  # least slack where nothing is promised
 _LATE_STARTS: Final = 0.02  # share of the starts that may be late
 _LATE_START_STEP: Final = 0.02  # inflation of the booked work per late start
@@ -117,11 +117,11 @@ class Calendar(Lanes):
     """Supply and demand of one pool, in time of its lanes."""
 
     def __init__(self, shortest_ns: float, longest_ns: float) -> None:
-        """Cover deadlines up to twice `longest_ns` ahead; `shortest_ns` sets the resolution."""
+        """Cover deadlines up to twice `longest_ns` ahead at first; `shortest_ns` is resolved."""
         super().__init__()
         width_ns = max(1_000.0, shortest_ns / _BUCKETS_PER_WINDOW)
         size = 64
-        while size < min(_BUCKETS_MAX, 2.0 * longest_ns / width_ns):
+        while size < min(BUCKETS_MAX, 2.0 * longest_ns / width_ns):
             size *= 2
         self._width_ns = max(int(width_ns), int(2.0 * longest_ns / size) + 1)
         self._size = size
@@ -153,9 +153,13 @@ class Calendar(Lanes):
         """The number of the bucket of a deadline."""
         number = deadline_ns // self._width_ns
         if number >= self._base + self._size:
-            self._rebase(now_ns)
+            self._reach(now_ns, number)
             number = min(number, self._base + self._size - 1)
         return max(number, self._base)
+
+    def covered_ns(self, bucket: int) -> int:
+        """The end of a bucket: a deadline beyond the last one counts as due then."""
+        return (bucket + 1) * self._width_ns
 
     def mean_batch_ns(self, default_ns: float) -> float:
         """Mean lane time of the batches that are booked; the default if none is."""
@@ -206,16 +210,29 @@ class Calendar(Lanes):
         offset_ns = self.lanes * (start_ns - now_ns) - self.busy_ns(now_ns)
         return work_ns, before + own + offset_ns, before + lowest + offset_ns
 
-    def _rebase(self, now_ns: int) -> None:
-        """Move the first bucket to the present; work that is overdue goes into it."""
+    def _reach(self, now_ns: int, number: int) -> None:
+        """Move the first bucket to the present, and add buckets up to twice as far as this one.
+
+        Clients may claim deadlines beyond every objective. Work that is due later than the last
+        bucket counts as due in it, so with too few buckets it would push out what is urgent. O(n),
+        but only after half the buckets have passed, or when there are more of them.
+        """
         base = now_ns // self._width_ns
-        shift = base - self._base
-        if shift > 0:
-            overdue = sum(self._works[:shift])
-            self._works = self._works[shift:] + [0] * min(shift, self._size)
-            self._works[0] += overdue
-            self._base = base
-            self._rebuild()
+        size = self._size
+        while size < BUCKETS_MAX and size < 2 * (number - base):
+            size *= 2
+        shift = max(0, base - self._base)
+        if size == self._size and 2 * shift < size:
+            return
+        overdue = sum(self._works[:shift])
+        works = self._works[shift:]
+        self._works = works + [0] * (size - len(works))
+        self._works[0] += overdue
+        self._base += shift
+        self._size = size
+        self._sums = [0] * (2 * size)
+        self._least = [0] * (2 * size)
+        self._rebuild()
 
     def _rebuild(self) -> None:
         size, capacity_ns = self._size, self.lanes * self._width_ns
