@@ -503,9 +503,8 @@ class AdmissionControl:
         latest_ns = due_ns - int(build.cautious_ns(items, z))
         if latest_ns < ready_ns:
             return None
-        size, base_ns, is_new = self._marginal(build, items, due_ns - ready_ns, z)
+        size, base_ns, batches = self._marginal(build, items, due_ns - ready_ns, z)
         work_ns = int(base_ns * build.overrun)
-        batches = 1.0 if is_new else 0.0
         if not self._spillover.can_start_by(build, task, batches, latest_ns):
             return None
         bucket = build.calendar.bucket(self._view.now_ns, latest_ns)
@@ -517,15 +516,15 @@ class AdmissionControl:
 
     def _marginal(
         self, build: Build, items: int, window_ns: float, z: float
-    ) -> tuple[int, float, bool]:
-        """The largest batch for a window, the work that a task adds, and if it opens a batch."""
+    ) -> tuple[int, float, float]:
+        """The largest batch for a window, and the work and the part of a batch that a task adds."""
         largest = max(items, build.items_within(window_ns, z))
         size = max(items, min(largest, build.likely_items(window_ns, z)))
         filled = build.pending_items % size
         if filled == 0 or filled + items > size:
-            return largest, build.lane_ns(items) * build.weight, True
+            return largest, build.lane_ns(items) * build.weight, build.weight * items / size
         added_ns = build.lane_ns(filled + items) - build.lane_ns(filled)
-        return largest, added_ns * build.weight, False
+        return largest, added_ns * build.weight, build.weight * items / size
 
     def _fit_build(
         self, build: Build, items: int, ready_ns: int, due_ns: int, z: float
@@ -540,7 +539,7 @@ class AdmissionControl:
         if ready_ns + alone_ns > due_ns:
             return None
         window_ns = (due_ns - ready_ns) * calendar.lanes / (calendar.lanes + 1.0)
-        size, base_ns, is_new = self._marginal(build, items, window_ns, z)
+        size, base_ns, batches = self._marginal(build, items, window_ns, z)
         work_ns = base_ns * build.overrun
         # It will run with what waits already; with more, the batch starts sooner or is smaller.
         together = min(size, build.pending_items + items)
@@ -548,7 +547,6 @@ class AdmissionControl:
         if latest_ns < ready_ns:
             latest_ns = due_ns - int(alone_ns)
         bucket = calendar.bucket(now_ns, latest_ns)
-        batches = build.weight if is_new else 0.0
         if (calendar.work_ns > 0 or calendar.free_in_ns(now_ns) > 0) and not self._balances(
             build, latest_ns, bucket, work_ns, batches
         ):
