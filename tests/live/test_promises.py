@@ -62,15 +62,12 @@ def counters(served: Served) -> dict[str, float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-@pytest.mark.xfail(
-    raises=AssertionError, reason="requests of the quiet tenant's first second are rejected"
-)
 def test_quiet_tenant_beside_a_flood(protocol: str) -> None:
     plan = promises.PromisesPlan(protocols=(protocol,), quiet_seconds=6.0)
     (result,) = promises.measure_tenants(plan, lambda _: None)
     if result.flood_rps < 300 or result.requests < 30:  # not what this test is about
         raise RuntimeError(f"no flood, or nobody beside it: {result}")
-    assert result.met >= 0.9 * result.requests
+    assert result.met >= 0.95 * result.requests
 
 
 @pytest.mark.slow

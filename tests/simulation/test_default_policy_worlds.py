@@ -67,6 +67,16 @@ def test_an_urgent_header_does_not_turn_the_fair_share_round(seed: int) -> None:
 
 
 @over_seeds
+def test_a_claimed_deadline_keeps_no_other_tenant_out(seed: int) -> None:
+    check(worlds.tenant_that_claims_a_minute, seed)
+
+
+@over_seeds
+def test_a_tenant_that_begins_to_flood_keeps_no_other_out(seed: int) -> None:
+    check(worlds.tenant_that_begins_to_flood, seed)
+
+
+@over_seeds
 def test_a_silent_second_client_changes_nothing(seed: int) -> None:
     check(worlds.silent_second_client, seed)
 

@@ -41,13 +41,19 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Requests of one client for one pipeline. The client names the priority of all of them."""
+    """Requests of one client for one pipeline. The client claims the same for all of them."""
 
     process: str | Sequence[float]  # an arrival process, or times in seconds
     pipeline: str
     client: str = "client"
     items: int = 1
     priority: int = 0
+    timeout_s: float = 0.0  # how long the client waits; 0: as long as the objective of the pipeline
+    begins_s: float = 0.0
+
+    @property
+    def has_claims(self) -> bool:
+        return self.priority != 0 or self.timeout_s > 0
 
     def arrivals(self, duration_s: float, seed: int) -> Arrivals:
         duration_ns = int(duration_s * SECOND_NS)
@@ -57,12 +63,15 @@ class Stream:
         else:
             times_ns = np.array([int(at_s * SECOND_NS) for at_s in self.process], dtype=np.int64)
             arrivals = arrivals_at(times_ns, duration_ns)
+        if self.begins_s:
+            times_ns = arrivals.times_ns[arrivals.times_ns >= self.begins_s * SECOND_NS]
+            arrivals = arrivals_at(times_ns, duration_ns)
         items = constant_column(len(arrivals), self.items)
         return replace(named(arrivals, self.pipeline, self.client), items=items)
 
 
-class _PrioritySender(SimClient):
-    """Sends the requests of one stream with its priority, which columns of arrivals do not have."""
+class _ClaimingSender(SimClient):
+    """Sends the requests of a stream with its priority and timeout, which arrivals do not have."""
 
     def __init__(self, config: AppConfig, stream: Stream, arrivals: Arrivals) -> None:
         pipelines = {pipeline.name: pipeline.id for pipeline in config.app.pipelines}
@@ -79,6 +88,7 @@ class _PrioritySender(SimClient):
                 self._client,
                 self._stream.items,
                 priority=self._stream.priority,
+                timeout_ns=int(self._stream.timeout_s * SECOND_NS),
             )
 
 
@@ -179,11 +189,11 @@ def run_world(
         one.arrivals(duration_s, stream(seed, f"arrivals/{index}").getrandbits(63))
         for index, one in enumerate(streams)
     ]
-    plain = [part for one, part in zip(streams, parts, strict=True) if not one.priority]
+    plain = [part for one, part in zip(streams, parts, strict=True) if not one.has_claims]
     senders = [
-        _PrioritySender(config, one, part)
+        _ClaimingSender(config, one, part)
         for one, part in zip(streams, parts, strict=True)
-        if one.priority
+        if one.has_claims
     ]
     options = config.simulation
     setup = Setup(
@@ -356,6 +366,50 @@ def tenant_with_an_urgent_header(policy: str, seed: int) -> list[Claim]:
     ]
 
 
+def tenant_that_claims_a_minute(policy: str, seed: int) -> list[Claim]:
+    """Client b sends 5 times the capacity with the longest deadline and the highest priority.
+
+    Client a begins 2 s later, with a tenth of the capacity and the objective of 300 ms. All that is
+    admitted of b is in time as well, and so are 1,000 requests of it at once: 10 s of work.
+    """
+    urgent = Stream("poisson:rate=500/s", "f", "b", priority=MOST_URGENT, timeout_s=60.0)
+    quiet = Stream("poisson:rate=10/s", "f", "a", begins_s=2.0)
+    score = _two_tenants((quiet, urgent), 30.0, policy, seed)
+    burst = Stream([0.1] * 1_000, "f", "b", timeout_s=60.0)
+    beside = _two_tenants((replace(quiet, begins_s=0.0), burst), 10.0, policy, seed)
+    return [
+        Claim("attainment, a", score.attainment(client="a", warm_up=0.0), 0.99),
+        Claim("kept, b", score.kept(client="b"), 0.99),
+        Claim("admitted, b", score.admitted(client="b"), 0.9 * 100 * 30.0),
+        Claim("attainment, a, beside a burst", beside.attainment(client="a", warm_up=0.0), 0.99),
+        Claim("attainment, b, in a burst", beside.attainment(client="b", warm_up=0.0), 1.0),
+    ]
+
+
+def tenant_that_begins_to_flood(policy: str, seed: int) -> list[Claim]:
+    """Client b has its share saved up when it begins to send 5 times the capacity."""
+    streams = (
+        Stream("poisson:rate=10/s", "f", "a", begins_s=6.0),
+        Stream("poisson:rate=20/s", "f", "b"),
+        Stream("poisson:rate=500/s", "f", "b", begins_s=5.0),
+    )
+    score = _two_tenants(streams, 40.0, policy, seed)
+    return [
+        Claim("attainment, a", score.attainment(client="a", warm_up=0.0), 0.99),
+        Claim("goodput/s, in the second half", score.goodput_per_s(warm_up=0.5), 96.0),
+    ]
+
+
+def _two_tenants(streams: Sequence[Stream], duration_s: float, policy: str, seed: int) -> Score:
+    config = declare(
+        functions={"f": {"exec_time": "10ms"}},
+        pools={"gpu": {"nodes": 1}},
+        clients={"a": {}, "b": {}},
+        slo={"latency": "300ms"},
+    )
+    return run_world(config, streams, duration_s, policy=policy, seed=seed)
+
+
 def silent_second_client(policy: str, seed: int) -> list[Claim]:
     """A client that sends nothing changes nothing, be it in bursts of 140 ms or at load 1.5."""
     bursts = [0.2 * number for number in range(100) for _ in range(14)]
@@ -509,6 +563,8 @@ ROWS: Final[Mapping[str, Row]] = {
         bulk_with_an_objective,
         bulk_without_an_objective,
         tenant_with_an_urgent_header,
+        tenant_that_claims_a_minute,
+        tenant_that_begins_to_flood,
         silent_second_client,
         pool_behind_a_network,
         stages_in_another_order,

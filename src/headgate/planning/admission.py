@@ -17,9 +17,11 @@ components.
 
 from __future__ import annotations
 
-from math import inf
+from math import inf, sqrt
 from typing import Final, final
 
+from headgate.core.clock import NEVER_NS
+from headgate.core.model import App
 from headgate.core.records import STAGES_MAX, Request, Task
 from headgate.core.states import Outcome
 from headgate.core.view import View
@@ -35,8 +37,12 @@ _MARGIN_MAX: Final = 0.5  # of the slack
 _UNIT: Final = 0.01  # share of the allowed time that is kept per unit of z
 _EQUAL_SHARE: Final = 0.25  # of a pipeline's time that is divided equally
 _LEFT_TO_OTHERS: Final = 0.25  # of the calendar, by a class that has used its share
+# By one that has not, but wants more: it would fill the calendar, and a class with few requests
+# would find it full.
+_LEFT_BY_LARGE: Final = 0.125
 _PROBE_EVERY: Final = 2  # objectives between two probes of a pipeline
 _PRICE_MIN: Final = 0.1  # of the time of a pool without a backlog
+_DEFAULT_OBJECTIVE_NS: Final = 1e9  # where no pipeline has one, and clients claim deadlines
 _TRIES: Final = 2  # divisions of a pipeline's time that are tried
 
 
@@ -107,8 +113,13 @@ class AdmissionControl:
         self._promises: dict[int, list[Promise | None]] = {}  # by request id, by stage
         self._booked: dict[int, Promise] = {}  # by task id: what is not sent yet
         self._spillover = spillover
+        # Deviations of stages add as variances, so each keeps less where there are several.
+        self._depth_roots = [
+            sqrt(max(p.longest_to([1.0] * len(p.stages)))) for p in view.app.pipelines
+        ]
         self._probe_ns = [0 for _ in view.app.pipelines]
         self._shares = [PoolShares() for _ in view.app.pools]
+        self._declared_ns = _declared_ns(view.app)  # by pipeline id
         self._loads: dict[int, ClassLoad] = {}  # of the request at hand, by pool
         self._isolated_ns = 0.0  # of the request at hand
         self._priority = 0  # likewise
@@ -126,8 +137,6 @@ class AdmissionControl:
                 size = max(1, build.items_within(window_ns / len(request.tasks), 0.0))
                 work_ns = build.lane_ns(size) / size * items * build.weight
                 self._builds.observe_load(build, work_ns)
-                if build.warm_pool is not None:
-                    continue
                 works[build.pool.id] = works.get(build.pool.id, 0.0) + work_ns
         self._loads.clear()
         isolated_ns = self._isolated_ns
@@ -141,6 +150,7 @@ class AdmissionControl:
                 client.weight,
                 work_ns,
                 self._builds.calendars[pool_id].lanes,
+                self._declared_ns[request.pipeline.id],
                 request.priority,
             )
 
@@ -275,12 +285,14 @@ class AdmissionControl:
         build = promise.build
         build.pending_items -= promise.items
         build.pending_ns -= promise.work_ns
+        build.pending_batches -= promise.batches
         build.calendar.add(promise.bucket, -promise.work_ns, -promise.batches)
 
     def _add(self, promise: Promise) -> None:
         build = promise.build
         build.pending_items += promise.items
         build.pending_ns += promise.work_ns
+        build.pending_batches += promise.batches
         build.calendar.add(promise.bucket, promise.work_ns, promise.batches)
 
     def isolated_ns(self, request: Request) -> float:
@@ -305,9 +317,7 @@ class AdmissionControl:
         best_ns: float | None = None
         for build in self._builds.of_function[request.tasks[stage].function.id]:
             calendar = build.calendar
-            if build.warm_pool is not None:
-                if best_ns is None:
-                    best_ns = build.lane_ns(min(request.items, build.items_max))
+            if build.warm_pool is not None and best_ns is not None:
                 continue
             if calendar.lanes == 0 or request.items > build.items_max:
                 continue
@@ -337,7 +347,7 @@ class AdmissionControl:
                 to / max(1.0, to + after - own)
                 for to, after, own in zip(to_ns, from_ns, lengths_ns, strict=True)
             ]
-        z = self.margins.z[pipeline.id]
+        z = self.margins.z[pipeline.id] / self._depth_roots[pipeline.id]
         if self._is_idle(request):
             z = 0.0
         else:
@@ -493,27 +503,28 @@ class AdmissionControl:
         latest_ns = due_ns - int(build.cautious_ns(items, z))
         if latest_ns < ready_ns:
             return None
-        size, base_ns, is_new = self._marginal(build, items, due_ns - ready_ns, z)
+        size, base_ns, batches = self._marginal(build, items, due_ns - ready_ns, z)
         work_ns = int(base_ns * build.overrun)
-        batches = 1.0 if is_new else 0.0
         if not self._spillover.can_start_by(build, task, batches, latest_ns):
             return None
         bucket = build.calendar.bucket(self._view.now_ns, latest_ns)
+        if not self._balances(build, latest_ns, bucket, work_ns, batches):
+            return None
         return Promise(
             build, due_ns, latest_ns, bucket, work_ns, batches, items, size, int(base_ns)
         )
 
     def _marginal(
         self, build: Build, items: int, window_ns: float, z: float
-    ) -> tuple[int, float, bool]:
-        """The largest batch for a window, the work that a task adds, and if it opens a batch."""
+    ) -> tuple[int, float, float]:
+        """The largest batch for a window, and the work and the part of a batch that a task adds."""
         largest = max(items, build.items_within(window_ns, z))
         size = max(items, min(largest, build.likely_items(window_ns, z)))
         filled = build.pending_items % size
         if filled == 0 or filled + items > size:
-            return largest, build.lane_ns(items) * build.weight, True
+            return largest, build.lane_ns(items) * build.weight, build.weight * items / size
         added_ns = build.lane_ns(filled + items) - build.lane_ns(filled)
-        return largest, added_ns * build.weight, False
+        return largest, added_ns * build.weight, build.weight * items / size
 
     def _fit_build(
         self, build: Build, items: int, ready_ns: int, due_ns: int, z: float
@@ -528,7 +539,7 @@ class AdmissionControl:
         if ready_ns + alone_ns > due_ns:
             return None
         window_ns = (due_ns - ready_ns) * calendar.lanes / (calendar.lanes + 1.0)
-        size, base_ns, is_new = self._marginal(build, items, window_ns, z)
+        size, base_ns, batches = self._marginal(build, items, window_ns, z)
         work_ns = base_ns * build.overrun
         # It will run with what waits already; with more, the batch starts sooner or is smaller.
         together = min(size, build.pending_items + items)
@@ -536,7 +547,6 @@ class AdmissionControl:
         if latest_ns < ready_ns:
             latest_ns = due_ns - int(alone_ns)
         bucket = calendar.bucket(now_ns, latest_ns)
-        batches = build.weight if is_new else 0.0
         if (calendar.work_ns > 0 or calendar.free_in_ns(now_ns) > 0) and not self._balances(
             build, latest_ns, bucket, work_ns, batches
         ):
@@ -555,7 +565,8 @@ class AdmissionControl:
         # Starts are counted up to the time at which all that runs now has ended; from then on the
         # time of the lanes is what counts.
         inflation = calendar.inflation
-        needed = inflation * ahead_ns / mean_ns + batches
+        # A batch that it joins may be due later: one must start by then in any case.
+        needed = max(build.weight, inflation * ahead_ns / mean_ns + batches)
         if not calendar.can_start(now_ns, latest_ns, mean_ns, needed):
             return False
         last_ns = calendar.last_end_ns()
@@ -570,11 +581,20 @@ class AdmissionControl:
         load, shares = self._loads.get(build.pool.id), self._shares[build.pool.id]
         if load is None:
             return True
-        left_ns = latest_ns - now_ns
+        left_ns = min(latest_ns, calendar.covered_ns(bucket)) - now_ns
         reserved_ns = shares.reserved_ns(load, left_ns)
         if self._must_yield(build.pool.id, load, work_ns):
             reserved_ns += _LEFT_TO_OTHERS * max(0, slack_ns + ahead_ns)
+        elif shares.wants_more(load):
+            reserved_ns += _LEFT_BY_LARGE * max(0, slack_ns + ahead_ns)
         if reserved_ns <= 0.0 or slack_ns >= work_ns + reserved_ns:
             return True
         self.was_share_used = slack_ns >= work_ns  # it would have fitted
         return False
+
+
+def _declared_ns(app: App) -> list[float]:
+    """The objective of each pipeline; of one without, the longest of the others, or a default."""
+    latencies_ns = [float(pipeline.slo.latency_ns) for pipeline in app.pipelines]
+    longest_ns = max((ns for ns in latencies_ns if ns < NEVER_NS), default=_DEFAULT_OBJECTIVE_NS)
+    return [min(ns, longest_ns) for ns in latencies_ns]

@@ -66,6 +66,7 @@ class Build:
         "load",
         "network_ns",
         "overrun",
+        "pending_batches",
         "pending_items",
         "pending_ns",
         "pool",
@@ -115,6 +116,7 @@ class Build:
         self._lanes_due = 0.0
         self.pending_ns = 0
         self.pending_items = 0  # promised to this build and not sent
+        self.pending_batches = 0.0
 
     def profiled_ns(self, items: int) -> float:
         """Time of a batch by the profile alone."""
@@ -133,6 +135,12 @@ class Build:
         """The largest batch worth forming whose cautious time fits a window; at least 1."""
         exec_ns = (window_ns - self.network_ns) / (self.ratio * (1.0 + z * self.deviation))
         return max(1, min(self.items_best, bisect_right(self._times_ns, exec_ns)))
+
+    def mean_pending_ns(self) -> float:
+        """Mean time of the batches that are promised to this build; of a single item if none is."""
+        if self.pending_batches > 0.5:
+            return max(1.0, self.pending_ns / self.pending_batches)
+        return self.lane_ns(1)
 
     def take_lanes(self) -> int:
         """Lanes that the next batch takes: the weight, as whole numbers that average to it."""
@@ -223,13 +231,14 @@ class Builds:
             if target is None:
                 self.faas.append(None)
                 continue
-            calendar = Calendar(shortest_ns, longest_ns)
+            calendar = self.calendars[target.pool.id]  # all functions share its concurrency
+            calendar.resize(target.platform.concurrency_max)
             warm_pool = WarmPool(target, burst_of(app, function), _WARM_MEMORY_NS)
             build = Build(len(self.all), target.variant, target.pool, 1, calendar, warm_pool)
             self.all.append(build)
             self.faas.append(build)
             self.of_function[function.id].append(build)
-        self._ends: dict[int, tuple[Calendar, int, int]] = {}  # by batch id
+        self._ends: dict[int, tuple[Build, int, int]] = {}  # by batch id
         self._node_ends_ns: dict[int, int] = {}  # by node id: predicted end of what was sent last
         self._cold: set[int] = set()  # batches that waited for a start: their time teaches nothing
         self._starts: dict[int, tuple[Calendar, int]] = {}  # by instance id
@@ -368,10 +377,14 @@ class Builds:
 
     def on_sent(self, build: Build, batch: Batch, start_ns: int) -> None:
         """A batch was sent; `start_ns` is the time that its instance needs first."""
-        end_ns = self._view.now_ns + int(start_ns + build.cautious_ns(batch.items, _END_CAUTION))
+        expected_ns = build.lane_ns(batch.items)
+        spread_ns = int(build.cautious_ns(batch.items, 1.0) - expected_ns)
+        end_ns = self._view.now_ns + int(start_ns + expected_ns + _END_CAUTION * spread_ns)
         lanes = build.take_lanes()
-        build.calendar.occupy(end_ns, lanes)
-        self._ends[batch.id] = (build.calendar, end_ns, lanes)
+        build.calendar.occupy(end_ns, lanes, spread_ns)
+        if build.warm_pool is not None:
+            build.warm_pool.lanes.occupy(end_ns, 1, spread_ns)
+        self._ends[batch.id] = (build, end_ns, lanes)
         if batch.node is not None:
             self._node_ends_ns[batch.node.id] = end_ns
         if start_ns > 0:
@@ -382,12 +395,12 @@ class Builds:
         entry = self._ends.pop(batch.id, None)
         if entry is None:
             return
-        calendar, end_ns, lanes = entry
-        calendar.release(end_ns, lanes)
-        if batch.state == BATCH_FINISHED:
-            build = self.build_of(batch)
-            if batch.id not in self._cold:
-                build.observe(batch.items, took_ns)
+        build, end_ns, lanes = entry
+        build.calendar.release(end_ns, lanes)
+        if build.warm_pool is not None:
+            build.warm_pool.lanes.release(end_ns)
+        if batch.state == BATCH_FINISHED and batch.id not in self._cold:
+            build.observe(batch.items, took_ns)
         self._cold.discard(batch.id)
 
     def fits_call(self, task: Task) -> bool:

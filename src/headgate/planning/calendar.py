@@ -18,11 +18,11 @@ from a leaf to the root.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from typing import Final, final
 
 _BUCKETS_PER_WINDOW: Final = 16  # buckets in the shortest objective: deadlines lose 1/16 of it
-_BUCKETS_MAX: Final = 1 << 14
+BUCKETS_MAX: Final = 1 << 14  # deadlines beyond them count as due in the last
 _NOTHING: Final = 1 << 62  # least slack where nothing is promised
 _LATE_STARTS: Final = 0.02  # share of the starts that may be late
 _LATE_START_STEP: Final = 0.02  # inflation of the booked work per late start
@@ -30,48 +30,31 @@ _INFLATION_MAX: Final = 2.0
 _LANES_EXAMINED: Final = 48  # of more lanes, every k-th is examined and counts k times
 
 
-@final
-class Calendar:
-    """Supply and demand of one pool, in time of its lanes."""
+class Lanes:
+    """Lanes, each of which runs one batch at a time, and when those that run will be free."""
 
-    def __init__(self, shortest_ns: float, longest_ns: float) -> None:
-        """Cover deadlines up to twice `longest_ns` ahead; `shortest_ns` sets the resolution."""
-        width_ns = max(1_000.0, shortest_ns / _BUCKETS_PER_WINDOW)
-        size = 64
-        while size < min(_BUCKETS_MAX, 2.0 * longest_ns / width_ns):
-            size *= 2
-        self._width_ns = max(int(width_ns), int(2.0 * longest_ns / size) + 1)
-        self._size = size
-        self._base = 0  # bucket number, counted from time 0, of the first leaf
-        self._works = [0] * size
-        self._sums = [0] * (2 * size)
-        self._least = [0] * (2 * size)
+    def __init__(self) -> None:
         self.lanes = 0
         self._ends_ns: list[int] = []  # predicted ends of what runs, ascending
+        self._spreads_ns: list[int] = []  # of each: what it may take longer
         self._end_sum_ns = 0
-        self.inflation = 1.0  # factor on booked work, learnt from starts that were late
-        self.work_ns = 0  # of everything booked
-        self.batches = 0.0  # lanes that the booked work starts on, one per batch or a little more
-        self._rebuild()
-
-    # Supply
 
     def resize(self, lanes: int) -> None:
-        """Set the number of lanes. O(buckets)."""
-        if lanes != self.lanes:
-            self.lanes = lanes
-            self._rebuild()
+        """Set the number of lanes."""
+        self.lanes = lanes
 
-    def occupy(self, end_ns: int, lanes: int = 1) -> None:
-        """Some lanes run until `end_ns`, as predicted."""
-        for _ in range(lanes):
-            insort(self._ends_ns, end_ns)
-            self._end_sum_ns += end_ns
+    def occupy(self, end_ns: int, lanes: int = 1, spread_ns: int = 0) -> None:
+        """Some lanes run until `end_ns`, as predicted, or longer by about `spread_ns`."""
+        index = bisect_left(self._ends_ns, end_ns)
+        self._ends_ns[index:index] = [end_ns] * lanes
+        self._spreads_ns[index:index] = [spread_ns] * lanes
+        self._end_sum_ns += lanes * end_ns
 
     def release(self, end_ns: int, lanes: int = 1) -> None:
         """The lanes that were predicted to run until `end_ns` are free."""
         index = bisect_left(self._ends_ns, end_ns)
         del self._ends_ns[index : index + lanes]
+        del self._spreads_ns[index : index + lanes]
         self._end_sum_ns -= lanes * end_ns
 
     def busy_ns(self, now_ns: int) -> int:
@@ -103,6 +86,7 @@ class Calendar:
     ) -> bool:
         """Whether the lanes, or so many lanes, can start `needed` batches of a length by `at_ns`.
 
+        A lane counts if it is free by then even if it takes longer than predicted by its spread.
         Lanes that are free first are looked at first, and no more of them than it takes.
         """
         if needed <= 0.0:
@@ -118,12 +102,43 @@ class Calendar:
         step = 1 + ended // _LANES_EXAMINED
         # With more runs than lanes (a node was lost), the first to end free no lane.
         for index in range(max(0, -idle), ended, step):
-            end_ns = ends_ns[index]
-            each = 1 + int((at_ns - (end_ns if end_ns > now_ns else now_ns)) / batch_ns)
+            end_ns = max(now_ns, ends_ns[index])
+            if end_ns + self._spreads_ns[index] > at_ns:
+                continue
+            each = 1 + int((at_ns - end_ns) / batch_ns)
             starts += each if step == 1 else each * min(step, ended - index)
             if starts >= needed:
                 return True
         return False
+
+
+@final
+class Calendar(Lanes):
+    """Supply and demand of one pool, in time of its lanes."""
+
+    def __init__(self, shortest_ns: float, longest_ns: float) -> None:
+        """Cover deadlines up to twice `longest_ns` ahead at first; `shortest_ns` is resolved."""
+        super().__init__()
+        width_ns = max(1_000.0, shortest_ns / _BUCKETS_PER_WINDOW)
+        size = 64
+        while size < min(BUCKETS_MAX, 2.0 * longest_ns / width_ns):
+            size *= 2
+        self._width_ns = max(int(width_ns), int(2.0 * longest_ns / size) + 1)
+        self._size = size
+        self._base = 0  # bucket number, counted from time 0, of the first leaf
+        self._works = [0] * size
+        self._sums = [0] * (2 * size)
+        self._least = [0] * (2 * size)
+        self.inflation = 1.0  # factor on booked work, learnt from starts that were late
+        self.work_ns = 0  # of everything booked
+        self.batches = 0.0  # lanes that the booked work starts on, one per batch or a little more
+        self._rebuild()
+
+    def resize(self, lanes: int) -> None:
+        """Set the number of lanes. O(buckets)."""
+        if lanes != self.lanes:
+            self.lanes = lanes
+            self._rebuild()
 
     def on_sent(self, slip_ns: int) -> None:
         """A promised batch was sent, so much after its latest start; negative: before it.
@@ -134,15 +149,17 @@ class Calendar:
         step = _LATE_START_STEP if slip_ns > 0 else -_LATE_START_STEP * _LATE_STARTS
         self.inflation = min(_INFLATION_MAX, max(1.0, self.inflation + step))
 
-    # Demand
-
     def bucket(self, now_ns: int, deadline_ns: int) -> int:
         """The number of the bucket of a deadline."""
         number = deadline_ns // self._width_ns
         if number >= self._base + self._size:
-            self._rebase(now_ns)
+            self._reach(now_ns, number)
             number = min(number, self._base + self._size - 1)
         return max(number, self._base)
+
+    def covered_ns(self, bucket: int) -> int:
+        """The end of a bucket: a deadline beyond the last one counts as due then."""
+        return (bucket + 1) * self._width_ns
 
     def mean_batch_ns(self, default_ns: float) -> float:
         """Mean lane time of the batches that are booked; the default if none is."""
@@ -193,16 +210,29 @@ class Calendar:
         offset_ns = self.lanes * (start_ns - now_ns) - self.busy_ns(now_ns)
         return work_ns, before + own + offset_ns, before + lowest + offset_ns
 
-    def _rebase(self, now_ns: int) -> None:
-        """Move the first bucket to the present; work that is overdue goes into it."""
+    def _reach(self, now_ns: int, number: int) -> None:
+        """Move the first bucket to the present, and add buckets up to twice as far as this one.
+
+        Clients may claim deadlines beyond every objective. Work that is due later than the last
+        bucket counts as due in it, so with too few buckets it would push out what is urgent. O(n),
+        but only after half the buckets have passed, or when there are more of them.
+        """
         base = now_ns // self._width_ns
-        shift = base - self._base
-        if shift > 0:
-            overdue = sum(self._works[:shift])
-            self._works = self._works[shift:] + [0] * min(shift, self._size)
-            self._works[0] += overdue
-            self._base = base
-            self._rebuild()
+        size = self._size
+        while size < BUCKETS_MAX and size < 2 * (number - base):
+            size *= 2
+        shift = max(0, base - self._base)
+        if size == self._size and 2 * shift < size:
+            return
+        overdue = sum(self._works[:shift])
+        works = self._works[shift:]
+        self._works = works + [0] * (size - len(works))
+        self._works[0] += overdue
+        self._base += shift
+        self._size = size
+        self._sums = [0] * (2 * size)
+        self._least = [0] * (2 * size)
+        self._rebuild()
 
     def _rebuild(self) -> None:
         size, capacity_ns = self._size, self.lanes * self._width_ns

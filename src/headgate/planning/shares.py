@@ -8,7 +8,12 @@ serve two purposes, and bind only where the pool is contended:
 - *Protection.* A newcomer with a long deadline sees, beside what is booked, the work that classes
   with shorter objectives will bring until then, up to their shares (Littlewood's rule). Otherwise
   bulk requests would book the future, and interactive ones would find it full.
-- *Fairness.* A class that has used up its share must leave part of the calendar to the others.
+- *Fairness.* A class that has used up its share must leave part of the calendar to the others, and
+  one that asks for more than its share a smaller part, even while it has not used it up.
+
+How fast the past is forgotten and how much of a share can be saved up follows the objective that is
+declared for the pipeline, not the deadline that a client claims. A load measured over twenty times
+the claim of a minute would be found too low for many seconds, and the pool not contended.
 """
 
 from __future__ import annotations
@@ -18,8 +23,8 @@ from collections import Counter
 from math import exp
 from typing import Final, final
 
-_MEMORY: Final = 20.0  # time constant of the load estimate, in objectives
-_BURST: Final = 1.0  # share that a class may save up, in objectives
+_MEMORY: Final = 20.0  # time constant of the load estimate, in declared objectives
+_BURST: Final = 1.0  # share that a class may save up, in declared objectives
 _REVIEW: Final = 32  # arrivals between two divisions of the pool, or the number of classes
 
 
@@ -34,6 +39,7 @@ class ClassLoad:
         "_urgent_until_ns",
         "_work_ns",
         "allotted",
+        "declared_ns",
         "entitled",
         "memory_ns",
         "objective_ns",
@@ -42,11 +48,19 @@ class ClassLoad:
         "window_ns",
     )
 
-    def __init__(self, now_ns: int, objective_ns: float, window_ns: float, weight: float) -> None:
-        self.objective_ns = objective_ns
+    def __init__(
+        self,
+        now_ns: int,
+        objective_ns: float,
+        window_ns: float,
+        weight: float,
+        declared_ns: float,
+    ) -> None:
+        self.objective_ns = objective_ns  # of its requests: declared, or what the client claims
         self.window_ns = window_ns  # how long its requests can wait for a lane
         self.weight = weight
-        self.memory_ns = _MEMORY * objective_ns
+        self.declared_ns = declared_ns
+        self.memory_ns = _MEMORY * declared_ns
         self.entitled = 0.0  # lanes of its fair share
         self.allotted = 0.0  # of those, what it asks for
         self.tokens_ns = 0.0  # lane time that its share has earned and that it has not used
@@ -63,10 +77,17 @@ class ClassLoad:
         elapsed_ns = now_ns - self._updated_ns
         if elapsed_ns:
             self._work_ns *= exp(-elapsed_ns / self.memory_ns)
-            most_ns = _BURST * self.entitled * self.objective_ns + work_ns
+            most_ns = self._saved_max_ns() + work_ns
             self.tokens_ns = min(most_ns, self.tokens_ns + elapsed_ns * self.entitled)
             self._updated_ns = now_ns
         self._work_ns += work_ns
+
+    def save_up(self) -> None:
+        """Have all that can be saved up: a class that comes was idle, and its share unused."""
+        self.tokens_ns = self._saved_max_ns()
+
+    def _saved_max_ns(self) -> float:
+        return _BURST * self.entitled * self.declared_ns
 
     def has_more_urgent(self, priority: int) -> bool:
         """Whether the client has sent requests of late that it finds more urgent."""
@@ -74,7 +95,7 @@ class ClassLoad:
 
     def offered(self, now_ns: int) -> float:
         """Offered load in lanes."""
-        age_ns = now_ns - self._since_ns + 0.5 * self.objective_ns
+        age_ns = now_ns - self._since_ns + 0.5 * self.declared_ns
         span_ns = self.memory_ns * (1.0 - exp(-age_ns / self.memory_ns))
         return self._work_ns * exp((self._updated_ns - now_ns) / self.memory_ns) / span_ns
 
@@ -101,26 +122,39 @@ class PoolShares:
         weight: float,
         work_ns: float,
         lanes: int,
+        declared_ns: float,
         priority: int = 0,
     ) -> ClassLoad:
-        """Record an arrival, admitted or not."""
+        """Record an arrival, admitted or not.
+
+        `objective_ns` is the time that the request has, `declared_ns` the pipeline's objective.
+        """
         load = self._classes.get(key)
+        is_new = load is None
         if load is None:
-            load = self._classes[key] = ClassLoad(now_ns, objective_ns, window_ns, weight)
+            load = self._classes[key] = ClassLoad(
+                now_ns, objective_ns, window_ns, weight, declared_ns
+            )
             self._arrivals = 0
         load.observe(now_ns, work_ns, priority)
         self._arrivals -= 1
         if self._arrivals < 0:
             self._arrivals = max(_REVIEW, len(self._classes))
             self._divide(now_ns, lanes)
+        if is_new:
+            load.save_up()
         return load
 
     def has_used_its_share(self, load: ClassLoad, work_ns: float) -> bool:
-        """Whether a class wants more than its share of a pool that has not enough for all.
+        """Whether a class has used its share of a pool that has not enough for all.
 
         That holds for a class that is alone, too: another that comes must find room.
         """
         return self.is_contended and load.tokens_ns < work_ns
+
+    def wants_more(self, load: ClassLoad) -> bool:
+        """Whether a class offers more than its share of a pool that has not enough for all."""
+        return self.is_contended and load.allotted >= load.entitled
 
     def reserved_ns(self, load: ClassLoad, window_ns: float) -> float:
         """Lane time that other classes with shorter objectives will need within a window."""

@@ -72,24 +72,24 @@ class Spillover:
         They begin on instances that are warm or being started, or after a cold start.
         """
         warm_pool, platform = _faas(build)
-        now_ns, calendar = self._view.now_ns, build.calendar
-        batch_ns = calendar.mean_batch_ns(build.lane_ns(1))
+        now_ns, lanes = self._view.now_ns, warm_pool.lanes
+        batch_ns = build.mean_pending_ns()
         self._observe_demand(build, warm_pool, latest_ns, batch_ns)
-        needed = calendar.batches + batches
-        calendar.resize(min(platform.concurrency_max, warm_pool.instances.size(now_ns)))
+        needed = build.pending_batches + batches
+        lanes.resize(min(platform.concurrency_max, warm_pool.instances.size(now_ns)))
         # Instances that are being started add starts of their own.
-        size = calendar.lanes
+        size = lanes.lanes
         for ready_ns, count in warm_pool.instances.starting(now_ns):
             if ready_ns > latest_ns:
                 break
             ready = min(platform.concurrency_max, count)
             needed -= (ready - size) * (1 + int((latest_ns - ready_ns) / batch_ns))
             size = ready
-        if calendar.can_start(now_ns, latest_ns, batch_ns, needed):
+        if lanes.can_start(now_ns, latest_ns, batch_ns, needed):
             return True
-        needed, lanes = calendar.batches + batches, platform.concurrency_max
+        needed = build.pending_batches + batches
         cold_latest_ns = latest_ns - build.cold_start_ns
-        if calendar.can_start(now_ns, cold_latest_ns, batch_ns, needed, lanes):
+        if lanes.can_start(now_ns, cold_latest_ns, batch_ns, needed, platform.concurrency_max):
             return True
         items = min(task.request.items, build.items_max)
         self._missed[build.function_id].add(task.id, build.lane_ns(items))
@@ -105,10 +105,10 @@ class Spillover:
         fill the window, which is a cold start too late. Calls that were refused within the window
         would be waiting too.
         """
-        now_ns, calendar = self._view.now_ns, build.calendar
+        now_ns = self._view.now_ns
         window_ns = max(0.0, float(latest_ns - now_ns)) + batch_ns
         missed_ns = self._missed[build.function_id].work_ns(now_ns, window_ns)
-        waiting = (calendar.work_ns + missed_ns + build.lane_ns(1)) / window_ns
+        waiting = (build.pending_ns + missed_ns + build.lane_ns(1)) / window_ns
         warm_pool.observe_demand(now_ns, warm_pool.instances.busy + waiting)
 
     def resize_at_ns(self, build: Build) -> int | None:
@@ -154,10 +154,8 @@ class Spillover:
         A call that a cold start would make late waits for an instance that is being started; where
         there is none, the call itself starts one.
         """
-        warm_pool, platform = _faas(build)
-        view, now_ns = self._view, self._view.now_ns
-        instances = warm_pool.instances
-        if not view.is_pool_available(build.pool.id) or instances.busy >= platform.concurrency_max:
+        now_ns, instances = self._view.now_ns, _faas(build)[0].instances
+        if not self._has_concurrency(build):
             return False
         if instances.idle(now_ns) > 0:
             return True
@@ -168,13 +166,19 @@ class Spillover:
 
     def has_warm(self, build: Build, task: Task) -> bool:
         """Whether a call for a task that was promised elsewhere would find a warm instance."""
-        warm_pool, platform = _faas(build)
-        view, instances = self._view, warm_pool.instances
+        view, instances = self._view, _faas(build)[0].instances
         return (
-            view.is_pool_available(build.pool.id)
+            self._has_concurrency(build)
             and view.fits_call(task, build.pool, build.variant)
-            and instances.busy < platform.concurrency_max
             and instances.idle(view.now_ns) > 0
+        )
+
+    def _has_concurrency(self, build: Build) -> bool:
+        """Whether the platform takes one more call: its functions share its concurrency."""
+        breaker, platform = self._view.breakers[build.pool.id], build.pool.faas
+        assert breaker is not None and platform is not None
+        return breaker.in_flight < platform.concurrency_max and self._view.is_pool_available(
+            build.pool.id
         )
 
     def retry_at_ns(self, build: Build) -> int | None:

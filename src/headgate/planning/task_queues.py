@@ -238,8 +238,7 @@ class TaskQueues:
             self.promised_heads[promise.build.pool.id].push(queue)
             return
         for build in self._builds.of_function[function_id]:
-            if build.warm_pool is None:  # calls need no heads
-                self.best_effort_heads[build.pool.id].push(queue)
+            self.best_effort_heads[build.pool.id].push(queue)
 
     def is_best_effort_due(self, pool_id: int) -> bool:
         """Whether best effort has had less than its share of a pool."""

@@ -11,6 +11,7 @@ from math import ceil, exp
 from typing import Final, final
 
 from headgate.core.model import App, FaasPlatform, Function
+from headgate.planning.calendar import Lanes
 from headgate.planning.targets import FaasTarget
 
 _HEADROOM: Final = 1.25  # warm instances relative to the largest recent demand
@@ -141,6 +142,7 @@ class WarmPool:
         self.target = target
         start_ns = target.variant.profile.cold_start_ns + 2 * target.pool.network_ns
         self.instances = WarmPoolEstimate(target.platform, start_ns)
+        self.lanes = Lanes()  # those instances, and when the busy ones will be free
         self.requested = 0  # warm instances last requested
         self._platform = target.platform
         self._headroom = max(burst, _HEADROOM)

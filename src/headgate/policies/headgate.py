@@ -44,18 +44,17 @@ from headgate.core.policy import (
     PolicyConfig,
     PolicyKind,
 )
-from headgate.core.records import STAGES_MAX, Batch, Instance, Node, Request, Task
+from headgate.core.records import Batch, Instance, Node, Request, Task
 from headgate.core.states import TASK_READY, Outcome, Rejection, Settlement
 from headgate.planning.admission import AdmissionControl
 from headgate.planning.batching import Batching
 from headgate.planning.builds import Build, Builds
+from headgate.planning.dispatch import Dispatch, Send
 from headgate.planning.placement import Placement, has_room
 from headgate.planning.rent_or_call import NodeAutoscaler
 from headgate.planning.spillover import Spillover
-from headgate.planning.task_queues import ANYWHERE, CALLS_ONLY, EdfQueue, Heads, TaskQueues
+from headgate.planning.task_queues import TaskQueues
 
-_HEADS_EXAMINED: Final = 8  # queues that are tried for a free node
-_LATE_Z: Final = 2.0  # a task is called for if with so many standard deviations a node is too late
 # Names of the timers, whose number is a function id.
 _RESIZE_WARM_POOL: Final = "resize_warm_pool"
 _CALL: Final = "call"
@@ -83,6 +82,10 @@ class Headgate(Policy):
         self._queues = TaskQueues(app, self._builds, config.default_deadline_factor)
         self._batching = Batching(self.view, self._admission, self._queues)
         self._placement = Placement(self.view, self._builds)
+        self._dispatch = Dispatch(
+            self.view, self._builds, self._admission, self._queues, self._batching,
+            self._placement, self._spillover,
+        )  # fmt: skip
         self._autoscaler = NodeAutoscaler(app, self._builds.faas_targets())
         if self._autoscaler.is_needed:
             self.plan_every_ns = SECOND_NS
@@ -139,11 +142,12 @@ class Headgate(Policy):
         builds = self._builds.of_function[task.function.id]
         if promise is None:
             self._offer_best_effort(task.function.id)
-        elif promise.build.warm_pool is not None:
-            if not self._offer_elsewhere(queue):
+        elif promise.build.warm_pool is not None or not self._offer(promise.build):
+            send = self._dispatch.to_other_pool(queue)
+            if send is not None:
+                self._send(send)
+            else:
                 self._call(task.function.id)
-        elif not self._offer(promise.build):
-            self._offer_elsewhere(queue)
         self._offer_given_up()
         for build in builds:
             # Only now: a start must not take the node that the task itself can have.
@@ -184,141 +188,37 @@ class Headgate(Policy):
         self._serve(node)
         return True
 
-    def _offer_elsewhere(self, queue: EdfQueue) -> bool:
-        """Send a task to a free node of another pool if it is in time there and nothing waits."""
-        entry = queue.head()
-        if entry is None:
-            return False
-        task = entry[1]
-        own = self._admission.booked(task)
-        for build in self._builds.of_function[task.function.id]:
-            if own is None or build is own.build or build.warm_pool is not None:
-                continue
-            if build.calendar.work_ns == 0 and self._admission.is_in_time(task, build):
-                node = self._placement.warm_node(build)
-                if node is not None:
-                    self._send(queue, build, node)
-                    return True
-        return False
-
     def _serve(self, node: Node) -> None:
         """Send batches to a node while it has a free slot and something should run there."""
-        queues, pool_id = self._queues, node.pool.id
-        promised, best_effort = queues.promised_heads[pool_id], queues.best_effort_heads[pool_id]
-        while node.id in self.view.free_nodes:
-            if queues.is_best_effort_due(pool_id) and self._serve_from(node, best_effort):
-                continue
-            if self._serve_from(node, promised) or self._steal(node):
-                continue
-            if not self._serve_from(node, best_effort):
-                return
+        while (send := self._dispatch.to_node(node)) is not None:
+            self._send(send)
 
-    def _serve_from(self, node: Node, heads: Heads) -> bool:
-        """Send a batch of the most urgent queue that the node should run now."""
-        examined: list[EdfQueue] = []
-        has_sent = False
-        while not has_sent and len(examined) < _HEADS_EXAMINED:
-            queue = heads.pop()
-            if queue is None:
-                break
-            task = self._batching.prune(queue)
-            if task is None:
-                continue
-            examined.append(queue)
-            build = self._builds.on_pool[node.pool.id][task.function.id]
-            assert build is not None
-            if self._call_instead(queue, task):
-                has_sent = True
-            elif node.running >= build.lanes or not self.view.has_compute(node, build.variant):
-                break  # kept for a build that needs more of it, which would starve otherwise
-            elif task.request.items > build.items_max:
-                self._call(task.function.id)  # perhaps no node can take it
-            elif self._placement.suits(node, build):
-                self._send(queue, build, node)
-                has_sent = True
-        for queue in examined:
-            heads.push(queue)
-        return has_sent
-
-    def _steal(self, node: Node) -> bool:
-        """Send the most urgent task of another pool that is in time on this node."""
-        for pool_id, heads in enumerate(self._queues.promised_heads):
-            queue = None if pool_id == node.pool.id else heads.pop()
-            if queue is None:
-                continue
-            entry = queue.head()
-            assert entry is not None
-            task = entry[1]
-            build = self._builds.on_pool[node.pool.id][task.function.id]
-            has_sent = (
-                build is not None
-                and node.running < build.lanes
-                and self._admission.is_in_time(task, build)
-                and self._placement.suits(node, build)
-            )
-            if has_sent and build is not None:
-                self._send(queue, build, node)
-            heads.push(queue)
-            if has_sent:
-                return True
-        return False
-
-    def _send(self, queue: EdfQueue, build: Build, node: Node) -> None:
-        start_ns = self._builds.start_ns(build, node)
-        batch = self._batching.take(queue, build, start_ns)
-        self._builds.on_sent(build, self.orders.dispatch(batch, node, build.variant), start_ns)
+    def _send(self, send: Send) -> None:
+        build, node, start_ns = send.build, send.node, 0
+        if node is not None:
+            start_ns = self._builds.start_ns(build, node)
+        tasks = self._batching.take(send.queue, build, start_ns)
+        if node is not None:
+            batch = self.orders.dispatch(tasks, node, build.variant)
+        else:
+            self._spillover.on_call(build)
+            batch = self.orders.dispatch_to_pool(tasks, build.pool, build.variant)
+        self._builds.on_sent(build, batch, start_ns)
 
     # Calls of FaaS pools
 
     def on_pool_available(self, pool_id: int) -> None:
-        for build in self._builds.faas:
-            if build is not None and build.pool.id == pool_id:
-                self._call(build.function_id)
+        while (send := self._dispatch.to_pool(pool_id)) is not None:
+            self._send(send)
         self._offer_given_up()
 
     def _call(self, function_id: int) -> None:
         """Call for the tasks of a function that were promised a call, or run nowhere else."""
-        build = self._builds.faas[function_id]
-        if build is None:
-            return
-        best_effort = self._queues.best_effort[function_id]
-        queues = [self._queues.promised[build.id], best_effort[CALLS_ONLY]]
-        waiting = best_effort[ANYWHERE].head()
-        if waiting is not None and not self._builds.has_nodes(
-            function_id, waiting[1].request.items
-        ):
-            queues.append(best_effort[ANYWHERE])
-        for queue in queues:
-            while (task := self._batching.prune(queue)) is not None:
-                if not self._spillover.may_call(build, task):
-                    at_ns = self._spillover.retry_at_ns(build)
-                    if at_ns is not None:
-                        self.orders.set_timer(_CALL, at_ns, function_id)
-                    break
-                self._send_call(queue, build)
-
-    def _call_instead(self, queue: EdfQueue, task: Task) -> bool:
-        """Call for a task that may be late on the next free node, if a call is in time."""
-        faas, promise = self._builds.faas[task.function.id], self._admission.booked(task)
-        if faas is None or promise is None or promise.build is faas:
-            return False
-        items, now_ns = task.request.items, self.view.now_ns
-        left_ns = self._admission.latest_ns(task.request, task.id % STAGES_MAX) - now_ns
-        wait_ns = promise.build.calendar.free_in_ns(now_ns)
-        if wait_ns + promise.build.cautious_ns(items, _LATE_Z) <= left_ns:
-            return False
-        if items > faas.items_max or faas.cautious_ns(items, _LATE_Z) > left_ns:
-            return False
-        if not self._spillover.has_warm(faas, task):
-            return False
-        self._send_call(queue, faas)
-        return True
-
-    def _send_call(self, queue: EdfQueue, build: Build) -> None:
-        batch = self._batching.take(queue, build, 0)
-        self._spillover.on_call(build)
-        sent = self.orders.dispatch_to_pool(batch, build.pool, build.variant)
-        self._builds.on_sent(build, sent, 0)
+        while (send := self._dispatch.to_faas(function_id)) is not None:
+            self._send(send)
+        at_ns = self._dispatch.retry_call_at_ns(function_id)
+        if at_ns is not None:
+            self.orders.set_timer(_CALL, at_ns, function_id)
 
     def on_timer(self, name: str, number: int) -> None:
         build = self._builds.faas[number]

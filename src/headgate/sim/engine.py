@@ -156,7 +156,13 @@ class Engine:
         return is_idle or next_ns > self._limit_ns
 
     def _admit(
-        self, now_ns: int, pipeline: int, client: int, items: int, priority: int = 0
+        self,
+        now_ns: int,
+        pipeline: int,
+        client: int,
+        items: int,
+        priority: int = 0,
+        timeout_ns: int = 0,
     ) -> None:
         recorder = self.recorder
         request_id = recorder.count
@@ -166,7 +172,9 @@ class Engine:
         index = 0 if self._peers == 1 else self._scheduler_of_request(request_id)
         event = RequestArrived(request_id, pipeline, client, items, priority)
         # The event may wait in the Scheduler's inbox; the deadline counts from the arrival.
-        if self._has_decision_cost:
+        if timeout_ns:
+            event.deadline_ns, event.is_hard = now_ns + timeout_ns, True
+        elif self._has_decision_cost:
             event.deadline_ns = self.app.pipelines[pipeline].slo.deadline_ns(now_ns)
         self.handle_event(now_ns, index, event)
 
@@ -210,7 +218,9 @@ class Engine:
             if item.sender is not None:
                 self._senders[self.recorder.count] = item.sender
                 item.sender.on_arrived(self, now_ns, self.recorder.count)
-            self._admit(now_ns, item.pipeline, item.client, item.items, item.priority)
+            self._admit(
+                now_ns, item.pipeline, item.client, item.items, item.priority, item.timeout_ns
+            )
         elif isinstance(item, Callback):
             item.call(now_ns)
         else:
@@ -376,10 +386,11 @@ class Engine:
         items: int = 1,
         sender: SimClient | None = None,
         priority: int = 0,
+        timeout_ns: int = 0,
     ) -> None:
         """Have a request arrive at `at_ns`; `sender` is notified of its arrival and its outcome."""
         self._pending_clients += 1
-        submission = Submission(pipeline, client, items, priority, sender)
+        submission = Submission(pipeline, client, items, priority, timeout_ns, sender)
         self.queue.push(at_ns, Rank.ARRIVAL, submission)
 
     def cancel(self, now_ns: int, request_id: int) -> None:

@@ -62,15 +62,22 @@ class TimerDue(QueueItem):
 class Submission(QueueItem):
     """A request that a client, or a fault, sends."""
 
-    __slots__ = ("client", "items", "pipeline", "priority", "sender")
+    __slots__ = ("client", "items", "pipeline", "priority", "sender", "timeout_ns")
 
     def __init__(
-        self, pipeline: int, client: int, items: int, priority: int, sender: SimClient | None
+        self,
+        pipeline: int,
+        client: int,
+        items: int,
+        priority: int,
+        timeout_ns: int,
+        sender: SimClient | None,
     ) -> None:
         self.pipeline = pipeline
         self.client = client
         self.items = items
         self.priority = priority
+        self.timeout_ns = timeout_ns  # 0: the pipeline's SLO sets the deadline
         self.sender = sender
 
 

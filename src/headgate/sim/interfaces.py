@@ -24,10 +24,12 @@ class Simulation(Protocol):
         items: int = 1,
         sender: SimClient | None = None,
         priority: int = 0,
+        timeout_ns: int = 0,
     ) -> None:
         """Have a request arrive at `at_ns`; `sender` is notified of its arrival and its outcome.
 
         `priority` is the one that the client claims: smaller is more urgent, 0 is the default.
+        `timeout_ns` is how long the client waits; 0: as long as the objective of the pipeline.
         """
 
     def cancel(self, now_ns: int, request_id: int) -> None:

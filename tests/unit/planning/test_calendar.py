@@ -7,10 +7,10 @@ from random import Random
 
 import pytest
 
-from headgate.planning.calendar import Calendar
+from headgate.planning.calendar import BUCKETS_MAX, Calendar
 
 WIDTH_NS = 1_000  # of a bucket: a sixteenth of the shortest objective
-BUCKETS = 64
+BUCKETS = 64  # at first
 NOTHING_NS = 1 << 60  # more than any slack
 
 
@@ -26,15 +26,20 @@ class Model:
     def __init__(self) -> None:
         self.calendar = make_calendar()
         self.first = 0  # bucket
+        self.size = BUCKETS
         self.lanes = 0
         self.ends_ns: list[int] = []
         self.bookings: list[tuple[int, int, float]] = []
 
     def bucket(self, now_ns: int, deadline_ns: int) -> int:
-        number = deadline_ns // WIDTH_NS
-        if number >= self.first + BUCKETS:
-            self.first = max(self.first, now_ns // WIDTH_NS)
-        number = min(max(number, self.first), self.first + BUCKETS - 1)
+        number, present = deadline_ns // WIDTH_NS, now_ns // WIDTH_NS
+        if number >= self.first + self.size:
+            size = self.size
+            while self.size < 2 * (number - present):
+                self.size *= 2
+            if self.size > size or 2 * (present - self.first) >= size:
+                self.first = max(self.first, present)
+        number = max(number, self.first)
         assert self.calendar.bucket(now_ns, deadline_ns) == number
         return number
 
@@ -76,13 +81,17 @@ class Model:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_slack_is_what_a_list_of_bookings_says(seed: int) -> None:
-    """Random bookings, lanes and runs, while time passes: the first bucket moves along."""
+    """Random bookings, lanes and runs, while time passes: the first bucket moves along.
+
+    Some deadlines are beyond the last bucket: there are more buckets then.
+    """
     rng, model, now_ns = Random(seed), Model(), 0
     for _ in range(300):
         now_ns += rng.choice((0, 0, 300, 2_500)) if rng.random() < 0.99 else 90_000
         choice = rng.random()
         if choice < 0.45:
-            deadline_ns = now_ns + rng.randint(-2_000, 61_000)
+            longest_ns = 61_000 if rng.random() < 0.95 else 400_000
+            deadline_ns = now_ns + rng.randint(-2_000, longest_ns)
             bucket = model.bucket(now_ns, max(0, deadline_ns))
             model.book(bucket, rng.randint(1, 5_000), rng.choice((0.0, 1.0, 1.5)))
         elif choice < 0.7 and model.bookings:
@@ -103,6 +112,25 @@ def test_slack_is_what_a_list_of_bookings_says(seed: int) -> None:
         model.take_back(0)
     assert (model.calendar.work_ns, model.calendar.batches) == (0, 0.0)
     assert model.calendar.slack(now_ns, 0)[2] >= NOTHING_NS
+
+
+def test_what_is_due_beyond_every_objective_takes_nothing_from_what_is_urgent() -> None:
+    """A client may claim a deadline of 2,000 objectives. It is kept, but not before the others."""
+    calendar = make_calendar(1)
+    for at_ns in range(0, 30_000, 1_000):
+        far = calendar.bucket(at_ns, at_ns + 2_000 * WIDTH_NS)
+        calendar.add(far, 20 * WIDTH_NS, 1.0)
+        work_ns, slack_ns, least_ns = calendar.slack(at_ns, calendar.bucket(at_ns, at_ns + 16_000))
+        assert work_ns == 0 and slack_ns >= 15 * WIDTH_NS
+        assert least_ns >= 1_000 * WIDTH_NS
+
+
+def test_deadlines_that_are_too_far_count_as_due_in_the_last_bucket() -> None:
+    """The first bucket stays until half of them have passed, or each arrival would cost O(n)."""
+    calendar = make_calendar(1)
+    numbers = [calendar.bucket(at_ns, 1 << 40) for at_ns in range(0, 10_000_000, 100_000)]
+    assert set(numbers) == {BUCKETS_MAX - 1, BUCKETS_MAX - 1 + BUCKETS_MAX // 2 + 8}
+    assert calendar.covered_ns(numbers[-1]) == (numbers[-1] + 1) * WIDTH_NS
 
 
 def count_starts(now_ns: int, at_ns: int, batch_ns: int, ends_ns: list[int], lanes: int) -> int:

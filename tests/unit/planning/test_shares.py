@@ -37,7 +37,9 @@ def draw(rng: Random, lanes: int) -> tuple[PoolShares, list[ClassLoad], int]:
     for client, objective_ns, window_ns, weight in arrivals:
         now_ns += rng.randint(0, S // 10)
         work_ns = rng.choice((0.01, 1.0, 20.0)) * S
-        load = shares.observe(now_ns, (client, 0), objective_ns, window_ns, weight, work_ns, lanes)
+        load = shares.observe(
+            now_ns, (client, 0), objective_ns, window_ns, weight, work_ns, lanes, objective_ns
+        )
         loads.append(load)
     return shares, loads, now_ns
 
@@ -83,11 +85,11 @@ def test_blocked_are_those_with_shorter_windows(seed: int) -> None:
 def test_a_silent_client_takes_nothing() -> None:
     """It was there once. An hour later all that it would be due is lent."""
     shares = PoolShares()
-    quiet = shares.observe(0, (0, 0), S, S, 1.0, 5.0 * S, 2)
-    busy = shares.observe(0, (1, 0), S, S, 1.0, 5.0 * S, 2)
+    quiet = shares.observe(0, (0, 0), S, S, 1.0, 5.0 * S, 2, S)
+    busy = shares.observe(0, (1, 0), S, S, 1.0, 5.0 * S, 2, S)
     assert quiet.allotted == pytest.approx(1.0)
     for second in range(3_600, 3_800):
-        busy = shares.observe(second * S, (1, 0), S, S, 1.0, 5.0 * S, 2)
+        busy = shares.observe(second * S, (1, 0), S, S, 1.0, 5.0 * S, 2, S)
     assert quiet.allotted == pytest.approx(0.0, abs=1e-6)
     assert busy.allotted == pytest.approx(2.0)
     assert shares.reserved_ns(busy, 10.0 * S) == pytest.approx(0.0, abs=1.0)
@@ -95,27 +97,55 @@ def test_a_silent_client_takes_nothing() -> None:
 
 def test_many_pipelines_do_not_multiply_the_share_of_a_client() -> None:
     shares = PoolShares()
-    loads = [shares.observe(0, (0, number), S, S, 1.0, 9.0 * S, 4) for number in range(5)]
-    other = shares.observe(0, (1, 0), S, S, 1.0, 90.0 * S, 4)
+    loads = [shares.observe(0, (0, number), S, S, 1.0, 9.0 * S, 4, S) for number in range(5)]
+    other = shares.observe(0, (1, 0), S, S, 1.0, 90.0 * S, 4, S)
     assert other.allotted == pytest.approx(2.0)
     assert sum(load.allotted for load in loads) == pytest.approx(2.0)
 
 
 def test_a_share_binds_only_where_more_is_asked_for_than_there_is() -> None:
     shares = PoolShares()
-    load = shares.observe(0, (0, 0), S, S, 1.0, 0.1 * S, 1)
+    load = shares.observe(0, (0, 0), S, S, 1.0, 0.1 * S, 1, S)
     load.tokens_ns = 0.0
     assert not shares.has_used_its_share(load, 0.1 * S)  # there is enough for all
-    load = shares.observe(0, (0, 0), S, S, 1.0, 8.9 * S, 1)
-    shares.observe(0, (1, 0), S, S, 1.0, 9.0 * S, 1)
+    assert not shares.wants_more(load)
+    load = shares.observe(0, (0, 0), S, S, 1.0, 8.9 * S, 1, S)
+    shares.observe(0, (1, 0), S, S, 1.0, 9.0 * S, 1, S)
     assert shares.has_used_its_share(load, 0.1 * S)
-    load = shares.observe(S, (0, 0), S, S, 1.0, 0.1 * S, 1)  # half a lane for a second
+    load = shares.observe(S, (0, 0), S, S, 1.0, 0.1 * S, 1, S)  # half a lane for a second
     assert not shares.has_used_its_share(load, 0.4 * S)
+    assert shares.wants_more(load)
     assert shares.has_used_its_share(load, 0.7 * S)
 
 
+def test_a_class_that_comes_has_its_share_at_once() -> None:
+    shares = PoolShares()
+    flood = shares.observe(0, (0, 0), S, S, 1.0, 9.0 * S, 1, S)
+    flood.tokens_ns -= 9.0 * S
+    quiet = shares.observe(S, (1, 0), S, S, 1.0, 0.01 * S, 1, S)
+    assert shares.is_contended
+    assert shares.has_used_its_share(flood, 0.01 * S) and shares.wants_more(flood)
+    assert not shares.has_used_its_share(quiet, 0.4 * S) and not shares.wants_more(quiet)
+
+
+@pytest.mark.parametrize("claimed_ns", [S // 2, S, 60 * S])
+def test_a_claimed_deadline_does_not_hide_a_load(claimed_ns: int) -> None:
+    """Five lanes of work are offered to one: that shows within an objective, whatever is claimed.
+
+    What a class can save up does not grow with its claims either.
+    """
+    shares = PoolShares()
+    for number in range(50):
+        load = shares.observe(
+            number * S // 50, (0, 0), claimed_ns, claimed_ns, 1.0, 0.1 * S, 1, float(S)
+        )
+    assert shares.is_contended
+    assert load.offered(S) == pytest.approx(5.0 * 50 / 75, rel=0.05)
+    assert load.tokens_ns <= 1.1 * S
+
+
 def test_offered_load_is_work_over_time() -> None:
-    load = ClassLoad(0, float(S), float(S), 1.0)
+    load = ClassLoad(0, float(S), float(S), 1.0, float(S))
     for at_ns in range(0, 100 * S, S // 10):
         load.observe(at_ns, 0.25 * S)
     assert load.offered(100 * S) == pytest.approx(2.5, rel=0.02)

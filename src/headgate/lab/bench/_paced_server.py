@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -35,6 +35,9 @@ CODE: Final = "headgate.lab.bench._paced_server:Paced"
 DEADLINE_MAX_S: Final = 60  # `deadline_max` of a server, unless its operator chooses another
 _CONNECTIONS_MAX: Final = 3_500  # below `connections_max`: others must be able to connect
 _GRPC_TICK_S: Final = 0.01
+# A server lets a channel have a few hundred requests open. What waits in the client is no flood.
+_GRPC_CHANNELS: Final = 12
+_OWN_CONNECTION: Final = (("grpc.use_local_subchannel_pool", 1),)
 _END_S: Final = 10.0
 _TENSOR: Final = {"name": "x", "datatype": "FP32", "shape": [1], "data": [1.0]}
 
@@ -175,10 +178,14 @@ async def _flood_grpc(flood: Flood) -> None:
     tensor.contents.fp32_contents.append(1.0)
     message = request.SerializeToString()
     metadata = (("authorization", f"Bearer {flood.key}"),)
-    async with insecure_channel(flood.address) as channel:
-        infer: UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{SERVICE}/ModelInfer")
+    async with AsyncExitStack() as stack:
+        calls: list[UnaryUnaryMultiCallable[bytes, bytes]] = []
+        for _ in range(_GRPC_CHANNELS):
+            channel = insecure_channel(flood.address, options=_OWN_CONNECTION)
+            await stack.enter_async_context(channel)
+            calls.append(channel.unary_unary(f"/{SERVICE}/ModelInfer"))
 
-        async def send() -> None:
+        async def send(infer: UnaryUnaryMultiCallable[bytes, bytes]) -> None:
             with suppress(AioRpcError):  # rejected
                 await infer(message, timeout=DEADLINE_MAX_S, metadata=metadata)
 
@@ -186,7 +193,7 @@ async def _flood_grpc(flood: Flood) -> None:
         sent, tasks = 0, set[asyncio.Task[None]]()
         while (now_s := time.monotonic() - began_s) < flood.seconds:
             for _ in range(int(now_s * flood.rate_per_s) - sent):
-                task = asyncio.create_task(send())
+                task = asyncio.create_task(send(calls[sent % _GRPC_CHANNELS]))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
                 sent += 1

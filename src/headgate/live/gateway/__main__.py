@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import sys
@@ -20,6 +21,11 @@ from headgate.live.supervisor import BAD_CONFIGURATION, problems_line
 from headgate.live.telemetry import logs
 
 INTERNAL_ERROR_EXIT: Final = 70
+# Collections of the second generation before the oldest is searched, ten times the default. That
+# search stops the gateway: with 3,000 open RPCs for 0.1 to 0.3 s, every two seconds while they
+# arrived, and it found next to nothing. Between two searches at most some 800,000 objects can pile
+# up, about 100 MB.
+_COLLECTIONS_BEFORE_OLDEST: Final = 100
 
 _LOG: Final = logging.getLogger("headgate.live.gateway")
 
@@ -52,6 +58,7 @@ def main() -> int:
     options = parser.parse_args()
     # gRPC's C core writes to stderr itself, and would block if nobody reads it.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    _limit_pauses()
     with logs.configured(read_deployment(options.run_dir).load().serve, "gateway"):
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -63,6 +70,14 @@ def main() -> int:
         except Exception:
             _LOG.critical("the gateway ends after an internal error", exc_info=True)
             return INTERNAL_ERROR_EXIT
+
+
+def _limit_pauses() -> None:
+    """Make pauses for garbage collection rare, and leave out what is never garbage."""
+    gc.collect()
+    gc.freeze()  # modules and classes
+    youngest, second, _ = gc.get_threshold()
+    gc.set_threshold(youngest, second, _COLLECTIONS_BEFORE_OLDEST)
 
 
 async def _run(options: argparse.Namespace) -> int:

@@ -1,0 +1,200 @@
+"""Dispatch: which batch goes to a free node next, and which to a FaaS pool.
+
+A promise binds: a task goes to the build that its promise names. Another pool takes it only if it
+is in time there and nothing that was promised there waits. What may be late on the next free node
+is called for instead, if a call is in time. Best effort gets its small share of a pool first, and
+whatever promised tasks leave.
+
+Each decision is a `Send`, a value: to form the batch and to order it is the caller's part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, final
+
+from headgate.core.records import STAGES_MAX, Node, Task
+from headgate.core.view import View
+from headgate.planning.admission import AdmissionControl
+from headgate.planning.batching import Batching
+from headgate.planning.builds import Build, Builds
+from headgate.planning.placement import Placement
+from headgate.planning.spillover import Spillover
+from headgate.planning.task_queues import ANYWHERE, CALLS_ONLY, EdfQueue, Heads, TaskQueues
+
+_HEADS_EXAMINED: Final = 8  # queues that are tried for a free node
+_LATE_Z: Final = 2.0  # a task is called for if with so many standard deviations a node is too late
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Send:
+    """A decision: a batch from the head of a queue goes to a node, or to a FaaS pool."""
+
+    queue: EdfQueue
+    build: Build
+    node: Node | None  # None: the batch is a call of the build's FaaS pool
+
+
+@final
+class Dispatch:
+    """Chooses from the queues what runs next."""
+
+    def __init__(
+        self,
+        view: View,
+        builds: Builds,
+        admission: AdmissionControl,
+        queues: TaskQueues,
+        batching: Batching,
+        placement: Placement,
+        spillover: Spillover,
+    ) -> None:
+        self._view = view
+        self._builds = builds
+        self._admission = admission
+        self._queues = queues
+        self._batching = batching
+        self._placement = placement
+        self._spillover = spillover
+
+    def to_node(self, node: Node) -> Send | None:
+        """The next batch for a node; None if it has no free slot, or should run nothing now.
+
+        A call can be the answer, too: of a task that waits for this node and would be late.
+        """
+        if node.id not in self._view.free_nodes:
+            return None
+        queues, pool_id = self._queues, node.pool.id
+        promised, best_effort = queues.promised_heads[pool_id], queues.best_effort_heads[pool_id]
+        send: Send | None = None
+        if queues.is_best_effort_due(pool_id):
+            send = self._first(node, best_effort)
+        send = send or self._first(node, promised) or self._from_other_pool(node)
+        return send or self._first(node, best_effort)
+
+    def _first(self, node: Node, heads: Heads) -> Send | None:
+        """The most urgent queue of which the node should run a batch now."""
+        examined: list[EdfQueue] = []
+        send: Send | None = None
+        while send is None and len(examined) < _HEADS_EXAMINED:
+            queue = heads.pop()
+            if queue is None:
+                break
+            task = self._batching.prune(queue)
+            if task is None:
+                continue
+            examined.append(queue)
+            build = self._builds.on_pool[node.pool.id][task.function.id]
+            assert build is not None
+            send = self._call_instead(queue, task)
+            if send is not None:
+                break
+            if node.running >= build.lanes or not self._view.has_compute(node, build.variant):
+                break  # kept for a build that needs more of it, which would starve otherwise
+            if task.request.items > build.items_max:
+                send = self.to_faas(task.function.id)  # perhaps no node can take it
+            elif self._placement.suits(node, build):
+                send = Send(queue, build, node)
+        for queue in examined:
+            heads.push(queue)
+        return send
+
+    def _from_other_pool(self, node: Node) -> Send | None:
+        """The most urgent task of another pool that is in time on this node."""
+        for pool_id, heads in enumerate(self._queues.promised_heads):
+            queue = None if pool_id == node.pool.id else heads.pop()
+            if queue is None:
+                continue
+            heads.push(queue)
+            entry = queue.head()
+            assert entry is not None
+            build = self._builds.on_pool[node.pool.id][entry[1].function.id]
+            if (
+                build is not None
+                and node.running < build.lanes
+                and self._admission.is_in_time(entry[1], build)
+                and self._placement.suits(node, build)
+            ):
+                return Send(queue, build, node)
+        return None
+
+    def to_other_pool(self, queue: EdfQueue) -> Send | None:
+        """Send the head of a queue to another pool where it is in time and nothing waits."""
+        entry = queue.head()
+        own = None if entry is None else self._admission.booked(entry[1])
+        if entry is None or own is None:
+            return None
+        task = entry[1]
+        for build in self._builds.of_function[task.function.id]:
+            if build is own.build or build.warm_pool is not None:
+                continue
+            if build.calendar.work_ns == 0 and self._admission.is_in_time(task, build):
+                node = self._placement.warm_node(build)
+                if node is not None:
+                    return Send(queue, build, node)
+        return None
+
+    def to_faas(self, function_id: int) -> Send | None:
+        """The next call for a function: of what was promised one, or runs nowhere else."""
+        build = self._builds.faas[function_id]
+        if build is None:
+            return None
+        for queue in self._called_queues(build):
+            task = self._batching.prune(queue)
+            if task is not None and self._spillover.may_call(build, task):
+                return Send(queue, build, None)
+        return None
+
+    def retry_call_at_ns(self, function_id: int) -> int | None:
+        """When a call that waits for an instance can be sent; None if none waits."""
+        build = self._builds.faas[function_id]
+        if build is None or all(q.head() is None for q in self._called_queues(build)):
+            return None
+        return self._spillover.retry_at_ns(build)
+
+    def to_pool(self, pool_id: int) -> Send | None:
+        """The next call of a FaaS pool, whose concurrency all its functions share."""
+        for heads in (
+            self._queues.promised_heads[pool_id],
+            self._queues.best_effort_heads[pool_id],
+        ):
+            examined: list[EdfQueue] = []
+            send: Send | None = None
+            while send is None and len(examined) < _HEADS_EXAMINED:
+                queue = heads.pop()
+                if queue is None:
+                    break
+                task = self._batching.prune(queue)
+                if task is not None:
+                    examined.append(queue)
+                    send = self.to_faas(task.function.id)
+            for queue in examined:
+                heads.push(queue)
+            if send is not None:
+                return send
+        return None
+
+    def _called_queues(self, build: Build) -> list[EdfQueue]:
+        best_effort = self._queues.best_effort[build.function_id]
+        queues = [self._queues.promised[build.id], best_effort[CALLS_ONLY]]
+        waiting = best_effort[ANYWHERE].head()
+        if waiting is not None:
+            items = waiting[1].request.items
+            if not self._builds.has_nodes(build.function_id, items):
+                queues.append(best_effort[ANYWHERE])
+        return queues
+
+    def _call_instead(self, queue: EdfQueue, task: Task) -> Send | None:
+        """Call for a task that may be late on the next free node, if a call is in time."""
+        faas, promise = self._builds.faas[task.function.id], self._admission.booked(task)
+        if faas is None or promise is None or promise.build is faas:
+            return None
+        items, now_ns = task.request.items, self._view.now_ns
+        left_ns = self._admission.latest_ns(task.request, task.id % STAGES_MAX) - now_ns
+        wait_ns = promise.build.calendar.free_in_ns(now_ns)
+        if wait_ns + promise.build.cautious_ns(items, _LATE_Z) <= left_ns:
+            return None
+        if items > faas.items_max or faas.cautious_ns(items, _LATE_Z) > left_ns:
+            return None
+        return Send(queue, faas, None) if self._spillover.has_warm(faas, task) else None
