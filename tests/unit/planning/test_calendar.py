@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from headgate.planning.calendar import BUCKETS_MAX, Calendar
+from headgate.planning.calendar import BUCKETS_MAX, Calendar, Lanes
 
 WIDTH_NS = 1_000  # of a bucket: a sixteenth of the shortest objective
 BUCKETS = 64  # at first
@@ -203,3 +203,16 @@ def test_late_starts_inflate_what_is_booked_and_starts_in_time_slowly_deflate_it
     for _ in range(100_000):
         calendar.on_sent(-1)
     assert calendar.inflation == 1.0
+
+
+def test_a_lane_counts_only_if_it_is_free_in_time_even_when_it_takes_longer() -> None:
+    lanes = Lanes()
+    lanes.resize(1)
+    lanes.occupy(100 * WIDTH_NS, spread_ns=10 * WIDTH_NS)
+    assert not lanes.can_start(0, 109 * WIDTH_NS, 10.0 * WIDTH_NS, 1.0)
+    assert lanes.can_start(0, 110 * WIDTH_NS, 10.0 * WIDTH_NS, 1.0)
+    # It is overdue: it may take its spread longer again, however late it is.
+    assert not lanes.can_start(150 * WIDTH_NS, 159 * WIDTH_NS, 10.0 * WIDTH_NS, 1.0)
+    assert lanes.can_start(150 * WIDTH_NS, 160 * WIDTH_NS, 10.0 * WIDTH_NS, 1.0)
+    lanes.release(100 * WIDTH_NS)
+    assert lanes.can_start(150 * WIDTH_NS, 150 * WIDTH_NS, 10.0 * WIDTH_NS, 1.0)

@@ -153,7 +153,7 @@ def test_without_an_objective_a_batch_is_as_large_as_pays() -> None:
 
 
 def test_a_request_predicted_to_be_late_is_rejected_with_the_prediction() -> None:
-    rig = Rig(TEN, latency_ms=25)
+    rig = Rig(TEN, latency_ms=27)
     assert [outcomes(rig.ask(0)) for _ in range(2)] == [[], []]
     (rejected,) = rig.ask(0)
     assert isinstance(rejected, Settle)
@@ -192,7 +192,7 @@ def test_what_can_no_longer_be_in_time_stands_back() -> None:
     """The node was slower than the profile says: request 1 is lost, request 2 is not."""
     rig = Rig(TEN, latency_ms=100)
     rig.ask(0, deadline_ms=100)
-    rig.ask(0, deadline_ms=25)
+    rig.ask(0, deadline_ms=27)
     rig.ask(0, deadline_ms=60)
     assert sent(rig.at(20, BatchFinished(0))) == [([2], 0)]
     assert sent(rig.at(40, BatchFinished(1))) == [([1], 0)]

@@ -1,0 +1,125 @@
+"""What is sent where, and in which batches: the decisions of `Dispatch` and `Batching`.
+
+A batch of one takes 10 ms, one of four 16 ms.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from planning_rig import CLOUD, MS, PlanningRig, make_app
+
+from headgate.core.model import Pool, Profile
+from headgate.core.records import Node, Task
+from headgate.planning.batching import Batching
+from headgate.planning.dispatch import Dispatch, Send
+from headgate.planning.task_queues import TaskQueues
+
+PROFILE = Profile((10 * MS, 12 * MS, 14 * MS, 16 * MS))
+ONE = Pool(0, "one", nodes=1)
+OTHER = Pool(1, "other", nodes=1)
+
+
+@final
+class DispatchRig:
+    """Dispatch over the components of a `PlanningRig`, which says what was promised."""
+
+    def __init__(self, *pools: Pool, latency_ms: float | None = 100.0) -> None:
+        rig = self.rig = PlanningRig(make_app([PROFILE], *pools, latency_ms=latency_ms))
+        self.queues = TaskQueues(rig.view.app, rig.builds, 30.0)
+        self.batching = Batching(rig.view, rig.admission, self.queues)
+        self.dispatch = Dispatch(
+            rig.view, rig.builds, rig.admission, self.queues, self.batching, rig.placement,
+            rig.spillover,
+        )  # fmt: skip
+
+    def node(self, pool_id: int = 0) -> Node:
+        return next(n for n in self.rig.view.nodes.values() if n.pool.id == pool_id)
+
+    def admit(self, due_ms: float) -> Task:
+        """Admit a request, and queue its task."""
+        request = self.rig.ask(due_ms=due_ms)
+        assert self.rig.admission.admit(request)
+        task = request.tasks[0]
+        self.queues.push(task, self.rig.admission.booked(task))
+        return task
+
+    def add_best_effort(self) -> Task:
+        task = self.rig.ask().tasks[0]
+        self.queues.push(task, None)
+        return task
+
+    def send(self, send: Send | None) -> list[Task]:
+        """Form the batch of a decision, and order it."""
+        assert send is not None
+        tasks = self.batching.take(send.queue, send.build, 0)
+        if send.node is not None:
+            batch = self.rig.orders.dispatch(tasks, send.node, send.build.variant)
+            self.rig.builds.on_sent(send.build, batch, 0)
+        return tasks
+
+
+def test_a_node_gets_what_must_start_first_and_what_fits_beside_it() -> None:
+    rig = DispatchRig(ONE)
+    others = [rig.admit(90), rig.admit(95)]
+    soon = rig.admit(50)
+    sent = rig.send(rig.dispatch.to_node(rig.node()))
+    assert sent[0] is soon
+    assert sorted(sent[1:], key=lambda task: task.id) == others
+    assert rig.dispatch.to_node(rig.node()) is None  # its one slot is taken
+
+
+def test_a_batch_is_no_larger_than_its_most_urgent_member_allows() -> None:
+    rig = DispatchRig(ONE)
+    urgent = rig.admit(13)
+    for _ in range(3):
+        rig.admit(100)
+    assert rig.send(rig.dispatch.to_node(rig.node())) == [urgent]
+
+
+def test_best_effort_runs_when_nothing_promised_waits() -> None:
+    rig = DispatchRig(ONE)
+    rig.add_best_effort()
+    promised = rig.admit(50)
+    assert rig.send(rig.dispatch.to_node(rig.node())) == [promised]
+    rig = DispatchRig(ONE)
+    best_effort = rig.add_best_effort()
+    assert rig.send(rig.dispatch.to_node(rig.node())) == [best_effort]
+
+
+def test_a_task_goes_to_another_pool_only_if_nothing_promised_waits_there() -> None:
+    rig = DispatchRig(ONE, OTHER)
+    for pool_id in (0, 1):
+        rig.rig.start(0, rig.node(pool_id))
+    first = rig.admit(50)
+    promise = rig.rig.admission.booked(first)
+    assert promise is not None
+    queue = rig.queues.promised[promise.build.id]
+    elsewhere = rig.dispatch.to_other_pool(queue)
+    assert elsewhere is not None
+    assert elsewhere.build.pool is not promise.build.pool
+    elsewhere.build.calendar.add(elsewhere.build.calendar.bucket(0, 50 * MS), 10 * MS, 1.0)
+    assert rig.dispatch.to_other_pool(queue) is None
+
+
+def test_what_no_node_can_run_is_called_for() -> None:
+    rig = DispatchRig(Pool(0, "node", nodes=0), CLOUD)
+    best_effort = rig.add_best_effort()
+    send = rig.dispatch.to_faas(0)
+    assert send is not None
+    assert send.node is None
+    assert send.build is rig.rig.faas()
+    assert rig.send(send) == [best_effort]
+    assert rig.dispatch.to_pool(1) is None
+    assert rig.dispatch.retry_call_at_ns(0) is None  # nothing waits
+
+
+def test_what_cannot_be_in_time_any_more_is_best_effort() -> None:
+    rig = DispatchRig(ONE)
+    task = rig.admit(30)
+    rig.rig.view.now_ns = 25 * MS
+    queue = rig.queues.promised[rig.rig.build().id]
+    assert rig.batching.prune(queue) is None
+    assert rig.rig.admission.booked(task) is None
+    assert rig.queues.take_given_up() == 0
+    assert rig.send(rig.dispatch.to_node(rig.node())) == [task]
