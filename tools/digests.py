@@ -58,6 +58,7 @@ ORDINALS = {
     "TimerFired": 24,
     "LoadFailed": 25,
     "ReportFault": 26,
+    "ReportWouldReject": 27,
 }
 
 

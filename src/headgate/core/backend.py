@@ -158,16 +158,16 @@ class Backend:
         order = message.order
         if isinstance(order, Dispatch) and order.instance_id is not None:
             instance = self.instances[order.instance_id]
+            if self._limits_compute:
+                shape = instance.variant.shape
+                self._cpu_milli -= shape.cpu_milli
+                self._gpu_sevenths -= shape.gpu_sevenths
         else:
             instance = self.instances[instance_of(order)]
             instance.is_ready = True
         instance.idle_since_ns = now_ns
         instance.running -= 1
         self._running -= 1
-        if self._limits_compute:
-            shape = instance.variant.shape
-            self._cpu_milli -= shape.cpu_milli
-            self._gpu_sevenths -= shape.gpu_sevenths
         if (
             self._has_idle_timeout
             or self._held
@@ -340,12 +340,16 @@ class Backend:
         self._held = still_held
 
     def _try_begin(self, instance: ResidentInstance, is_batch: bool) -> bool:
-        """Take a slot and the variant's compute if both are free; for a batch, once it is ready."""
+        """Take a slot and, for a batch, compute if they are free and the instance is ready.
+
+        A start or a load takes no compute, here and in the books of the Scheduler: it runs no
+        kernel, and which shape its batches will have is not known yet.
+        """
         if is_batch and not (instance.is_ready and instance.running < instance.variant.concurrency):
             return False
         if self._running >= self._slots:
             return False
-        if self._limits_compute:
+        if is_batch and self._limits_compute:
             shape = instance.variant.shape
             cpu_milli = self._cpu_milli + shape.cpu_milli
             gpu_sevenths = self._gpu_sevenths + shape.gpu_sevenths

@@ -99,12 +99,7 @@ class View:
         need = variant.profile.memory_bytes
         if node.memory_used_bytes + need <= node.pool.memory_bytes:
             return True
-        pinned = sum(
-            i.variant.profile.memory_bytes
-            for i in node.instances.values()
-            if i.residency != Residency.HOST and not is_evictable(i)
-        )
-        return pinned + need <= node.pool.memory_bytes
+        return need <= room_bytes(node)
 
     def is_resident(self, node: Node, function_id: int) -> bool:
         """Whether the node holds this function's weights on its device, or is loading them."""
@@ -198,6 +193,15 @@ class View:
 def is_evictable(instance: Instance) -> bool:
     """Whether an instance can be evicted at once: it is idle and not loading."""
     return instance.state == InstanceState.IDLE and not instance.is_preparing
+
+
+def room_bytes(node: Node) -> int:
+    """Device memory that a node has, or can free by evicting idle instances."""
+    pinned = 0
+    for instance in node.instances.values():
+        if instance.residency != Residency.HOST and not is_evictable(instance):
+            pinned += instance.variant.profile.memory_bytes
+    return node.pool.memory_bytes - pinned
 
 
 def is_free(view: View, node: Node) -> bool:

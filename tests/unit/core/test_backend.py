@@ -163,14 +163,23 @@ def test_a_start_does_not_overtake_a_batch_that_wants_the_slot() -> None:
 
 
 def test_a_batch_does_not_overtake_what_waits_for_compute() -> None:
-    """A slot is free, but an order that came before needs more compute than is free."""
-    pool = Pool(0, "gpu", slots=3, gpu_sevenths=7)
+    """A slot is free, but a batch that came before needs more compute than is free."""
+    pool = Pool(0, "gpu", slots=3, gpu_sevenths=7, queue_max=1)
     small = make_function(0, concurrency=2, shape=Shape(gpu_sevenths=2)).variants[0]
     large = make_function(1, shape=Shape(gpu_sevenths=6)).variants[0]
     backend = Backend(pool, (small, large))
+    ready(backend, 0, 1)
+    assert told(backend, batch(0), batch(1, 1), batch(2)) == ["begin batch 0", "batch 2 busy"]
+    assert told(backend, Ended(batch(0))) == ["begin batch 1"]
+
+
+def test_a_start_takes_a_slot_and_no_compute() -> None:
+    """The books of the Scheduler say the same: it sends a batch beside a start."""
+    pool = Pool(0, "gpu", slots=2, gpu_sevenths=7)
+    backend = Backend(pool, variants(shape=Shape(gpu_sevenths=4)))
     ready(backend, 0)
-    assert told(backend, batch(0), start(1), batch(1)) == ["begin batch 0", "batch 1 busy"]
-    assert told(backend, Ended(batch(0))) == ["begin start 1"]
+    assert told(backend, start(1), batch(0)) == ["begin start 1", "begin batch 0"]
+    assert told(backend, Ended(start(1)), batch(1, 1)) == ["batch 1 busy"]
 
 
 def test_a_start_that_fails_takes_the_batches_with_it_that_waited_for_it() -> None:

@@ -23,10 +23,11 @@ from headgate.core.scheduler.policy_hooks import PolicyHooks
 from headgate.core.scheduler.requests import RequestHandlers
 from headgate.core.scheduler.state import InstanceWriter, StateWriter
 from headgate.core.states import InstanceState, NodeState, RequestState, Residency, TaskState
-from headgate.core.view import View
+from headgate.core.view import View, room_bytes
 
 PROBE: Final = "probe"  # the timer, by variant id
 _WAITING: Final = (TaskState.BLOCKED, TaskState.READY, TaskState.HELD)
+_STOPPED: Final = (InstanceState.DRAINING, InstanceState.GONE)
 _DOUBLINGS_MAX: Final = 30  # bounds the shift; the back-off reaches its own bound long before
 
 
@@ -372,28 +373,72 @@ class FleetHandlers:
 def reconcile(view: View, orders: Orders, plan: Plan) -> None:
     """Start the instances that a plan lacks, and stop idle ones that it does not want.
 
-    This is the slow time scale, and the same for every policy.
+    This is the slow time scale, and the same for every policy. O(targets + instances of their
+    variants), and O(free nodes of its pool) for each target that lacks instances, unless none of
+    these nodes has the memory.
     """
-    for target in plan.targets:
-        present = view.instances_in(target.variant_id, target.pool_id)
-        if len(present) < target.count:
-            _start(view, orders, target, target.count - len(present))
-        else:
-            for instance in sorted(present, key=_stop_order)[: len(present) - target.count]:
-                if instance.running == 0:
-                    orders.stop(instance)
+    _Reconciliation(view, orders).run(plan)
 
 
-def _start(view: View, orders: Orders, target: Target, count: int) -> None:
-    variant = view.app.variants[target.variant_id]
-    for node in list(view.free_nodes.values()):
-        if count == 0:
+@final
+class _Reconciliation:
+    """One pass over the targets of a plan, with the instances grouped once for all of them."""
+
+    def __init__(self, view: View, orders: Orders) -> None:
+        self._view = view
+        self._orders = orders
+        self._grouped: set[int] = set()  # variant ids
+        self._groups: dict[
+            tuple[int, int], list[Instance]
+        ] = {}  # by variant and pool, oldest first
+        self._rooms_bytes: dict[int, int] = {}  # by pool id: see `_room_bytes`
+
+    def run(self, plan: Plan) -> None:
+        for target in plan.targets:
+            group = self._group(target)
+            # Orders for earlier targets may have stopped some to make room.
+            present = [i for i in group if i.state not in _STOPPED]
+            if len(present) < target.count:
+                self._start(target, target.count - len(present), group)
+            elif len(present) > target.count:
+                self._stop(target, sorted(present, key=_stop_order)[: len(present) - target.count])
+
+    def _group(self, target: Target) -> list[Instance]:
+        variant_id = target.variant_id
+        if variant_id not in self._grouped:
+            self._grouped.add(variant_id)
+            for instance in self._view.instances_of[variant_id].values():
+                self._groups.setdefault((variant_id, instance.pool.id), []).append(instance)
+        return self._groups.setdefault((variant_id, target.pool_id), [])
+
+    def _start(self, target: Target, count: int, group: list[Instance]) -> None:
+        view = self._view
+        variant = view.app.variants[target.variant_id]
+        if variant.profile.memory_bytes > self._room_bytes(target.pool_id):
             return
-        is_candidate = node.pool.id == target.pool_id and variant.id not in node.instances
-        may_start = not view.is_barred(node, variant) and view.can_make_room(node, variant)
-        if is_candidate and may_start:
-            orders.start(variant, node)
-            count -= 1
+        for node in list(view.free_by_pool[target.pool_id].values()):
+            if count == 0:
+                return
+            is_candidate = variant.id not in node.instances and not view.is_barred(node, variant)
+            if is_candidate and view.can_make_room(node, variant):
+                group.append(self._orders.start(variant, node))
+                count -= 1
+
+    def _stop(self, target: Target, surplus: list[Instance]) -> None:
+        for instance in surplus:
+            if instance.running == 0:
+                self._orders.stop(instance)
+                self._rooms_bytes.pop(target.pool_id, None)  # one that was starting had memory
+
+    def _room_bytes(self, pool_id: int) -> int:
+        """The most memory that a free node of the pool has or can free, or had earlier in the pass.
+
+        Starts only reduce it, so a target that needs more has no node.
+        """
+        if pool_id not in self._rooms_bytes:
+            nodes = self._view.free_by_pool[pool_id].values()
+            self._rooms_bytes[pool_id] = max(map(room_bytes, nodes), default=-1)
+        return self._rooms_bytes[pool_id]
 
 
 def _stop_order(instance: Instance) -> tuple[int, int, int]:
