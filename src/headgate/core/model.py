@@ -323,12 +323,19 @@ class App:
             raise ValueError("variant ids must be 0, 1, 2, ...")
         object.__setattr__(self, "variants", tuple(variants))
 
-    def variants_on(self, pool_id: int) -> tuple[Variant | None, ...]:
-        """For each function, the variant that runs on this pool (the first one), or None."""
+    def variants_in(self, pool_id: int) -> tuple[tuple[Variant, ...], ...]:
+        """For each function, the variants that run on this pool, in the order declared."""
         return tuple(
-            next((v for v in function.variants if pool_id in v.pool_ids), None)
+            tuple(v for v in function.variants if pool_id in v.pool_ids)
             for function in self.functions
         )
+
+    def variants_on(self, pool_id: int) -> tuple[Variant | None, ...]:
+        """For each function, the first of its variants that run on this pool, or None.
+
+        It is the default of orders and queries that name only a function.
+        """
+        return tuple(variants[0] if variants else None for variants in self.variants_in(pool_id))
 
 
 @dataclass(frozen=True)

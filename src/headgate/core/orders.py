@@ -44,18 +44,28 @@ class Orders:
         self._has_timeouts = state.timeouts.is_enabled
         self._is_observing = view.app.limits.admission == OBSERVE
 
-    def dispatch(self, tasks: list[Task], node: Node, variant: Variant | None = None) -> Batch:
+    def dispatch(
+        self,
+        tasks: list[Task],
+        node: Node,
+        variant: Variant | None = None,
+        instance: Instance | None = None,
+    ) -> Batch:
         """Dispatch tasks of one function as a batch to a node.
 
         If the node has no instance of the variant, one is started there; if its weights are in host
         memory, they are loaded. Idle instances are evicted as needed. `variant` defaults to the
-        node's variant of this function. A task that is already running may be dispatched again: a
-        competing copy (hedging). The batch takes ownership of the list.
+        node's first variant of this function, `instance` to what `View.instance_for` returns. A
+        task that is already running may be dispatched again: a competing copy (hedging). The batch
+        takes ownership of the list.
         """
         if not tasks:
             raise PolicyError("a batch of no tasks")
         first = tasks[0]
-        if variant is None:
+        if instance is not None:
+            self._check_target(tasks, node, variant, instance)
+            variant = instance.variant
+        elif variant is None:
             variant = node.variants[first.function.id]
             if variant is None:
                 raise _illegal(tasks, f"{node.name} cannot run {first.function.name}")
@@ -63,7 +73,18 @@ class Orders:
             raise _illegal(tasks, f"{variant.name} does not run on pool {node.pool.name}")
         if node.state != NODE_UP:
             raise _illegal(tasks, f"{node.name} is down")
-        return self._send(tasks, variant, node, node.pool)
+        return self._send(tasks, variant, node, node.pool, instance)
+
+    def _check_target(
+        self, tasks: list[Task], node: Node, variant: Variant | None, instance: Instance
+    ) -> None:
+        """Raise unless a batch may be dispatched to this very instance."""
+        if instance.state == InstanceState.DRAINING or instance.state == InstanceState.GONE:
+            raise _illegal(tasks, f"instance {instance.id} is draining or gone")
+        if instance.node is not node:
+            raise _illegal(tasks, f"instance {instance.id} is not on {node.name}")
+        if variant is not None and instance.variant is not variant:
+            raise _illegal(tasks, f"instance {instance.id} is not of {variant.name}")
 
     def dispatch_to_pool(
         self, tasks: list[Task], pool: Pool, variant: Variant | None = None
@@ -87,9 +108,16 @@ class Orders:
             size += task.payload_bytes
         if size > pool.faas.payload_bytes_max:
             raise _illegal(tasks, f"a call of pool {pool.name} cannot carry {size} bytes")
-        return self._send(tasks, variant, None, pool)
+        return self._send(tasks, variant, None, pool, None)
 
-    def _send(self, tasks: list[Task], variant: Variant, node: Node | None, pool: Pool) -> Batch:
+    def _send(
+        self,
+        tasks: list[Task],
+        variant: Variant,
+        node: Node | None,
+        pool: Pool,
+        instance: Instance | None,
+    ) -> Batch:
         """Dispatch a batch if its tasks may run together as this variant; raise otherwise."""
         function_id = variant.function_id
         task_ids: list[int] = []
@@ -105,9 +133,11 @@ class Orders:
             raise _illegal(tasks, f"{items} items exceed the largest batch of {variant.name}")
         if len(task_ids) > 1:
             self._check_batchable(tasks, task_ids)
-        instance = None
         if node is not None:
-            instance = node.instances.get(variant.id)
+            if instance is None:
+                instance = node.instances.get(variant.id)
+                if node.replicas:
+                    instance = self._view.instance_for(node, variant)
             if instance is None or instance.residency == ON_HOST:
                 instance = self._make_resident(tasks, variant, node, instance)
         batch = self._state.send(tasks, task_ids, items, variant, instance, node, pool)
@@ -180,11 +210,12 @@ class Orders:
             raise PolicyError(f"request {request.id} is settled already")
 
     def start(self, variant: Variant, node: Node) -> Instance:
-        """Start an instance on a node, evicting idle ones as needed."""
+        """Start an instance on a node, evicting idle ones as needed.
+
+        If the node holds instances of the variant already, this is one more, with its own memory.
+        """
         if node.state != NodeState.UP:
             raise PolicyError(f"{node.name} is down")
-        if variant.id in node.instances:
-            raise PolicyError(f"{node.name} holds {variant.name} already")
         if node.pool.id not in variant.pool_ids:
             raise PolicyError(f"{variant.name} does not run on pool {node.pool.name}")
         self._check_may_start(variant)

@@ -126,6 +126,7 @@ class Target:
     variant_id: int
     pool_id: int
     count: int
+    per_node_max: int = 1  # instances of the variant that one node may hold
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ class Datum:
 
 @final
 class Instance:
-    """A variant of a function on a node. At most one per variant and node."""
+    """A variant of a function on a node. A node may hold several instances of a variant."""
 
     __slots__ = (
         "id",
@@ -171,6 +171,7 @@ class Node:
 
     __slots__ = (
         "blocked_until_ns",
+        "by_variant",
         "cpu_milli_used",
         "gpu_sevenths_used",
         "host_bytes_used",
@@ -180,6 +181,7 @@ class Node:
         "memory_used_bytes",
         "name",
         "pool",
+        "replicas",
         "running",
         "slots",
         "state",
@@ -192,7 +194,9 @@ class Node:
         self.id = id
         self.name = name
         self.pool = pool
-        self.variants = variants  # by function id: the variant that this node would run, or None
+        # By function id: the first variant declared that runs here, or None. It is the one that a
+        # policy gets that does not choose; `App.variants_in` has all of them.
+        self.variants = variants
         self.slots = pool.slots
         self.limits_compute = pool.cpu_milli < UNLIMITED or pool.gpu_sevenths < UNLIMITED
         self.state: int = NodeState.DOWN
@@ -202,8 +206,11 @@ class Node:
         self.gpu_sevenths_used = 0
         self.memory_used_bytes = 0
         self.host_bytes_used = 0
-        # By variant id, least recently used first where memory is limited.
+        # By variant id: its oldest instance here. That is the only one unless a policy has started
+        # more, so a policy that keeps one per node needs no other query.
         self.instances: dict[int, Instance] = {}
+        self.by_variant: dict[int, list[Instance]] = {}  # all instances, oldest first
+        self.replicas = 0  # instances beside the oldest of their variant
 
 
 @final

@@ -51,14 +51,37 @@ class View:
         self.unloadable: set[int] = set()  # functions with no instance, none of which may start
         self.suspects: dict[int, Task] = {}  # by function id: the quarantined task whose turn it is
         self.policy_faults = 0  # exceptions raised by hooks of the policy
+        # By pool and function id: the first variant declared, which is the default of orders and
+        # queries that name only a function; and all variants.
         self.variants_by_pool = [app.variants_on(pool.id) for pool in app.pools]
+        self.all_variants_by_pool = [app.variants_in(pool.id) for pool in app.pools]
 
     def can_take(self, node: Node, function_id: int) -> bool:
-        """Whether a free node has the compute and memory to begin a batch of this function now."""
+        """Whether a free node can begin a batch of this function now, as its default variant."""
         variant = node.variants[function_id]
-        if variant is None or (self.load_failures and self.is_barred(node, variant)):
+        if variant is None:
+            return False
+        if self.load_failures or node.replicas:
+            return self.fits(node, variant)
+        # `fits` in the usual case, inlined because policies ask this several times per task.
+        instance = node.instances.get(variant.id)
+        if instance is None or instance.residency == ON_HOST:
+            if not self.can_make_room(node, variant):
+                return False
+        elif instance.running >= variant.concurrency:
+            return False
+        return not node.limits_compute or self.has_compute(node, variant)
+
+    def fits(self, node: Node, variant: Variant) -> bool:
+        """Whether a free node has the compute and memory to begin a batch of this variant now.
+
+        O(1), unless memory is short or the node holds several instances of the variant.
+        """
+        if self.load_failures and self.is_barred(node, variant):
             return False
         instance = node.instances.get(variant.id)
+        if node.replicas:
+            instance = self.instance_for(node, variant)
         if instance is None or instance.residency == ON_HOST:
             if not self.can_make_room(node, variant):
                 return False
@@ -66,12 +89,24 @@ class View:
             return False
         return self.has_compute(node, variant)
 
+    def instance_for(self, node: Node, variant: Variant) -> Instance | None:
+        """The instance on a node that takes the next batch of a variant; None if it holds none.
+
+        One that can begin a batch is preferred to one that is being prepared, that one to one whose
+        weights are in host memory, and a full one is the last choice. Among equals it is the one
+        with the fewest batches, then the oldest. O(instances of the variant on the node).
+        """
+        best: Instance | None = None
+        best_rank = 0
+        for instance in node.by_variant.get(variant.id, ()):
+            rank = _rank(instance)
+            if best is None or (rank, instance.running) < (best_rank, best.running):
+                best, best_rank = instance, rank
+        return best
+
     def is_barred(self, node: Node, variant: Variant) -> bool:
         """Whether the variant is in start back-off and not running on this node."""
-        if variant.id not in self.load_failures:
-            return False
-        instance = node.instances.get(variant.id)
-        return instance is None or instance.state == INSTANCE_STARTING
+        return variant.id in self.load_failures and not has_ready(node, variant.id)
 
     def has_compute(self, node: Node, variant: Variant) -> bool:
         """Whether a node has the compute to begin a batch of a variant now."""
@@ -198,10 +233,28 @@ def is_evictable(instance: Instance) -> bool:
 def room_bytes(node: Node) -> int:
     """Device memory that a node has, or can free by evicting idle instances."""
     pinned = 0
-    for instance in node.instances.values():
-        if instance.residency != Residency.HOST and not is_evictable(instance):
-            pinned += instance.variant.profile.memory_bytes
+    for group in node.by_variant.values():
+        for instance in group:
+            if instance.residency != Residency.HOST and not is_evictable(instance):
+                pinned += instance.variant.profile.memory_bytes
     return node.pool.memory_bytes - pinned
+
+
+def has_ready(node: Node, variant_id: int) -> bool:
+    """Whether a node holds an instance of a variant that has started."""
+    for instance in node.by_variant.get(variant_id, ()):
+        if instance.state != INSTANCE_STARTING:
+            return True
+    return False
+
+
+def _rank(instance: Instance) -> int:
+    """The rank of `View.instance_for`: smaller is better."""
+    if instance.running >= instance.variant.concurrency:
+        return 3
+    if instance.residency == ON_HOST:
+        return 2
+    return 1 if instance.is_preparing or instance.state == INSTANCE_STARTING else 0
 
 
 def is_free(view: View, node: Node) -> bool:

@@ -109,7 +109,8 @@ class Rig:
             if node.state == NodeState.DOWN:
                 assert (node.running, node.memory_used_bytes, node.host_bytes_used) == (0, 0, 0)
                 continue
-            in_host = [i for i in node.instances.values() if i.residency == Residency.HOST]
+            held = [i for group in node.by_variant.values() for i in group]
+            in_host = [i for i in held if i.residency == Residency.HOST]
             host_bytes = sum(i.variant.profile.memory_bytes for i in in_host)
             assert node.host_bytes_used == host_bytes, "host memory is miscounted"
             assert node.host_bytes_used <= node.pool.host_memory_bytes

@@ -318,6 +318,8 @@ class Driver:
         self.timers: list[IdleTimer] = []
         self.open_batches: set[int] = set()  # sent, and neither refused nor ended
         self.open_instances: set[int] = set()
+        self.started: set[int] = set()  # instance ids
+        self.evicted: set[int] = set()  # instance ids: ordered to leave the device, not to return
 
     def tell(self, message: Message) -> None:
         if isinstance(message, Dispatch):
@@ -346,6 +348,19 @@ class Driver:
     def batches(self) -> list[Dispatch]:
         return [order for order in self.running if isinstance(order, Dispatch)]
 
+    def is_possible(self, step: str, instance_id: int) -> bool:
+        """Whether a Scheduler can give this order: what is evicted is loaded before it is used."""
+        if step == "evict":
+            is_possible = instance_id in self.started and instance_id not in self.evicted
+            if is_possible:
+                self.evicted.add(instance_id)
+            return is_possible
+        if step == "load":
+            is_possible = instance_id in self.evicted
+            self.evicted.discard(instance_id)
+            return is_possible
+        return step != "batch" or instance_id not in self.evicted
+
     def end(self, index: int, *, has_failed: bool) -> None:
         if self.running:
             order = self.running.pop(index % len(self.running))
@@ -355,6 +370,8 @@ class Driver:
             if fails:
                 assert isinstance(order, StartInstance)
                 self.open_instances.remove(order.instance_id)
+            elif isinstance(order, StartInstance):
+                self.started.add(order.instance_id)
             self.tell(Ended(order, fails))
 
     def check(self) -> None:
@@ -412,7 +429,7 @@ def test_every_order_ends_once_within_the_limits(
                 driver.tell(driver.timers.pop(0))
         elif step == "leave":
             driver.tell(SchedulerLeft(range(choice)))
-        else:
+        elif driver.is_possible(step, instance_id):
             messages: dict[str, Message] = {
                 "batch": batch(number, instance_id),
                 "load": load(instance_id),

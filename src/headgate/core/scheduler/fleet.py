@@ -23,7 +23,7 @@ from headgate.core.scheduler.policy_hooks import PolicyHooks
 from headgate.core.scheduler.requests import RequestHandlers
 from headgate.core.scheduler.state import InstanceWriter, StateWriter
 from headgate.core.states import InstanceState, NodeState, RequestState, Residency, TaskState
-from headgate.core.view import View, room_bytes
+from headgate.core.view import View, has_ready, room_bytes
 
 PROBE: Final = "probe"  # the timer, by variant id
 _WAITING: Final = (TaskState.BLOCKED, TaskState.READY, TaskState.HELD)
@@ -70,10 +70,9 @@ class LoadFailures:
         self._uses_faas = uses_faas  # by function id: the policy also dispatches it to FaaS pools
         # By function id: the variants that run on nodes.
         self._on_nodes: list[list[int]] = [[] for _ in view.app.functions]
-        for pool, variants in zip(view.app.pools, view.variants_by_pool, strict=True):
-            for variant in variants:
-                if variant is not None and pool.faas is None:
-                    self._on_nodes[variant.function_id].append(variant.id)
+        for variant in view.app.variants:
+            if any(view.app.pools[id].faas is None for id in variant.pool_ids):
+                self._on_nodes[variant.function_id].append(variant.id)
 
     def reported(self, now_ns: int, event: LoadFailed) -> None:
         """Record that a node reports a variant as not loadable."""
@@ -85,7 +84,7 @@ class LoadFailures:
             raise DriverError(f"node {event.node_id}: unknown variant {event.variant_id}")
         view.now_ns = now_ns
         variant = view.app.variants[event.variant_id]
-        if node.state != NodeState.UP or _is_up(node, variant.id):
+        if node.state != NodeState.UP or has_ready(node, variant.id):
             view.events_ignored += 1  # it crossed the loss of the node, or a successful start
             return
         self._record(variant, node.id, event.reason, is_probe=False)
@@ -148,7 +147,7 @@ class LoadFailures:
             failure.probe_id = self._instances.start_instance(variant, node.pool, node).id
             expected_ns = max(view.start_ns(node, variant), self._limits.start_backoff_ns)
             failure.retry_at_ns = view.now_ns + expected_ns
-        elif places and all(_is_up(node, variant_id) for node in places):
+        elif places and all(has_ready(node, variant_id) for node in places):
             self.started(variant)  # every node of its pools runs it: that proves that it loads
         else:
             self._back_off(variant, failure)
@@ -226,11 +225,6 @@ class LoadFailures:
         self._hooks.offer_nodes()
 
 
-def _is_up(node: Node, variant_id: int) -> bool:
-    instance = node.instances.get(variant_id)
-    return instance is not None and instance.state != InstanceState.STARTING
-
-
 @final
 class FleetHandlers:
     """Handles the events about nodes, instances and weights."""
@@ -303,8 +297,6 @@ class FleetHandlers:
         self._hooks.capacity(node)
 
     def _check_grant(self, instance: Instance, node: Node) -> None:
-        if instance.variant.id in node.instances:
-            raise DriverError(f"{node.name} holds {instance.variant.name} already")
         need = instance.variant.profile.memory_bytes
         if node.memory_used_bytes + need > node.pool.memory_bytes:
             raise DriverError(f"{node.name} holds too much for {instance.variant.name}")
@@ -319,10 +311,11 @@ class FleetHandlers:
         if not 0 <= event.variant_id < len(self._view.app.variants):
             raise DriverError(f"instance {event.instance_id}: unknown variant {event.variant_id}")
         self._view.now_ns = now_ns
-        if node.state != NodeState.UP or event.variant_id in node.instances:
+        variant = self._view.app.variants[event.variant_id]
+        used_bytes = node.memory_used_bytes + variant.profile.memory_bytes
+        if node.state != NodeState.UP or used_bytes > node.pool.memory_bytes:
             self._view.events_ignored += 1  # it crossed the loss of its node, or our own start
             return
-        variant = self._view.app.variants[event.variant_id]
         instance = self._instances.adopt_instance(event.instance_id, variant, node)
         self._failures.started(variant)
         self._hooks.instance_started(instance)
@@ -416,13 +409,16 @@ class _Reconciliation:
         variant = view.app.variants[target.variant_id]
         if variant.profile.memory_bytes > self._room_bytes(target.pool_id):
             return
-        for node in list(view.free_by_pool[target.pool_id].values()):
-            if count == 0:
-                return
-            is_candidate = variant.id not in node.instances and not view.is_barred(node, variant)
-            if is_candidate and view.can_make_room(node, variant):
-                group.append(self._orders.start(variant, node))
-                count -= 1
+        free = view.free_by_pool[target.pool_id]
+        for held_max in range(target.per_node_max):  # first one to every node, then a second one
+            for node in list(free.values()):
+                if count == 0:
+                    return
+                held = len(node.by_variant.get(variant.id, ()))
+                is_candidate = held <= held_max and not view.is_barred(node, variant)
+                if is_candidate and view.can_make_room(node, variant):
+                    group.append(self._orders.start(variant, node))
+                    count -= 1
 
     def _stop(self, target: Target, surplus: list[Instance]) -> None:
         for instance in surplus:

@@ -327,6 +327,8 @@ class InstanceWriter:
             del view.instances[instance.id]
             view.instances_of[instance.variant.id].pop(instance.id, None)  # none if it was draining
         node.instances.clear()
+        node.by_variant.clear()
+        node.replicas = 0
         node.running = 0
         node.cpu_milli_used = 0
         node.gpu_sevenths_used = 0
@@ -372,7 +374,14 @@ class InstanceWriter:
 
     def _attach(self, instance: Instance, node: Node) -> None:
         instance.node = node
-        node.instances[instance.variant.id] = instance
+        variant_id = instance.variant.id
+        group = node.by_variant.get(variant_id)
+        if group is None:
+            node.instances[variant_id] = instance
+            node.by_variant[variant_id] = [instance]
+        else:
+            group.append(instance)
+            node.replicas += 1
         node.memory_used_bytes += instance.variant.profile.memory_bytes
 
     def stop_instance(self, instance: Instance) -> None:
@@ -418,8 +427,15 @@ class InstanceWriter:
         self.list_if_free(node)
 
     def _detach(self, instance: Instance, node: Node) -> None:
-        if node.instances.get(instance.variant.id) is instance:
-            del node.instances[instance.variant.id]
+        variant_id = instance.variant.id
+        group = node.by_variant[variant_id]
+        group.remove(instance)
+        if group:
+            node.instances[variant_id] = group[0]
+            node.replicas -= 1
+        else:
+            del node.instances[variant_id]
+            del node.by_variant[variant_id]
         size = instance.variant.profile.memory_bytes
         if instance.residency == Residency.HOST:
             node.host_bytes_used -= size
@@ -449,7 +465,8 @@ class InstanceWriter:
         limit = node.pool.memory_bytes
         if node.memory_used_bytes + need <= limit:
             return
-        for victim in sorted(node.instances.values(), key=lambda i: (i.last_used_ns, i.id)):
+        held = [instance for group in node.by_variant.values() for instance in group]
+        for victim in sorted(held, key=lambda i: (i.last_used_ns, i.id)):
             if victim.residency != Residency.HOST and is_evictable(victim):
                 self._evict_or_stop(victim, node)
                 if node.memory_used_bytes + need <= limit:

@@ -92,11 +92,16 @@ class Validator:
             _require(node.gpu_sevenths_used == gpu, f"{node.name} miscounts its GPU share")
         on_device = sum(
             i.variant.profile.memory_bytes
-            for i in node.instances.values()
+            for group in node.by_variant.values()
+            for i in group
             if i.residency != Residency.HOST
         )
         _require(node.memory_used_bytes == on_device, f"{node.name} miscounts its memory")
         _require(on_device <= node.pool.memory_bytes, f"{node.name} holds more than it can")
+        first = {variant_id: group[0] for variant_id, group in node.by_variant.items()}
+        _require(node.instances == first, f"{node.name} lists others than its oldest instances")
+        held = sum(len(group) for group in node.by_variant.values())
+        _require(node.replicas == held - len(first), f"{node.name} miscounts its instances")
 
     def _check_batches(self) -> None:
         running: dict[int, int] = {}
@@ -118,7 +123,7 @@ class Validator:
             if instance.state != InstanceState.DRAINING:
                 active[instance.variant.id].append(instance.id)
                 is_on_node = instance.node is None or (
-                    instance.node.instances.get(instance.variant.id) is instance
+                    instance in instance.node.by_variant.get(instance.variant.id, [])
                 )
                 _require(is_on_node, f"instance {instance.id} is active, and not on its node")
         for variant, instances in zip(view.app.variants, view.instances_of, strict=True):
