@@ -28,28 +28,50 @@ LAMBDA_PAYLOAD_BYTES_MAX: Final = 6 << 20  # payload limit of an AWS Lambda call
 UNLIMITED: Final = 2**62 - 1
 MIB: Final = 1 << 20
 TIER_NAMES: Final = ("dedicated", "gpu", "serverless")
+
+
+class Compute:
+    """When a shape is chosen on the nodes of a pool, and while it is held."""
+
+    PER_BATCH: Final = 0  # chosen at dispatch, held while the batch runs
+    PER_INSTANCE: Final = 1  # chosen when an instance starts, held while a batch of it runs
+    RESIDENT: Final = 2  # chosen when an instance starts, held while its weights are loaded
+
+
+COMPUTE_NAMES: Final = ("per_batch", "per_instance", "resident")
 ENFORCE: Final = "enforce"  # the values of `Limits.admission`
 OBSERVE: Final = "observe"
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Compute that one running batch of an instance holds (its *active* resources).
+    """Compute that a running batch holds, or an instance where compute is resident (`Compute`).
 
-    Memory is not part of it: memory is held while the weights are loaded (*resident*), so it
-    belongs to the `Profile`. That is the difference between a GPU in a container and kernels as a
-    service.
+    Memory is not part of it: memory is held while the weights are loaded, whatever the shape, so it
+    belongs to the `Profile`.
     """
 
     cpu_milli: int = 0
     gpu_sevenths: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.cpu_milli / 1000:g} CPUs and {self.gpu_sevenths}/7 of a GPU"
+
+
+@dataclass(frozen=True)
+class ShapeTimes:
+    """The execution times of a variant in one of its shapes."""
+
+    shape: Shape
+    exec_ns: tuple[int, ...]  # exec_ns[b - 1] is the time of a batch of b items
 
 
 @dataclass(frozen=True)
 class Profile:
     """The measured or declared performance of one variant of a function."""
 
-    exec_ns: tuple[int, ...]  # exec_ns[b - 1] is the time of a batch of b items
+    # exec_ns[b - 1] is the time of a batch of b items, in the variant's own shape.
+    exec_ns: tuple[int, ...]
     slowdown: tuple[float, ...] = (1.0,)  # slowdown[c - 1] applies when c batches share the node
     cold_start_ns: int = 0  # process, imports, weights
     swap_in_ns: int = 0  # weights from host memory to the device
@@ -89,15 +111,39 @@ class Profile:
 
 @dataclass(frozen=True)
 class Variant:
-    """A build of a function with its resource shape, for certain pools."""
+    """A build of a function, for certain pools, with the shapes in which it runs.
+
+    Its execution time is a table over shapes and batch sizes: `shapes[id].exec_ns[items - 1]`. The
+    index of a shape is its id in orders, actions and logs. Weights are the same in every shape.
+
+    >>> small, large = Shape(gpu_sevenths=1), Shape(gpu_sevenths=4)
+    >>> more = (ShapeTimes(large, (6, 7)),)
+    >>> variant = Variant(0, "v", 0, (0,), Profile((10, 19)), small, more_shapes=more)
+    >>> [variant.exec_ns(2, shape_id) for shape_id in range(2)]
+    [19, 7]
+    """
 
     id: int
     name: str
     function_id: int
     pool_ids: tuple[int, ...]
     profile: Profile
-    shape: Shape = Shape()
+    shape: Shape = Shape()  # its own shape, id 0: what runs where nobody chooses
     concurrency: int = 1  # batches one instance runs at the same time
+    more_shapes: tuple[ShapeTimes, ...] = ()  # ids 1, 2, 3, ...
+    shapes: tuple[ShapeTimes, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        own = ShapeTimes(self.shape, self.profile.exec_ns)
+        object.__setattr__(self, "shapes", (own, *self.more_shapes))
+
+    def exec_ns(self, items: int, shape_id: int = 0) -> int:
+        """Expected time of a batch in a shape, alone on its node."""
+        return self.shapes[shape_id].exec_ns[items - 1]
+
+    def items_max(self, shape_id: int = 0) -> int:
+        """The largest batch that runs in a shape."""
+        return len(self.shapes[shape_id].exec_ns)
 
 
 @dataclass(frozen=True)
@@ -264,6 +310,7 @@ class Pool:
     queue_max: int = 0  # batches a node may queue while its slots are taken
     cpu_milli: int = UNLIMITED  # compute of one node
     gpu_sevenths: int = UNLIMITED
+    compute: int = Compute.PER_BATCH
     memory_bytes: int = UNLIMITED  # device memory of one node
     host_memory_bytes: int = 0  # host memory of one node for evicted weights
     idle_timeout_ns: int = NEVER_NS  # an instance that is idle for this long stops

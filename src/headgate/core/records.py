@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from headgate.core.model import UNLIMITED, Function, Pipeline, Pool, Stage, Variant
+from headgate.core.model import UNLIMITED, Compute, Function, Pipeline, Pool, Stage, Variant
 from headgate.core.states import (
     BATCH_IN_FLIGHT,
     REQUEST_OPEN,
@@ -136,6 +136,7 @@ class Instance:
     """A variant of a function on a node. A node may hold several instances of a variant."""
 
     __slots__ = (
+        "holds_compute",
         "id",
         "is_preparing",
         "last_used_ns",
@@ -143,12 +144,19 @@ class Instance:
         "pool",
         "residency",
         "running",
+        "shape_id",
         "state",
         "variant",
     )
 
     def __init__(
-        self, id: int, variant: Variant, pool: Pool, node: Node | None, now_ns: int
+        self,
+        id: int,
+        variant: Variant,
+        pool: Pool,
+        node: Node | None,
+        now_ns: int,
+        shape_id: int = 0,
     ) -> None:
         self.id = id
         self.variant = variant
@@ -157,6 +165,9 @@ class Instance:
         self.state: int = InstanceState.STARTING
         self.residency: int = Residency.NOWHERE
         self.is_preparing = False  # starting or loading weights: it holds a slot of its node
+        # What it was started with; of no meaning where a dispatch chooses the shape.
+        self.shape_id = shape_id
+        self.holds_compute = False  # it holds its shape, because compute is resident on its node
         self.running = 0  # batches of this Scheduler in flight on it
         self.last_used_ns = now_ns
 
@@ -170,13 +181,16 @@ class Node:
     """
 
     __slots__ = (
+        "binds_at_start",
         "blocked_until_ns",
         "by_variant",
+        "counts_batches",
         "cpu_milli_used",
         "gpu_sevenths_used",
         "host_bytes_used",
         "id",
         "instances",
+        "is_resident",
         "limits_compute",
         "memory_used_bytes",
         "name",
@@ -199,6 +213,10 @@ class Node:
         self.variants = variants
         self.slots = pool.slots
         self.limits_compute = pool.cpu_milli < UNLIMITED or pool.gpu_sevenths < UNLIMITED
+        is_resident = pool.compute == Compute.RESIDENT
+        self.is_resident = self.limits_compute and is_resident  # instances hold compute
+        self.counts_batches = self.limits_compute and not is_resident  # running batches do
+        self.binds_at_start = pool.compute != Compute.PER_BATCH  # instances have a shape
         self.state: int = NodeState.DOWN
         self.running = 0
         self.blocked_until_ns = 0
@@ -217,7 +235,18 @@ class Node:
 class Batch:
     """Tasks of one function dispatched together to an instance, or to a FaaS pool."""
 
-    __slots__ = ("id", "instance", "items", "node", "pool", "sent_ns", "state", "tasks", "variant")
+    __slots__ = (
+        "id",
+        "instance",
+        "items",
+        "node",
+        "pool",
+        "sent_ns",
+        "shape_id",
+        "state",
+        "tasks",
+        "variant",
+    )
 
     def __init__(
         self,
@@ -229,6 +258,7 @@ class Batch:
         node: Node | None,
         pool: Pool,
         sent_ns: int,
+        shape_id: int = 0,
     ) -> None:
         self.id = id
         self.variant = variant
@@ -238,6 +268,7 @@ class Batch:
         self.node = node
         self.pool = pool
         self.sent_ns = sent_ns
+        self.shape_id = shape_id
         self.state: int = BATCH_IN_FLIGHT
 
 

@@ -72,33 +72,46 @@ class View:
             return False
         return not node.limits_compute or self.has_compute(node, variant)
 
-    def fits(self, node: Node, variant: Variant) -> bool:
+    def fits(self, node: Node, variant: Variant, shape_id: int | None = None) -> bool:
         """Whether a free node has the compute and memory to begin a batch of this variant now.
 
-        O(1), unless memory is short or the node holds several instances of the variant.
+        Without a shape: in the shape of the instance that would take the batch, or the variant's
+        own. O(1), unless memory is short or the node holds several instances of the variant.
         """
-        if self.load_failures and self.is_barred(node, variant):
+        instance = self.instance_for(node, variant, shape_id)
+        is_ready = instance is not None and instance.state != INSTANCE_STARTING
+        if self.load_failures and not is_ready and variant.id in self.load_failures:
             return False
-        instance = node.instances.get(variant.id)
-        if node.replicas:
-            instance = self.instance_for(node, variant)
+        shape = 0 if shape_id is None else shape_id
         if instance is None or instance.residency == ON_HOST:
-            if not self.can_make_room(node, variant):
+            if not self.can_make_room(
+                node, variant, shape if instance is None else instance.shape_id
+            ):
                 return False
         elif instance.running >= variant.concurrency:
             return False
-        return self.has_compute(node, variant)
+        if not node.counts_batches:
+            return True
+        if instance is not None and node.binds_at_start:
+            shape = instance.shape_id
+        return self.has_compute(node, variant, shape)
 
-    def instance_for(self, node: Node, variant: Variant) -> Instance | None:
+    def instance_for(
+        self, node: Node, variant: Variant, shape_id: int | None = None
+    ) -> Instance | None:
         """The instance on a node that takes the next batch of a variant; None if it holds none.
 
-        One that can begin a batch is preferred to one that is being prepared, that one to one whose
-        weights are in host memory, and a full one is the last choice. Among equals it is the one
-        with the fewest batches, then the oldest. O(instances of the variant on the node).
+        Where instances have a shape, only those of this shape count, if one is given. One that can
+        begin a batch is preferred to one that is being prepared, that one to one whose weights are
+        in host memory, and a full one is the last choice. Among equals it is the one with the
+        fewest batches, then the oldest. O(instances of the variant on the node).
         """
         best: Instance | None = None
         best_rank = 0
+        is_any = shape_id is None or not node.binds_at_start
         for instance in node.by_variant.get(variant.id, ()):
+            if not is_any and instance.shape_id != shape_id:
+                continue
             rank = _rank(instance)
             if best is None or (rank, instance.running) < (best_rank, best.running):
                 best, best_rank = instance, rank
@@ -108,13 +121,16 @@ class View:
         """Whether the variant is in start back-off and not running on this node."""
         return variant.id in self.load_failures and not has_ready(node, variant.id)
 
-    def has_compute(self, node: Node, variant: Variant) -> bool:
-        """Whether a node has the compute to begin a batch of a variant now."""
-        shape = variant.shape
-        return not node.limits_compute or (
-            node.cpu_milli_used + shape.cpu_milli <= node.pool.cpu_milli
-            and node.gpu_sevenths_used + shape.gpu_sevenths <= node.pool.gpu_sevenths
-        )
+    def has_compute(self, node: Node, variant: Variant, shape_id: int = 0) -> bool:
+        """Whether a node has the compute to begin a batch of a variant in a shape now.
+
+        Where compute is resident, an instance that is loaded has it.
+        """
+        if node.is_resident:
+            instance = self.instance_for(node, variant)
+            is_loaded = instance is not None and instance.holds_compute
+            return is_loaded or can_free_compute(node, variant, shape_id)
+        return not node.limits_compute or has_free_compute(node, variant, shape_id)
 
     def load_retry_ns(self, pipeline: Pipeline) -> int:
         """Time until every unloadable function of a pipeline was retried; 0 if there is none."""
@@ -129,12 +145,15 @@ class View:
                 longest_ns = max(longest_ns, soonest_ns - self.now_ns, 1)
         return longest_ns
 
-    def can_make_room(self, node: Node, variant: Variant) -> bool:
-        """Whether the node has, or evicting idle instances would free, memory for this variant."""
+    def can_make_room(self, node: Node, variant: Variant, shape_id: int = 0) -> bool:
+        """Whether the node has, or evicting idle instances would free, room for an instance.
+
+        Room is memory and, where compute is resident, the compute of its shape.
+        """
         need = variant.profile.memory_bytes
-        if node.memory_used_bytes + need <= node.pool.memory_bytes:
-            return True
-        return need <= room_bytes(node)
+        if node.memory_used_bytes + need > node.pool.memory_bytes and need > room_bytes(node):
+            return False
+        return not node.is_resident or can_free_compute(node, variant, shape_id)
 
     def is_resident(self, node: Node, function_id: int) -> bool:
         """Whether the node holds this function's weights on its device, or is loading them."""
@@ -228,6 +247,40 @@ class View:
 def is_evictable(instance: Instance) -> bool:
     """Whether an instance can be evicted at once: it is idle and not loading."""
     return instance.state == InstanceState.IDLE and not instance.is_preparing
+
+
+def has_free_compute(node: Node, variant: Variant, shape_id: int) -> bool:
+    """Whether the compute of a shape of this variant is free on a node."""
+    shape = variant.shapes[shape_id].shape
+    return (
+        node.cpu_milli_used + shape.cpu_milli <= node.pool.cpu_milli
+        and node.gpu_sevenths_used + shape.gpu_sevenths <= node.pool.gpu_sevenths
+    )
+
+
+def can_free_compute(node: Node, variant: Variant, shape_id: int) -> bool:
+    """Whether a node with resident compute has that of a shape, or can free it by evictions."""
+    if has_free_compute(node, variant, shape_id):
+        return True
+    cpu_milli, gpu_sevenths = node.cpu_milli_used, node.gpu_sevenths_used
+    for group in node.by_variant.values():
+        for instance in group:
+            if instance.holds_compute and is_evictable(instance):
+                held = instance.variant.shapes[instance.shape_id].shape
+                cpu_milli -= held.cpu_milli
+                gpu_sevenths -= held.gpu_sevenths
+    shape = variant.shapes[shape_id].shape
+    return (
+        cpu_milli + shape.cpu_milli <= node.pool.cpu_milli
+        and gpu_sevenths + shape.gpu_sevenths <= node.pool.gpu_sevenths
+    )
+
+
+def has_free_room(node: Node, variant: Variant, shape_id: int) -> bool:
+    """Whether a node has memory and resident compute for an instance without any eviction."""
+    if node.memory_used_bytes + variant.profile.memory_bytes > node.pool.memory_bytes:
+        return False
+    return not node.is_resident or has_free_compute(node, variant, shape_id)
 
 
 def room_bytes(node: Node) -> int:

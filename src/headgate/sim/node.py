@@ -193,7 +193,7 @@ class SimNode:
 
     def _begin_batch(self, now_ns: int, action: Dispatch) -> None:
         variant = self._variants[action.variant_id]
-        length_ns = self._truth.exec_ns(variant, action.items)
+        length_ns = self._truth.exec_ns(variant, action.items, action.shape_id)
         if action.moved_bytes and self.pool.bytes_per_s > 0:
             length_ns += int(action.moved_bytes / self.pool.bytes_per_s * 1e9)
         self._recorder.began(now_ns, self.id, action.task_ids)

@@ -23,7 +23,7 @@ from headgate.core.scheduler.policy_hooks import PolicyHooks
 from headgate.core.scheduler.requests import RequestHandlers
 from headgate.core.scheduler.state import InstanceWriter, StateWriter
 from headgate.core.states import InstanceState, NodeState, RequestState, Residency, TaskState
-from headgate.core.view import View, has_ready, room_bytes
+from headgate.core.view import View, has_free_room, has_ready, room_bytes
 
 PROBE: Final = "probe"  # the timer, by variant id
 _WAITING: Final = (TaskState.BLOCKED, TaskState.READY, TaskState.HELD)
@@ -297,8 +297,7 @@ class FleetHandlers:
         self._hooks.capacity(node)
 
     def _check_grant(self, instance: Instance, node: Node) -> None:
-        need = instance.variant.profile.memory_bytes
-        if node.memory_used_bytes + need > node.pool.memory_bytes:
+        if not has_free_room(node, instance.variant, instance.shape_id):
             raise DriverError(f"{node.name} holds too much for {instance.variant.name}")
 
     def instance_appeared(self, now_ns: int, event: InstanceAppeared) -> None:
@@ -312,8 +311,7 @@ class FleetHandlers:
             raise DriverError(f"instance {event.instance_id}: unknown variant {event.variant_id}")
         self._view.now_ns = now_ns
         variant = self._view.app.variants[event.variant_id]
-        used_bytes = node.memory_used_bytes + variant.profile.memory_bytes
-        if node.state != NodeState.UP or used_bytes > node.pool.memory_bytes:
+        if node.state != NodeState.UP or not has_free_room(node, variant, 0):
             self._view.events_ignored += 1  # it crossed the loss of its node, or our own start
             return
         instance = self._instances.adopt_instance(event.instance_id, variant, node)
@@ -381,9 +379,8 @@ class _Reconciliation:
         self._view = view
         self._orders = orders
         self._grouped: set[int] = set()  # variant ids
-        self._groups: dict[
-            tuple[int, int], list[Instance]
-        ] = {}  # by variant and pool, oldest first
+        # By variant, pool and shape id, oldest first.
+        self._groups: dict[tuple[int, int, int], list[Instance]] = {}
         self._rooms_bytes: dict[int, int] = {}  # by pool id: see `_room_bytes`
 
     def run(self, plan: Plan) -> None:
@@ -401,12 +398,15 @@ class _Reconciliation:
         if variant_id not in self._grouped:
             self._grouped.add(variant_id)
             for instance in self._view.instances_of[variant_id].values():
-                self._groups.setdefault((variant_id, instance.pool.id), []).append(instance)
-        return self._groups.setdefault((variant_id, target.pool_id), [])
+                key = (variant_id, instance.pool.id, instance.shape_id)
+                self._groups.setdefault(key, []).append(instance)
+        return self._groups.setdefault((variant_id, target.pool_id, target.shape_id), [])
 
     def _start(self, target: Target, count: int, group: list[Instance]) -> None:
         view = self._view
-        variant = view.app.variants[target.variant_id]
+        variant, shape_id = view.app.variants[target.variant_id], target.shape_id
+        if variant.id in view.load_failures:
+            return
         if variant.profile.memory_bytes > self._room_bytes(target.pool_id):
             return
         free = view.free_by_pool[target.pool_id]
@@ -414,10 +414,9 @@ class _Reconciliation:
             for node in list(free.values()):
                 if count == 0:
                     return
-                held = len(node.by_variant.get(variant.id, ()))
-                is_candidate = held <= held_max and not view.is_barred(node, variant)
-                if is_candidate and view.can_make_room(node, variant):
-                    group.append(self._orders.start(variant, node))
+                is_candidate = _count(node, variant.id, shape_id) <= held_max
+                if is_candidate and view.can_make_room(node, variant, shape_id):
+                    group.append(self._orders.start(variant, node, shape_id))
                     count -= 1
 
     def _stop(self, target: Target, surplus: list[Instance]) -> None:
@@ -435,6 +434,10 @@ class _Reconciliation:
             nodes = self._view.free_by_pool[pool_id].values()
             self._rooms_bytes[pool_id] = max(map(room_bytes, nodes), default=-1)
         return self._rooms_bytes[pool_id]
+
+
+def _count(node: Node, variant_id: int, shape_id: int) -> int:
+    return sum(1 for i in node.by_variant.get(variant_id, ()) if i.shape_id == shape_id)
 
 
 def _stop_order(instance: Instance) -> tuple[int, int, int]:
