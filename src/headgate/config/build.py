@@ -148,7 +148,7 @@ def _build_functions(
     for id, (name, spec) in enumerate(specs.items()):
         at = Located(spec, where, f"functions.{name}")
         variants = tuple(
-            _build_variant(variants_before + index, variant_name, id, variant, pools)
+            _build_variant(variants_before + index, variant_name, id, variant, pools, list(specs))
             for index, (variant_name, variant) in enumerate(_variants(name, at))
         )
         functions.append(
@@ -203,7 +203,12 @@ def _variants(name: str, at: Located[FunctionSpec]) -> list[tuple[str, Located[V
 
 
 def _build_variant(
-    id: int, name: str, function_id: int, at: Located[VariantSpec], pools: Sequence[Pool]
+    id: int,
+    name: str,
+    function_id: int,
+    at: Located[VariantSpec],
+    pools: Sequence[Pool],
+    functions: Sequence[str],
 ) -> Variant:
     spec = at.spec
     if spec.slowdown[0] != 1:
@@ -220,7 +225,27 @@ def _build_variant(
     shape = _read_shape(at)
     pool_ids = _pool_ids(at, profile, shape, pools)
     shapes = _build_shapes(at, shape, [pools[pool_id] for pool_id in pool_ids])
-    return Variant(id, name, function_id, pool_ids, profile, shape, spec.concurrency, shapes)
+    return Variant(
+        id,
+        name,
+        function_id,
+        pool_ids,
+        profile,
+        shape,
+        spec.concurrency,
+        more_shapes=shapes,
+        interference=_build_interference(at, functions),
+    )
+
+
+def _build_interference(at: Located[VariantSpec], functions: Sequence[str]) -> tuple[float, ...]:
+    """Return the factor beside each function; nothing if none is given."""
+    factors = at.spec.interference
+    for name in factors:
+        if name not in functions:
+            key = at.path("interference")
+            raise unknown_name_error("function", name, functions, where=at.where, key=key)
+    return tuple(factors.get(name, 1.0) for name in functions) if factors else ()
 
 
 def _build_shapes(

@@ -126,6 +126,13 @@ class VariantSpec(Section, frozen=True):
             description="Factors on `exec_time` when 1, 2, 3, ... batches run on a node at once.",
         ),
     ] = (1.0,)
+    interference: Annotated[
+        dict[Name, Factor],
+        about(
+            "Factors on `exec_time` while a batch of another function runs on the same node, by "
+            "function. Several factors multiply. Default: 1."
+        ),
+    ] = field(default_factory=dict)
     concurrency: Annotated[
         Count, about("Largest number of batches that one instance runs at once.")
     ] = 1

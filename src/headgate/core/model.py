@@ -131,6 +131,9 @@ class Variant:
     shape: Shape = Shape()  # its own shape, id 0: what runs where nobody chooses
     concurrency: int = 1  # batches one instance runs at the same time
     more_shapes: tuple[ShapeTimes, ...] = ()  # ids 1, 2, 3, ...
+    # By function id: the measured factor on the time of a batch while one batch of that function
+    # runs on the same node. Empty: no interference beside `Profile.slowdown`.
+    interference: tuple[float, ...] = ()
     shapes: tuple[ShapeTimes, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

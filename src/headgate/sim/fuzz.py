@@ -337,6 +337,7 @@ def _with_operator_choices(app: App, rng: Random) -> App:
 def _with_shapes(app: App, rng: Random) -> App:
     """Let some pools bind shapes at the start of an instance, and variants run in several shapes.
 
+    Some are slowed down by others on the same node.
     A larger shape is faster; one of them is so fast only for small batches that it has no others.
     """
     pools = tuple(replace(pool, compute=rng.choice((0, 0, 1, 2))) for pool in app.pools)
@@ -350,7 +351,14 @@ def _with_shapes(app: App, rng: Random) -> App:
                 ShapeTimes(Shape(rng.choice((1_000, 3_000)), rng.randint(1, 7)), larger),
                 ShapeTimes(Shape(4_000, 7), larger[: rng.randint(1, len(larger))]),
             )
-            variants.append(replace(variant, more_shapes=more[: rng.randint(0, 2)]))
+            factors = tuple(rng.choice((1.0, 1.2, 1.5)) for _ in app.functions)
+            variants.append(
+                replace(
+                    variant,
+                    more_shapes=more[: rng.randint(0, 2)],
+                    interference=factors if rng.random() < 0.3 else (),
+                )
+            )
         functions.append(replace(function, variants=tuple(variants)))
     by_id = {function.id: function for function in functions}
     pipelines = tuple(

@@ -1,9 +1,10 @@
 """A simulated node: the `Backend` of the core decides, the ground truth says how long work takes.
 
-Work on a node runs exclusively (one slot), in independent slots, or, where the profile says that
-concurrent batches slow each other down, by processor sharing: the progress of every job then
-depends on the number of jobs, and the next completion is computed anew whenever a job begins or
-ends. A node of an elastic pool is paid for only while it is rented (`NodeRental`).
+Work on a node runs exclusively (one slot), in independent slots, or, where concurrent batches slow
+each other down, by processor sharing: the progress of every job then depends on the number of jobs
+(`Profile.slowdown`) and on what they are (`Variant.interference`), and the next completion is
+computed anew whenever a job begins or ends. A node of an elastic pool is paid for only while it is
+rented (`NodeRental`).
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class NodeRental:
 class NodeJob(QueueItem):
     """A start, a load or a batch in progress; on the event queue it stands for its completion."""
 
-    __slots__ = ("action", "began_ns", "ends_ns", "left_ns", "node", "variant")
+    __slots__ = ("action", "began_ns", "ends_ns", "left_ns", "node", "slowdown", "variant")
 
     def __init__(self, node: SimNode, action: Action, variant: Variant, began_ns: int) -> None:
         self.node = node
@@ -91,6 +92,7 @@ class NodeJob(QueueItem):
         self.began_ns = began_ns
         self.ends_ns = NEVER_NS  # while the end is not known, or once the node has crashed
         self.left_ns = 0.0  # remaining work, under processor sharing
+        self.slowdown = 1.0  # beside the jobs that run at present
 
 
 @final
@@ -130,8 +132,10 @@ class SimNode:
         self.jobs: list[NodeJob] = []
         self._records_spans = recorder.records_spans
         self._has_cascades = has_cascades(app)
-        self._has_processor_sharing = pool.slots > 1 and any(
-            len(v.profile.slowdown) > 1 for v in app.variants if pool.id in v.pool_ids
+        variants = [variant for variant in app.variants if pool.id in variant.pool_ids]
+        self._has_interference = any(variant.interference for variant in variants)
+        self._has_processor_sharing = pool.slots > 1 and (
+            self._has_interference or any(len(v.profile.slowdown) > 1 for v in variants)
         )
         self._changed_ns = 0  # when the set of jobs last changed, under processor sharing
         self.is_up = False
@@ -311,17 +315,19 @@ class SimNode:
         elapsed_ns = now_ns - self._changed_ns
         self._changed_ns = now_ns
         if elapsed_ns:
-            count = len(self.jobs)
             for job in self.jobs:
-                job.left_ns -= elapsed_ns / job.variant.profile.slowdown_at(count)
+                job.left_ns -= elapsed_ns / job.slowdown
 
     def _reschedule(self, now_ns: int) -> None:
-        """Compute which job ends next at the present number of jobs, and schedule its end."""
+        """Compute which job ends next beside the present jobs, and schedule its end."""
         best: NodeJob | None = None
         best_ns = 0.0
         count = len(self.jobs)
         for job in self.jobs:
-            remaining_ns = job.left_ns * job.variant.profile.slowdown_at(count)
+            job.slowdown = job.variant.profile.slowdown_at(count)
+            if self._has_interference:
+                job.slowdown *= self._interference(job)
+            remaining_ns = job.left_ns * job.slowdown
             job.ends_ns = NEVER_NS  # voids the item that an earlier computation has queued
             if best is None or remaining_ns < best_ns:
                 best, best_ns = job, remaining_ns
@@ -329,6 +335,17 @@ class SimNode:
             ends_ns = now_ns + max(0, int(best_ns + 0.5))
             best.ends_ns = ends_ns
             self._queue.push(ends_ns, Rank.COMPLETION, best)
+
+    def _interference(self, job: NodeJob) -> float:
+        """The factor of the batches that run beside a batch; starts and loads run no kernels."""
+        factors = job.variant.interference
+        if not factors or not isinstance(job.action, Dispatch):
+            return 1.0
+        product = 1.0
+        for other in self.jobs:
+            if other is not job and isinstance(other.action, Dispatch):
+                product *= factors[other.variant.function_id]
+        return product
 
     def crash(self, now_ns: int) -> list[Event]:
         """Take the node down, with everything on it; return the events of its batches."""

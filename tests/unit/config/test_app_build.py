@@ -103,6 +103,18 @@ def test_a_function_has_as_many_shapes_as_are_given() -> None:
     assert [variant.items_max(shape_id) for shape_id in range(3)] == [2, 3, 1]
 
 
+def test_interference_is_by_function() -> None:
+    app = declare(
+        functions={
+            "a": {"exec_time": "5ms", "interference": {"c": 1.3, "a": 0.9}},
+            "b": {"exec_time": "5ms"},
+            "c": {"exec_time": "5ms"},
+        },
+        pools=GPU,
+    ).app
+    assert [v.interference for v in app.variants] == [(0.9, 1.0, 1.3), (), ()]
+
+
 @pytest.mark.parametrize(("name", "kind"), [(n, k) for k, n in enumerate(COMPUTE_NAMES)])
 def test_a_pool_says_when_a_shape_is_chosen(name: str, kind: int) -> None:
     app = declare(functions={"f": {"exec_time": "5ms"}}, pools={"gpu": {"compute": name}}).app

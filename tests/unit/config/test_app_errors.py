@@ -210,6 +210,16 @@ def test_functions(name: str, value: object, message: str, allowed: str) -> None
             "gpu_share: '8/7': is more than a whole GPU",
             "0/7, 1/7, ... 7/7",
         ),
+        (
+            {"exec_time": "5ms", "interference": {"bb": 1.2}},
+            "interference: 'bb': unknown function, did you mean b?",
+            "a, b",
+        ),
+        (
+            {"exec_time": "5ms", "interference": {"b": 0}},
+            "interference.b: 0: is not valid",
+            "a number above 0 to 1000000",
+        ),
         ({"variants": {"x": {}}}, "variants.x.exec_time: is missing", EXEC),
         (
             {"memory": "1GB", "variants": {"x": {"exec_time": "5ms"}}},

@@ -292,3 +292,17 @@ def test_validate_finds_compute_that_is_miscounted(make_rig: type[Rig]) -> None:
     with pytest.raises(InvariantError, match="instance 0 holds no compute"):
         Validator(rig.view).check()
     instance.holds_compute = True
+
+
+def test_the_factors_of_what_runs_beside_a_batch_multiply(make_rig: type[Rig]) -> None:
+    """v0 takes 1.5 times as long beside each batch of f1, and 1.2 times beside one of its own."""
+    app = make(Compute.PER_BATCH, concurrency=2)
+    first, second = app.variants
+    object.__setattr__(first, "interference", (1.2, 1.5))
+    rig = make_rig_of(make_rig, app)
+    node = rig.view.nodes[0]
+    assert rig.view.interference(node, first) == 1.0
+    for task_id in (256, 768, 0):
+        send(rig, task_id)
+    assert rig.view.interference(node, first) == pytest.approx(1.5 * 1.5 * 1.2)
+    assert rig.view.interference(node, second) == 1.0
