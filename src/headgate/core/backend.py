@@ -134,6 +134,8 @@ class Backend:
         self._pool = pool
         self._variants = variants
         self._slots = pool.slots
+        self._cpu_milli_max = pool.cpu_milli
+        self._gpu_sevenths_max = pool.gpu_sevenths
         limits_compute = pool.cpu_milli < UNLIMITED or pool.gpu_sevenths < UNLIMITED
         is_resident = pool.compute == Compute.RESIDENT
         self._is_resident = limits_compute and is_resident  # instances hold compute
@@ -209,7 +211,8 @@ class Backend:
             self._release(range(NEVER_NS), DRAINING, effects)
         else:
             raise DriverError(f"{type(message).__name__} is not for a node")
-        self._begin_if_released(effects)
+        if self._is_resident:
+            self._begin_held(effects)  # what left the device has made room
         return effects
 
     def held_batches(self) -> list[Dispatch]:
@@ -306,16 +309,12 @@ class Backend:
         if has_failed:
             return effects
         self._finish_if_idle(instance, effects)
-        self._begin_if_released(effects)
+        if self._is_resident:
+            self._begin_held(effects)  # what left the device has made room
         is_idle = instance.is_ready and not (instance.running or instance.held)
         if self._has_idle_timeout and is_idle and not instance.stop_reason:
             effects.append(IdleTimer(instance.id, now_ns + self._pool.idle_timeout_ns))
         return effects
-
-    def _begin_if_released(self, effects: list[Effect]) -> None:
-        """Begin the held orders for which an instance that left the device has made room."""
-        if self._is_resident and self._held:
-            self._begin_held(effects)
 
     def _begin_held(self, effects: list[Effect]) -> None:
         """Begin the held orders that can begin now."""
@@ -366,8 +365,14 @@ class Backend:
             return False
         if self._running >= self._slots:
             return False
-        if self._counts_batches and not self._take_compute(instance, shape_id):
-            return False
+        if self._counts_batches:
+            shape = instance.variant.shapes[shape_id].shape
+            cpu_milli = self._cpu_milli + shape.cpu_milli
+            gpu_sevenths = self._gpu_sevenths + shape.gpu_sevenths
+            if cpu_milli > self._cpu_milli_max or gpu_sevenths > self._gpu_sevenths_max:
+                return False
+            self._cpu_milli = cpu_milli
+            self._gpu_sevenths = gpu_sevenths
         self._running += 1
         instance.running += 1
         return True
@@ -380,22 +385,22 @@ class Backend:
         """
         if self._running >= self._slots:
             return False
-        if self._is_resident and not instance.holds_compute:
-            if not self._take_compute(instance, instance.shape_id):
-                return False
-            instance.holds_compute = True
+        if self._is_resident and not instance.holds_compute and not self._take_compute(instance):
+            return False
         self._running += 1
         instance.running += 1
         return True
 
-    def _take_compute(self, instance: ResidentInstance, shape_id: int) -> bool:
-        shape = instance.variant.shapes[shape_id].shape
+    def _take_compute(self, instance: ResidentInstance) -> bool:
+        """Take the compute that an instance holds while it is loaded, if that is free."""
+        shape = instance.variant.shapes[instance.shape_id].shape
         cpu_milli = self._cpu_milli + shape.cpu_milli
         gpu_sevenths = self._gpu_sevenths + shape.gpu_sevenths
-        if cpu_milli > self._pool.cpu_milli or gpu_sevenths > self._pool.gpu_sevenths:
+        if cpu_milli > self._cpu_milli_max or gpu_sevenths > self._gpu_sevenths_max:
             return False
         self._cpu_milli = cpu_milli
         self._gpu_sevenths = gpu_sevenths
+        instance.holds_compute = True
         return True
 
     def _release_compute(self, instance: ResidentInstance) -> None:

@@ -126,11 +126,17 @@ class View:
 
         Where compute is resident, an instance that is loaded has it.
         """
-        if node.is_resident:
-            instance = self.instance_for(node, variant)
-            is_loaded = instance is not None and instance.holds_compute
-            return is_loaded or can_free_compute(node, variant, shape_id)
-        return not node.limits_compute or has_free_compute(node, variant, shape_id)
+        if node.counts_batches:  # `has_free_compute`, inlined for the sake of interpreted code
+            shape = variant.shapes[shape_id].shape
+            return (
+                node.cpu_milli_used + shape.cpu_milli <= node.pool.cpu_milli
+                and node.gpu_sevenths_used + shape.gpu_sevenths <= node.pool.gpu_sevenths
+            )
+        if not node.is_resident:
+            return True
+        instance = self.instance_for(node, variant)
+        is_loaded = instance is not None and instance.holds_compute
+        return is_loaded or can_free_compute(node, variant, shape_id)
 
     def interference(self, node: Node, variant: Variant) -> float:
         """The factor on the time of a batch of a variant beside what runs on a node now.

@@ -323,11 +323,13 @@ class SimNode:
         best: NodeJob | None = None
         best_ns = 0.0
         count = len(self.jobs)
+        has_interference = self._has_interference
         for job in self.jobs:
-            job.slowdown = job.variant.profile.slowdown_at(count)
-            if self._has_interference:
-                job.slowdown *= self._interference(job)
-            remaining_ns = job.left_ns * job.slowdown
+            slowdown = job.variant.profile.slowdown_at(count)
+            if has_interference:
+                slowdown *= self._interference(job)
+            job.slowdown = slowdown
+            remaining_ns = job.left_ns * slowdown
             job.ends_ns = NEVER_NS  # voids the item that an earlier computation has queued
             if best is None or remaining_ns < best_ns:
                 best, best_ns = job, remaining_ns

@@ -397,15 +397,15 @@ class InstanceWriter:
             group.append(instance)
             node.replicas += 1
         node.memory_used_bytes += instance.variant.profile.memory_bytes
-        self._hold_compute(instance, node)
+        if node.is_resident:
+            self._hold_compute(instance, node)
 
     def _hold_compute(self, instance: Instance, node: Node) -> None:
         """Account the shape of an instance to its node, where compute is resident."""
-        if node.is_resident:
-            shape = instance.variant.shapes[instance.shape_id].shape
-            node.cpu_milli_used += shape.cpu_milli
-            node.gpu_sevenths_used += shape.gpu_sevenths
-            instance.holds_compute = True
+        shape = instance.variant.shapes[instance.shape_id].shape
+        node.cpu_milli_used += shape.cpu_milli
+        node.gpu_sevenths_used += shape.gpu_sevenths
+        instance.holds_compute = True
 
     def _release_compute(self, instance: Instance, node: Node) -> None:
         if instance.holds_compute:
@@ -497,13 +497,18 @@ class InstanceWriter:
 
     def make_room(self, node: Node, variant: Variant, shape_id: int) -> None:
         """Evict idle instances, least recently used first, until the variant fits."""
-        if has_free_room(node, variant, shape_id):
+        need, limit = variant.profile.memory_bytes, node.pool.memory_bytes
+        if node.is_resident:
+            if has_free_room(node, variant, shape_id):
+                return
+        elif node.memory_used_bytes + need <= limit:
             return
         held = [instance for group in node.by_variant.values() for instance in group]
         for victim in sorted(held, key=lambda i: (i.last_used_ns, i.id)):
             if victim.residency != Residency.HOST and is_evictable(victim):
                 self._evict_or_stop(victim, node)
-                if has_free_room(node, variant, shape_id):
+                has_memory = node.memory_used_bytes + need <= limit
+                if has_memory and (not node.is_resident or has_free_room(node, variant, shape_id)):
                     return
 
     def _evict_or_stop(self, victim: Instance, node: Node) -> None:
@@ -535,7 +540,8 @@ class InstanceWriter:
         size = instance.variant.profile.memory_bytes
         node.host_bytes_used -= size
         node.memory_used_bytes += size
-        self._hold_compute(instance, node)
+        if node.is_resident:
+            self._hold_compute(instance, node)
         instance.residency = Residency.DEVICE
 
 
