@@ -8,14 +8,24 @@ import pytest
 
 from headgate.core.actions import Dispatch
 from headgate.core.events import BatchRefused, Refusal
-from headgate.core.model import COMPUTE_NAMES, UNLIMITED
+from headgate.core.model import (
+    COMPUTE_NAMES,
+    UNLIMITED,
+    App,
+    Compute,
+    Pool,
+    Shape,
+    ShapeTimes,
+    Stage,
+)
 from headgate.core.policy import Capabilities, Policy, PolicyKind
-from headgate.core.records import Node, Task
-from headgate.core.states import TaskState
+from headgate.core.records import Batch, Node, Task
+from headgate.core.states import BatchState, TaskState
+from headgate.sim.faults import Fault
 from headgate.sim.fuzz import random_case
 from headgate.sim.run import Setup, simulate
 
-from .apps import RecordingObserver, run
+from .apps import MS, RecordingObserver, at_ms, make_app, run
 
 
 class Prewarm(Policy):
@@ -124,3 +134,93 @@ def test_random_shapes_of_all_kinds_were_chosen() -> None:
         _, observer = run(case.app, case.arrivals, policy=SHAPER)
         chosen |= {a.shape_id for a in observer.actions if isinstance(a, Dispatch)}
     assert chosen == {0, 1, 2}
+
+
+MILLI_USD_PER_MS = 3_600.0  # dollars per hour
+
+
+def priced(compute: int) -> App:
+    """One function in shapes of 2/7 and 5/7 (10 and 6 ms), which takes 4 ms to start; two nodes.
+
+    A GPU costs seven thousandths of a dollar per millisecond, so 1/7 costs one.
+    """
+    app = make_app(exec_ms=(10,), start_ms=4)
+    variant = replace(
+        app.functions[0].variants[0],
+        shape=Shape(1_000, 2),
+        more_shapes=(ShapeTimes(Shape(1_000, 5), (6 * MS,)),),
+    )
+    function = replace(app.functions[0], variants=(variant,))
+    pool = Pool(
+        0, "gpu", nodes=2, slots=4, cpu_milli=8_000, gpu_sevenths=7, compute=compute,
+        gpu_usd_per_hour=7 * MILLI_USD_PER_MS,
+    )  # fmt: skip
+    pipeline = replace(app.pipelines[0], stages=(Stage(function),))
+    return replace(app, functions=(function,), pipelines=(pipeline,), pools=(pool,))
+
+
+class TwoContainers(Policy):
+    """Starts one instance of each shape on the first node, and sends one task to each.
+
+    The instance whose batch ends first is stopped then; the other one lives to the end of the run.
+    """
+
+    def on_node_joined(self, node: Node) -> None:
+        if node.id == 0:
+            variant = self.view.app.variants[0]
+            is_bound = node.pool.compute != Compute.PER_BATCH
+            for shape_id in range(2):
+                self.orders.start(variant, node, shape_id if is_bound else 0)
+
+    def on_capacity(self, node: Node) -> None:
+        pass
+
+    def on_task_ready(self, task: Task) -> None:
+        if task.attempts_made:
+            self.orders.expire(task.request, "its node has died")
+            return
+        node = self.view.nodes[0]
+        shape_id = task.request.id
+        instance = node.by_variant[0][shape_id]
+        self.orders.dispatch([task], node, None, instance, shape_id)
+
+    def on_batch_ended(self, batch: Batch, took_ns: int) -> None:
+        is_finished = batch.state == BatchState.FINISHED
+        if batch.instance is not None and is_finished and self.view.requests:
+            self.orders.stop(batch.instance)
+
+
+@pytest.mark.parametrize(
+    ("compute", "bills"),
+    [
+        # 10 ms of 2/7, and 6 ms of 5/7: only what batches hold is paid for.
+        (Compute.PER_BATCH, [(0, 20, 20), (0, 30, 30)]),
+        (Compute.PER_INSTANCE, [(0, 20, 20), (1, 30, 30)]),
+        # From the start at 0: until the batch from 100 to 110, or to 106, has ended.
+        (Compute.RESIDENT, [(0, 20, 2 * 110), (1, 30, 5 * 106)]),
+    ],
+    ids=COMPUTE_NAMES,
+)
+def test_two_instances_of_a_variant_on_a_node_are_billed_apart(
+    compute: int, bills: list[tuple[int, float, float]]
+) -> None:
+    columns, _ = run(priced(compute), at_ms(100, 100), policy=PolicyKind(TwoContainers))
+    found = [
+        (use.shape, round(use.usage_usd * 1e3, 6), round(use.allocation_usd * 1e3, 6))
+        for use in columns.instances
+    ]
+    assert found == bills
+    assert [(use.node, use.batches, use.start_ns) for use in columns.instances] == [(0, 1, 0)] * 2
+    assert sum(each.usage_usd for each in columns.resources) == pytest.approx(0.05)
+    total_usd = sum(bill for _, _, bill in bills) / 1e3
+    assert columns.resources[0].allocation_usd == pytest.approx(total_usd)
+
+
+def test_a_crash_ends_the_bill() -> None:
+    """The node dies at 103: 3 ms of each batch are paid, and 103 ms of each slice."""
+    crash = Fault("crash", 103 * MS, until_ns=200 * MS, node=0)
+    columns, _ = run(
+        priced(Compute.RESIDENT), at_ms(100, 100), crash, policy=PolicyKind(TwoContainers)
+    )
+    paid = [(use.usage_usd * 1e3, use.allocation_usd * 1e3) for use in columns.instances]
+    assert paid == [pytest.approx(bill) for bill in ((6, 206), (15, 515))]

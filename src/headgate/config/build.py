@@ -71,6 +71,8 @@ _NODES_ONLY: Final = (
     "cpu_milli",
     "gpu_sevenths",
     "compute",
+    "cpu_usd_per_hour",
+    "gpu_usd_per_hour",
     "host_memory_bytes",
     "idle_timeout_ns",
     "is_elastic",

@@ -40,6 +40,7 @@ from headgate.config.quantities import (
     SizeOrUnlimitedBytes,
     Usd,
     UsdPerGbS,
+    UsdPerHour,
     UsdPerRequest,
 )
 from headgate.core.clock import HOUR_NS, MILLISECOND_NS, MINUTE_NS, NEVER_NS, SECOND_NS
@@ -341,6 +342,14 @@ class PoolSpec(FaasTerms, frozen=True):
             "running batches, or held by an instance as long as it is loaded."
         ),
     ] = "per_batch"
+    cpu_usd_per_hour: Annotated[
+        UsdPerHour,
+        about("Price of one CPU while it is held, besides that of the node: $0.04/h."),
+    ] = field(default=0.0, name="cpu_price")
+    gpu_usd_per_hour: Annotated[
+        UsdPerHour,
+        about("Price of a whole GPU while it is held, besides that of the node: $2.50/h."),
+    ] = field(default=0.0, name="gpu_price")
     host_memory_bytes: Annotated[
         SizeBytes, about("Host memory of one node that caches weights evicted from a device.")
     ] = 0

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Final
 
-from headgate.core.clock import NEVER_NS
+from headgate.core.clock import HOUR_NS, NEVER_NS
 
 
 class Tier:
@@ -320,10 +320,24 @@ class Pool:
     is_elastic: bool = False  # nodes are rented, and paid for, only while they hold an instance
     boot_ns: int = 0  # boot time of a rented node
     usd_per_hour: float = 0.0  # per node
+    # Besides the node: per CPU and GPU that a batch, or where it is resident an instance, holds.
+    cpu_usd_per_hour: float = 0.0
+    gpu_usd_per_hour: float = 0.0
     network_ns: int = 0  # one way, gateway to node
     bytes_per_s: float = 0.0  # bandwidth between nodes; 0: transfers take no time
     faas: FaasPlatform | None = None
     breaker: BreakerConfig = BreakerConfig()
+
+    def compute_usd(self, shape: Shape, held_ns: int) -> float:
+        """Cost of the compute of a shape, besides that of the node that has it.
+
+        >>> pool = Pool(0, "gpu", cpu_usd_per_hour=1.0, gpu_usd_per_hour=7.0)
+        >>> pool.compute_usd(Shape(500, 2), 3_600_000_000_000)
+        2.5
+        """
+        cpu_usd = shape.cpu_milli / 1000 * self.cpu_usd_per_hour
+        gpu_usd = shape.gpu_sevenths / 7 * self.gpu_usd_per_hour
+        return (cpu_usd + gpu_usd) * (held_ns / HOUR_NS)
 
 
 @dataclass(frozen=True)

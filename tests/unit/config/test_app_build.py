@@ -115,6 +115,12 @@ def test_interference_is_by_function() -> None:
     assert [v.interference for v in app.variants] == [(0.9, 1.0, 1.3), (), ()]
 
 
+def test_the_price_of_compute() -> None:
+    pools = {"gpu": {"cpu_price": "$0.04/h", "gpu_price": "$2.80/h"}}
+    (pool,) = declare(functions={"f": {"exec_time": "5ms"}}, pools=pools).app.pools
+    assert pool.compute_usd(Shape(2_000, 3), HOUR_NS) == pytest.approx(0.08 + 1.2)
+
+
 @pytest.mark.parametrize(("name", "kind"), [(n, k) for k, n in enumerate(COMPUTE_NAMES)])
 def test_a_pool_says_when_a_shape_is_chosen(name: str, kind: int) -> None:
     app = declare(functions={"f": {"exec_time": "5ms"}}, pools={"gpu": {"compute": name}}).app

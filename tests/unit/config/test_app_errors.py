@@ -239,7 +239,7 @@ def test_whole_functions(body: object, message: str, allowed: str) -> None:
         (
             "gpu.burst_concurrency",
             3,
-            "3: is only for serverless pools (allowed: bandwidth, boot_time, compute, cpus, ",
+            "3: is only for serverless pools (allowed: bandwidth, boot_time, compute, cpu_price, ",
         ),
         ("lambda.nodes", 3, "3: is not for serverless pools (allowed: age_max, "),
         ("lambda.memory", "unlimited", "'unlimited': must be a size in a serverless pool (allowed"),
