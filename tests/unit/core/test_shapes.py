@@ -15,13 +15,13 @@ from headgate.core.events import (
     NodeLost,
     RequestArrived,
 )
-from headgate.core.model import App, Compute, Limits, Pool, Profile, Shape, ShapeTimes, Variant
+from headgate.core.model import App, Compute, Function, Pool, Profile, Shape, ShapeTimes, Variant
 from headgate.core.policy import Plan, Target
 from headgate.core.scheduler.fleet import reconcile
 from headgate.core.scheduler.validate import Validator
 
 from .rig import Rig, wires
-from .sample_apps import Scripted, make_app, make_function
+from .sample_apps import Scripted, make_app
 
 SMALL, LARGE, HUGE = Shape(1_000, 2), Shape(2_000, 5), Shape(9_000, 5)
 
@@ -31,21 +31,23 @@ def make(
     *,
     host_memory_bytes: int = 0,
     concurrency: int = 1,
-    limits: Limits = Limits(),  # noqa: B008
+    interference: tuple[float, ...] = (),
 ) -> App:
-    """Two functions in shapes 0 (small), 1 (large, batches of one) and 2 (more than a node)."""
+    """Two functions in shapes 0 (small), 1 (large, batches of one) and 2 (more than a node).
+
+    Only the first function suffers from interference.
+    """
     more = (ShapeTimes(LARGE, (6,)), ShapeTimes(HUGE, (1,)))
+    profile = Profile((10, 18), memory_bytes=10)
     functions = []
-    for id in range(2):
-        profile = Profile((10, 18), memory_bytes=10)
-        variant = Variant(id, f"v{id}", id, (0,), profile, SMALL, concurrency, more)
-        functions.append(make_function(id))
-        object.__setattr__(functions[-1], "variants", (variant,))
+    for id, factors in enumerate((interference, ())):
+        variant = Variant(id, f"v{id}", id, (0,), profile, SMALL, concurrency, more, factors)
+        functions.append(Function(id, f"f{id}", (variant,)))
     pool = Pool(
         0, "gpu", slots=8, cpu_milli=4_000, gpu_sevenths=7, compute=compute, memory_bytes=100,
         host_memory_bytes=host_memory_bytes,
     )  # fmt: skip
-    return make_app(*functions, pools=[pool], limits=limits)
+    return make_app(*functions, pools=[pool])
 
 
 def make_rig_of(make_rig: type[Rig], app: App, *, requests: int = 4) -> Rig:
@@ -296,9 +298,8 @@ def test_validate_finds_compute_that_is_miscounted(make_rig: type[Rig]) -> None:
 
 def test_the_factors_of_what_runs_beside_a_batch_multiply(make_rig: type[Rig]) -> None:
     """v0 takes 1.5 times as long beside each batch of f1, and 1.2 times beside one of its own."""
-    app = make(Compute.PER_BATCH, concurrency=2)
+    app = make(Compute.PER_BATCH, concurrency=2, interference=(1.2, 1.5))
     first, second = app.variants
-    object.__setattr__(first, "interference", (1.2, 1.5))
     rig = make_rig_of(make_rig, app)
     node = rig.view.nodes[0]
     assert rig.view.interference(node, first) == 1.0

@@ -365,33 +365,52 @@ def reconcile(view: View, orders: Orders, plan: Plan) -> None:
     """Start the instances that a plan lacks, and stop idle ones that it does not want.
 
     This is the slow time scale, and the same for every policy. O(targets + instances of their
-    variants), and O(free nodes of its pool) for each target that lacks instances, unless none of
-    these nodes has the memory.
+    variants + instances on free nodes); for each target that lacks instances it looks at the free
+    nodes of its pool that have memory left for any target.
     """
-    _Reconciliation(view, orders).run(plan)
+    sizes = [view.app.variants[target.variant_id].profile.memory_bytes for target in plan.targets]
+    reconciliation = _Reconciliation(view, orders, min(sizes, default=0))
+    for target in plan.targets:
+        reconciliation.apply(target)
+
+
+@final
+class _Candidate:
+    """A free node, and the memory that it has or can free."""
+
+    __slots__ = ("node", "room_bytes")
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.room_bytes = room_bytes(node)
 
 
 @final
 class _Reconciliation:
-    """One pass over the targets of a plan, with the instances grouped once for all of them."""
+    """One pass over the targets of a plan: instances and nodes are listed once for all of them."""
 
-    def __init__(self, view: View, orders: Orders) -> None:
+    def __init__(self, view: View, orders: Orders, size_min_bytes: int) -> None:
         self._view = view
         self._orders = orders
+        self._size_min_bytes = size_min_bytes  # of an instance of any target
         self._grouped: set[int] = set()  # variant ids
         # By variant, pool and shape id, oldest first.
         self._groups: dict[tuple[int, int, int], list[Instance]] = {}
-        self._rooms_bytes: dict[int, int] = {}  # by pool id: see `_room_bytes`
+        self._candidates: dict[int, list[_Candidate]] = {}  # by pool id, in the order of free nodes
 
-    def run(self, plan: Plan) -> None:
-        for target in plan.targets:
-            group = self._group(target)
-            # Orders for earlier targets may have stopped some to make room.
-            present = [i for i in group if i.state not in _STOPPED]
-            if len(present) < target.count:
-                self._start(target, target.count - len(present), group)
-            elif len(present) > target.count:
-                self._stop(target, sorted(present, key=_stop_order)[: len(present) - target.count])
+    def apply(self, target: Target) -> None:
+        """Start or stop instances of one target."""
+        group = self._group(target)
+        # Orders for earlier targets may have stopped some to make room.
+        present = [i for i in group if i.state not in _STOPPED]
+        missing = target.count - len(present)
+        if missing > 0:
+            self._start(target, missing, group)
+        elif missing < 0:
+            for instance in sorted(present, key=_stop_order)[:-missing]:
+                if instance.running == 0:
+                    self._orders.stop(instance)
+                    self._candidates.pop(target.pool_id, None)  # its node has room again
 
     def _group(self, target: Target) -> list[Instance]:
         variant_id = target.variant_id
@@ -403,37 +422,38 @@ class _Reconciliation:
         return self._groups.setdefault((variant_id, target.pool_id, target.shape_id), [])
 
     def _start(self, target: Target, count: int, group: list[Instance]) -> None:
-        view = self._view
-        variant, shape_id = view.app.variants[target.variant_id], target.shape_id
+        view, shape_id = self._view, target.shape_id
+        variant = view.app.variants[target.variant_id]
         if variant.id in view.load_failures:
             return
-        if variant.profile.memory_bytes > self._room_bytes(target.pool_id):
-            return
-        free = view.free_by_pool[target.pool_id]
+        free, need_bytes = view.free_by_pool[target.pool_id], variant.profile.memory_bytes
+        before = count
         for held_max in range(target.per_node_max):  # first one to every node, then a second one
-            for node in list(free.values()):
+            for candidate in self._candidates_of(target.pool_id):
+                node = candidate.node
                 if count == 0:
-                    return
-                is_candidate = _count(node, variant.id, shape_id) <= held_max
-                if is_candidate and view.can_make_room(node, variant, shape_id):
+                    break
+                if need_bytes > candidate.room_bytes or node.id not in free:
+                    continue
+                if variant.id in node.instances and _count(node, variant.id, shape_id) > held_max:
+                    continue
+                if view.can_make_room(node, variant, shape_id):
                     group.append(self._orders.start(variant, node, shape_id))
+                    candidate.room_bytes = room_bytes(node)
                     count -= 1
+        if count < before:
+            self._keep_candidates(target.pool_id, self._candidates_of(target.pool_id))
 
-    def _stop(self, target: Target, surplus: list[Instance]) -> None:
-        for instance in surplus:
-            if instance.running == 0:
-                self._orders.stop(instance)
-                self._rooms_bytes.pop(target.pool_id, None)  # one that was starting had memory
-
-    def _room_bytes(self, pool_id: int) -> int:
-        """The most memory that a free node of the pool has or can free, or had earlier in the pass.
-
-        Starts only reduce it, so a target that needs more has no node.
-        """
-        if pool_id not in self._rooms_bytes:
+    def _candidates_of(self, pool_id: int) -> list[_Candidate]:
+        if pool_id not in self._candidates:
             nodes = self._view.free_by_pool[pool_id].values()
-            self._rooms_bytes[pool_id] = max(map(room_bytes, nodes), default=-1)
-        return self._rooms_bytes[pool_id]
+            self._keep_candidates(pool_id, [_Candidate(node) for node in nodes])
+        return self._candidates[pool_id]
+
+    def _keep_candidates(self, pool_id: int, candidates: list[_Candidate]) -> None:
+        """Keep those that have memory for the smallest target. Starts only ever take memory."""
+        least = self._size_min_bytes
+        self._candidates[pool_id] = [c for c in candidates if c.room_bytes >= least]
 
 
 def _count(node: Node, variant_id: int, shape_id: int) -> int:
