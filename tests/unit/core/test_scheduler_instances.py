@@ -151,16 +151,16 @@ def test_stopped_while_busy_it_finishes_what_it_has_begun(make_rig: type[Rig]) -
     assert list(rig.view.instances) == [1]
 
 
-def test_a_start_that_is_called_off_frees_its_slot_at_once(make_rig: type[Rig]) -> None:
-    """The start may still come true before the stop does: that changes nothing."""
+def test_a_start_that_is_called_off_holds_its_slot_until_it_has_ended(make_rig: type[Rig]) -> None:
+    """A Backend cannot un-start it, and would refuse a batch meanwhile."""
     rig = make_rig(make_app(), Scripted, nodes=1)
     rig.order(0, lambda p: p.orders.start(p.view.app.variants[0], p.view.nodes[0]))
     rig.order(1, lambda p: p.orders.stop(p.view.instances[0]))
-    assert list(rig.view.free_nodes) == [0]
     rig.at(2, InstanceStarted(0, 0))
     assert rig.view.instances[0].state == InstanceState.DRAINING
+    assert not rig.view.free_nodes
     rig.at(3, InstanceStopped(0, "ordered"))
-    assert rig.view.instances == {}
+    assert (rig.view.instances, list(rig.view.free_nodes)) == ({}, [0])
 
 
 def test_an_instance_that_vanishes_takes_its_batch_with_it(make_rig: type[Rig]) -> None:

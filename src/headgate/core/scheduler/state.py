@@ -418,16 +418,17 @@ class InstanceWriter:
         """Stop an instance.
 
         Its memory is available to the next order on that node at once: a Backend carries out orders
-        in the order they were given. So is resident compute, unless a batch still runs in it: a
-        start that waits for that would hold back everything that is ordered after it.
+        in the order they were given. A start or a load that has begun cannot be un-started: it
+        holds its slot until it has ended. So is resident compute available at once, unless a batch,
+        a start or a load still runs in it: another start that waited for that would hold back
+        everything that is ordered after it.
         """
         node = instance.node
         instance.state = InstanceState.DRAINING
         del self._view.instances_of[instance.variant.id][instance.id]
         if node is not None:
             self._detach(instance, node)
-            self.end_preparing(instance)
-            if not instance.running:
+            if not (instance.running or instance.is_preparing):
                 self._release_compute(instance, node)
         node_id = None if node is None else node.id
         self._state.actions.append(StopInstance(instance.id, node_id))
