@@ -187,10 +187,10 @@ class Node:
         "counts_batches",
         "cpu_milli_used",
         "gpu_sevenths_used",
+        "has_resident_compute",
         "host_bytes_used",
         "id",
         "instances",
-        "is_resident",
         "limits_compute",
         "memory_used_bytes",
         "name",
@@ -214,7 +214,7 @@ class Node:
         self.slots = pool.slots
         self.limits_compute = pool.cpu_milli < UNLIMITED or pool.gpu_sevenths < UNLIMITED
         is_resident = pool.compute == Compute.RESIDENT
-        self.is_resident = self.limits_compute and is_resident  # instances hold compute
+        self.has_resident_compute = self.limits_compute and is_resident  # instances hold compute
         self.counts_batches = self.limits_compute and not is_resident  # running batches do
         self.binds_at_start = pool.compute != Compute.PER_BATCH  # instances have a shape
         self.state: int = NodeState.DOWN

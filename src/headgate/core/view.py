@@ -132,7 +132,7 @@ class View:
                 node.cpu_milli_used + shape.cpu_milli <= node.pool.cpu_milli
                 and node.gpu_sevenths_used + shape.gpu_sevenths <= node.pool.gpu_sevenths
             )
-        if not node.is_resident:
+        if not node.has_resident_compute:
             return True
         instance = self.instance_for(node, variant)
         is_loaded = instance is not None and instance.holds_compute
@@ -173,7 +173,7 @@ class View:
         need = variant.profile.memory_bytes
         if node.memory_used_bytes + need > node.pool.memory_bytes and need > room_bytes(node):
             return False
-        return not node.is_resident or can_free_compute(node, variant, shape_id)
+        return not node.has_resident_compute or can_free_compute(node, variant, shape_id)
 
     def is_resident(self, node: Node, function_id: int) -> bool:
         """Whether the node holds this function's weights on its device, or is loading them."""
@@ -300,7 +300,7 @@ def has_free_room(node: Node, variant: Variant, shape_id: int) -> bool:
     """Whether a node has memory and resident compute for an instance without any eviction."""
     if node.memory_used_bytes + variant.profile.memory_bytes > node.pool.memory_bytes:
         return False
-    return not node.is_resident or has_free_compute(node, variant, shape_id)
+    return not node.has_resident_compute or has_free_compute(node, variant, shape_id)
 
 
 def room_bytes(node: Node) -> int:

@@ -397,7 +397,7 @@ class InstanceWriter:
             group.append(instance)
             node.replicas += 1
         node.memory_used_bytes += instance.variant.profile.memory_bytes
-        if node.is_resident:
+        if node.has_resident_compute:
             self._hold_compute(instance, node)
 
     def _hold_compute(self, instance: Instance, node: Node) -> None:
@@ -499,7 +499,7 @@ class InstanceWriter:
     def make_room(self, node: Node, variant: Variant, shape_id: int) -> None:
         """Evict idle instances, least recently used first, until the variant fits."""
         need, limit = variant.profile.memory_bytes, node.pool.memory_bytes
-        if node.is_resident:
+        if node.has_resident_compute:
             if has_free_room(node, variant, shape_id):
                 return
         elif node.memory_used_bytes + need <= limit:
@@ -509,7 +509,9 @@ class InstanceWriter:
             if victim.residency != Residency.HOST and is_evictable(victim):
                 self._evict_or_stop(victim, node)
                 has_memory = node.memory_used_bytes + need <= limit
-                if has_memory and (not node.is_resident or has_free_room(node, variant, shape_id)):
+                if has_memory and (
+                    not node.has_resident_compute or has_free_room(node, variant, shape_id)
+                ):
                     return
 
     def _evict_or_stop(self, victim: Instance, node: Node) -> None:
@@ -541,7 +543,7 @@ class InstanceWriter:
         size = instance.variant.profile.memory_bytes
         node.host_bytes_used -= size
         node.memory_used_bytes += size
-        if node.is_resident:
+        if node.has_resident_compute:
             self._hold_compute(instance, node)
         instance.residency = Residency.DEVICE
 

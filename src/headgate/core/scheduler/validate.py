@@ -104,12 +104,16 @@ class Validator:
     def _check_compute(self, node: Node, in_flight: list[Batch]) -> None:
         """Compute is held by batches or, where it is resident, by instances, and within limits."""
         holders = [i for i in self._view.instances.values() if i.node is node and i.holds_compute]
-        _require(node.is_resident or not holders, f"{node.name} holds compute for its instances")
+        _require(
+            node.has_resident_compute or not holders, f"{node.name} holds compute for its instances"
+        )
         shapes = [i.variant.shapes[i.shape_id].shape for i in holders]
         for group in node.by_variant.values():
             for i in group:
                 is_right = i.holds_compute == (i.residency != Residency.HOST)
-                _require(is_right or not node.is_resident, f"instance {i.id} holds no compute")
+                _require(
+                    is_right or not node.has_resident_compute, f"instance {i.id} holds no compute"
+                )
                 _require(node.binds_at_start or i.shape_id == 0, f"instance {i.id} has a shape")
         for batch in in_flight:
             if node.binds_at_start and batch.instance is not None:
@@ -120,7 +124,7 @@ class Validator:
         gpu, cpu = sum(s.gpu_sevenths for s in shapes), sum(s.cpu_milli for s in shapes)
         _require(node.gpu_sevenths_used == gpu, f"{node.name} miscounts its GPU share")
         _require(node.cpu_milli_used == cpu, f"{node.name} miscounts its CPUs")
-        if node.is_resident:
+        if node.has_resident_compute:
             is_within = gpu <= node.pool.gpu_sevenths and cpu <= node.pool.cpu_milli
             _require(is_within, f"{node.name} holds more compute than it has")
 
