@@ -65,12 +65,13 @@ class View:
             return self.fits(node, variant)
         # `fits` in the usual case, inlined because policies ask this several times per task.
         instance = node.instances.get(variant.id)
+        shape_id = 0 if instance is None else instance.shape_id
         if instance is None or instance.residency == ON_HOST:
-            if not self.can_make_room(node, variant):
+            if not self.can_make_room(node, variant, shape_id):
                 return False
         elif instance.running >= variant.concurrency:
             return False
-        return not node.limits_compute or self.has_compute(node, variant)
+        return not node.limits_compute or self.has_compute(node, variant, shape_id)
 
     def fits(self, node: Node, variant: Variant, shape_id: int | None = None) -> bool:
         """Whether a free node has the compute and memory to begin a batch of this variant now.

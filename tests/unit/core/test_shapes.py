@@ -171,6 +171,20 @@ def test_a_batch_of_no_shape_goes_to_the_instance_that_can_begin_it(make_rig: ty
     assert not view.fits(node, variant, 1)
 
 
+def test_whether_a_function_fits_depends_on_the_shape_of_its_instance(make_rig: type[Rig]) -> None:
+    """f0 has one instance, of 5/7: beside 2/7 its batch fits, beside 2/7 and 2/7 it does not."""
+    rig = make_rig_of(make_rig, make(Compute.PER_INSTANCE, concurrency=2))
+    node = rig.view.nodes[0]
+    start(rig, 0, 1)
+    start(rig, 1, 0)
+    send(rig, 256)
+    assert rig.view.can_take(node, 0)
+    send(rig, 768)
+    assert (used(rig), rig.view.can_take(node, 0)) == ((2_000, 4), False)
+    assert not rig.view.fits(node, rig.view.app.variants[0])
+    assert rig.view.fits(node, rig.view.app.variants[0], 0)  # as one more instance
+
+
 def test_resident_compute_is_held_from_start_to_stop(make_rig: type[Rig]) -> None:
     """1. From the order to start, whether a batch runs or not, and once for several batches.
 
