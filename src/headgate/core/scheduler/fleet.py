@@ -286,7 +286,11 @@ class FleetHandlers:
         if instance is not None and instance.node is None:
             self._check_grant(instance, node)
         self._view.now_ns = now_ns
-        if instance is None or instance.state == InstanceState.DRAINING:
+        if instance is None:
+            return
+        if instance.state == InstanceState.DRAINING:  # the start was called off, and has ended now
+            self._instances.end_preparing(instance)
+            self._hooks.capacity(node)
             return
         if instance.state != InstanceState.STARTING or node.state != NodeState.UP:
             self._view.events_ignored += 1
