@@ -498,20 +498,13 @@ class InstanceWriter:
 
     def make_room(self, node: Node, variant: Variant, shape_id: int) -> None:
         """Evict idle instances, least recently used first, until the variant fits."""
-        need, limit = variant.profile.memory_bytes, node.pool.memory_bytes
-        if node.has_resident_compute:
-            if has_free_room(node, variant, shape_id):
-                return
-        elif node.memory_used_bytes + need <= limit:
+        if has_free_room(node, variant, shape_id):
             return
         held = [instance for group in node.by_variant.values() for instance in group]
         for victim in sorted(held, key=lambda i: (i.last_used_ns, i.id)):
             if victim.residency != Residency.HOST and is_evictable(victim):
                 self._evict_or_stop(victim, node)
-                has_memory = node.memory_used_bytes + need <= limit
-                if has_memory and (
-                    not node.has_resident_compute or has_free_room(node, variant, shape_id)
-                ):
+                if has_free_room(node, variant, shape_id):
                     return
 
     def _evict_or_stop(self, victim: Instance, node: Node) -> None:
