@@ -25,7 +25,18 @@ from headgate.core.actions import (
 )
 from headgate.core.event_log import to_wire
 from headgate.core.events import BatchFinished, Event, InstanceStarted
-from headgate.core.model import App, Function, Pipeline, Pool, Profile, Stage, Variant
+from headgate.core.model import (
+    App,
+    Compute,
+    Function,
+    Pipeline,
+    Pool,
+    Profile,
+    Shape,
+    ShapeTimes,
+    Stage,
+    Variant,
+)
 from headgate.live.ipc.messages import RunBatch
 from headgate.live.worker import node as live_node
 from headgate.live.worker.executor import BatchJob, Job, PrepareJob, UnloadJob
@@ -42,7 +53,8 @@ def make_app(pool: Pool, concurrency: int) -> App:
     functions = []
     for id in range(3):
         profile = Profile((3 + id,), cold_start_ns=4, swap_in_ns=2)
-        variant = Variant(id, f"v{id}", id, (0,), profile, concurrency=concurrency)
+        more = (ShapeTimes(Shape(1_000, 5), (2,)),)
+        variant = Variant(id, f"v{id}", id, (0,), profile, Shape(1_000, 2), concurrency, more)
         functions.append(Function(id, f"f{id}", (variant,)))
     pipeline = Pipeline(0, "p", (Stage(functions[0]),))
     return App(tuple(functions), (pipeline,), (pool,))
@@ -80,7 +92,8 @@ class LiveSide:
     def execute(self, order: Action) -> None:
         if isinstance(order, Dispatch):
             assert order.instance_id is not None
-            run = RunBatch(order.batch_id, order.variant_id, order.instance_id, 1, [])
+            ids = (order.batch_id, order.variant_id, order.instance_id)
+            run = RunBatch(*ids, 1, [], order.shape_id)
             self.node.dispatch(self.gateway, run)
         else:
             self.node.execute(self.gateway, order)
@@ -168,26 +181,33 @@ KINDS = ["start", "batch", "batch", "batch", "wait", "wait", "load", "evict", "s
     slots=st.integers(1, 3),
     queue_max=st.integers(0, 2),
     concurrency=st.integers(1, 2),
+    compute=st.integers(0, 2),
 )
 def test_both_nodes_report_the_same_events(
-    *, steps: list[tuple[str, int]], slots: int, queue_max: int, concurrency: int
+    *, steps: list[tuple[str, int]], slots: int, queue_max: int, concurrency: int, compute: int
 ) -> None:
-    pool = Pool(0, "gpu", slots=slots, queue_max=queue_max, idle_timeout_ns=6)
+    pool = Pool(
+        0, "gpu", slots=slots, queue_max=queue_max, idle_timeout_ns=6, gpu_sevenths=7,
+        compute=compute,
+    )  # fmt: skip
     pair = Pair(pool, concurrency)
     instances = 0
+    shapes: list[int] = []  # by instance id
     with patch.object(live_node, "monotonic_ns", lambda: pair.live.now_ns):
         for number, (kind, choice) in enumerate(steps):
             id = choice % instances if instances else 0
             if kind == "start":
-                pair.execute(StartInstance(instances, choice % 3, 0, 0))
+                shapes.append(0 if compute == Compute.PER_BATCH else choice % 2)
+                pair.execute(StartInstance(instances, choice % 3, 0, 0, shapes[instances]))
                 instances += 1
             elif kind == "wait":
                 pair.advance(pair.live.now_ns + choice)
             elif kind == "fault":
                 pair.set_fault(is_on=choice > 2)
             elif kind != "load" or id in pair.started:  # a worker refuses to load what never began
+                shape_id = shapes[id] if shapes and compute != Compute.PER_BATCH else choice % 2
                 orders: dict[str, Action] = {
-                    "batch": Dispatch(number, 0, [], 1, 0, 0, id),
+                    "batch": Dispatch(number, 0, [], 1, 0, 0, id, shape_id=shape_id),
                     "load": LoadWeights(id, 0),
                     "evict": EvictWeights(id, 0),
                     "stop": StopInstance(id, 0),

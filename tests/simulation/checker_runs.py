@@ -48,7 +48,12 @@ def does(*actions: Action, now_ns: int = 1) -> Entry:
     return (now_ns, TimerFired(("tick", 0)), list(actions))
 
 
-def columns(*spans: Span, finished_ns: tuple[int, ...] = (), outcome: int = 0) -> RunColumns:
+def columns(
+    *spans: Span,
+    finished_ns: tuple[int, ...] = (),
+    outcome: int = 0,
+    kinds: tuple[int, ...] | None = None,
+) -> RunColumns:
     """Return columns of requests that arrived at 0, with deadline 100, and of batches that ran."""
     count = len(finished_ns)
     node, start_ns, end_ns, batch, items = zip(*spans, strict=True) if spans else ((),) * 5
@@ -63,7 +68,7 @@ def columns(*spans: Span, finished_ns: tuple[int, ...] = (), outcome: int = 0) -
         spans=build_spans(
             node=node,
             function=[0] * len(node),
-            kind=[SpanKind.RUN] * len(node),
+            kind=[SpanKind.RUN] * len(node) if kinds is None else kinds,
             start_ns=start_ns,
             end_ns=end_ns,
             batch=batch,

@@ -201,15 +201,18 @@ class RandomActions(Policy):
         if instances and self.rng.random() < 0.3:
             order = self.rng.choice((self.orders.stop, self.orders.evict, self.orders.load))
             self._try(order, self.rng.choice(instances))
-        if self.view.nodes and self.rng.random() < 0.1:
+        if self.view.nodes and self.rng.random() < 0.15:
             node = self.rng.choice(list(self.view.nodes.values()))
-            self._try(self.orders.start, self.rng.choice(self.view.app.variants), node)
+            variant = self.rng.choice(self.view.app.variants)
+            self._try(self.orders.start, variant, node, self.rng.choice((0, 0, 1, 2)))
 
     def _dispatch(self, tasks: list[Task]) -> None:
         targets: list[Node | Pool] = [*self.view.nodes.values(), *self.view.app.pools]
         target = self.rng.choice(targets)
         if isinstance(target, Node):
-            self.orders.dispatch(tasks, target)
+            choices = [None, *target.by_variant.get(self.rng.randrange(4), ())]
+            shape_id = self.rng.choice((None, None, 0, 1, 2))
+            self.orders.dispatch(tasks, target, None, self.rng.choice(choices), shape_id)
         else:
             self.orders.dispatch_to_pool(tasks, target)
 

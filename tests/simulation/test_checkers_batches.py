@@ -30,17 +30,20 @@ from headgate.core.events import (
     WeightsEvicted,
     WeightsLoaded,
 )
+from headgate.core.model import Compute, Shape, ShapeTimes
+from headgate.metrics.columns import SpanKind
 from headgate.sim.checkers import (
     AttemptLimits,
     BatchLimits,
     Completions,
+    ComputeLimits,
     Exclusivity,
     Executions,
     LiveTargets,
     Memory,
 )
 
-from .checker_runs import APP, Entry, arrives, columns, does, finishes, sends, violations
+from .checker_runs import APP, F0, F1, Entry, arrives, columns, does, finishes, sends, violations
 
 
 def test_a_batch_ends_once() -> None:
@@ -124,6 +127,55 @@ def test_timers_fire_on_time_and_only_if_set() -> None:
     for wrong in ((in_time,), (sets, early), (sets, cancels, in_time), (sets, in_time, in_time)):
         assert "not set, or too early" in violations(Completions(), *wrong)
     assert violations(Completions(has_decision_cost=True), sets, cancels, in_time) == ""
+
+
+SHARED = replace(
+    APP,
+    functions=(
+        replace(
+            F0,
+            variants=(
+                replace(
+                    F0.variants[0],
+                    shape=Shape(500, 3),
+                    more_shapes=(ShapeTimes(Shape(500, 5), (10,)),),
+                ),
+            ),
+        ),
+        F1,
+    ),
+    pools=(replace(APP.pools[0], cpu_milli=1_000, gpu_sevenths=7),),
+)
+
+
+def in_shape(batch_id: int, shape_id: int, instance_id: int = 0) -> Entry:
+    return does(Dispatch(batch_id, 0, [batch_id], 1, 0, 0, instance_id, shape_id=shape_id))
+
+
+def test_running_batches_hold_the_compute_of_their_shapes() -> None:
+    """3/7 and 3/7 fit, 3/7 and 5/7 do not, unless one ends when the other begins."""
+    small, large = in_shape(0, 0), in_shape(1, 1)
+    beside, after = ((0, 0, 10, 0, 1), (0, 5, 15, 1, 1)), ((0, 0, 10, 0, 1), (0, 10, 15, 1, 1))
+    assert violations(ComputeLimits(SHARED), small, in_shape(1, 0), run=columns(*beside)) == ""
+    assert violations(ComputeLimits(SHARED), small, large, run=columns(*after)) == ""
+    text = violations(ComputeLimits(SHARED), small, large, run=columns(*beside))
+    assert "gpu1 holds 1 CPUs and 8/7 of a GPU: too much" in text
+    assert "has another shape than its instance" in violations(
+        ComputeLimits(SHARED), does(StartInstance(0, 0, 0, 0, 1)), small
+    )
+    assert "v0 has no shape 2" in violations(BatchLimits(SHARED), in_shape(0, 2))
+
+
+def test_loaded_instances_hold_resident_compute() -> None:
+    """Both idle after their starts: too much only if one was used after the other had begun."""
+    app = replace(SHARED, pools=(replace(SHARED.pools[0], compute=Compute.RESIDENT),))
+    starts = does(StartInstance(0, 0, 0, 0), StartInstance(1, 0, 0, 0, 1))
+    used = in_shape(0, 0)
+    begins, kinds = ((0, 0, 5, 0, 0), (0, 6, 9, 1, 0)), (SpanKind.START, SpanKind.START)
+    run = columns(*begins, kinds=kinds)
+    assert violations(ComputeLimits(app), starts, run=run) == ""
+    run = columns(*begins, (0, 7, 9, 0, 1), kinds=(*kinds, SpanKind.RUN))
+    assert "too much" in violations(ComputeLimits(app), starts, used, run=run)
 
 
 def test_attempts_per_task_are_limited() -> None:

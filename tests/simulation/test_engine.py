@@ -89,6 +89,28 @@ def test_a_concurrent_job_without_interference_delays_nothing() -> None:
     assert waits_ms(columns) == [10.0, 10.0]
 
 
+def interfering(*, slots: int = 2) -> App:
+    """Two functions of 10 ms: the first, and only that, takes twice as long beside the second."""
+    app = make_app(exec_ms=(10, 10), pools=(Pool(0, "gpu", slots=slots),))
+    factors = ((1.0, 2.0), ())
+    functions = tuple(
+        replace(f, variants=(replace(f.variants[0], interference=factors[f.id]),))
+        for f in app.functions
+    )
+    pipelines = tuple(
+        replace(p, stages=(replace(p.stages[0], function=functions[p.id]),)) for p in app.pipelines
+    )
+    return replace(app, functions=functions, pipelines=pipelines)
+
+
+def test_only_a_batch_of_an_interfering_function_slows_a_batch_down() -> None:
+    """The second arrives at 4 and runs until 14. Meanwhile the first does 5 ms of work, then 1."""
+    columns, _ = run(interfering(), at_ms(0), Fault("burst", 4 * MS, pipeline=1, count=1))
+    assert waits_ms(columns) == [15.0, 10.0]
+    columns, _ = run(interfering(slots=1), at_ms(0), Fault("burst", 4 * MS, pipeline=1, count=1))
+    assert waits_ms(columns) == [10.0, 16.0]
+
+
 class Stopper(Policy):
     """Dispatches a task to a node that is busy with a start, then stops the task's instance."""
 

@@ -23,10 +23,12 @@ from headgate.config.schema import (
     AppSpec,
     BudgetSpec,
     ClientSpec,
+    ExecTimeNs,
     FaasTerms,
     FunctionSpec,
     PipelineSpec,
     PoolSpec,
+    ShapeSpec,
     StageSpec,
     VariantSpec,
 )
@@ -34,6 +36,7 @@ from headgate.config.source import normalise
 from headgate.core import units
 from headgate.core.errors import ConfigError, unknown_name_error
 from headgate.core.model import (
+    COMPUTE_NAMES,
     TIER_NAMES,
     UNLIMITED,
     App,
@@ -46,6 +49,7 @@ from headgate.core.model import (
     Pool,
     Profile,
     Shape,
+    ShapeTimes,
     Slo,
     Stage,
     Tier,
@@ -57,6 +61,7 @@ from headgate.core.records import STAGES_MAX
 # Placeholder for the time of a batch that no worker has measured yet.
 UNKNOWN_EXEC_NS: Final = 10_000_000
 _STAGES_MAX: Final = STAGES_MAX - 1
+_WHOLE_GPU: Final = 7  # sevenths
 _NS: Final = "_ns"
 
 _NODES_ONLY: Final = (
@@ -65,6 +70,9 @@ _NODES_ONLY: Final = (
     "queue_max",
     "cpu_milli",
     "gpu_sevenths",
+    "compute",
+    "cpu_usd_per_hour",
+    "gpu_usd_per_hour",
     "host_memory_bytes",
     "idle_timeout_ns",
     "is_elastic",
@@ -142,7 +150,7 @@ def _build_functions(
     for id, (name, spec) in enumerate(specs.items()):
         at = Located(spec, where, f"functions.{name}")
         variants = tuple(
-            _build_variant(variants_before + index, variant_name, id, variant, pools)
+            _build_variant(variants_before + index, variant_name, id, variant, pools, list(specs))
             for index, (variant_name, variant) in enumerate(_variants(name, at))
         )
         functions.append(
@@ -197,7 +205,12 @@ def _variants(name: str, at: Located[FunctionSpec]) -> list[tuple[str, Located[V
 
 
 def _build_variant(
-    id: int, name: str, function_id: int, at: Located[VariantSpec], pools: Sequence[Pool]
+    id: int,
+    name: str,
+    function_id: int,
+    at: Located[VariantSpec],
+    pools: Sequence[Pool],
+    functions: Sequence[str],
 ) -> Variant:
     spec = at.spec
     if spec.slowdown[0] != 1:
@@ -211,9 +224,58 @@ def _build_variant(
         memory_bytes=spec.memory_bytes,
         output_bytes=spec.output_bytes,
     )
-    shape = Shape(spec.cpu_milli, spec.gpu_sevenths)
+    shape = _read_shape(at)
     pool_ids = _pool_ids(at, profile, shape, pools)
-    return Variant(id, name, function_id, pool_ids, profile, shape, spec.concurrency)
+    shapes = _build_shapes(at, shape, [pools[pool_id] for pool_id in pool_ids])
+    return Variant(
+        id,
+        name,
+        function_id,
+        pool_ids,
+        profile,
+        shape,
+        spec.concurrency,
+        more_shapes=shapes,
+        interference=_build_interference(at, functions),
+    )
+
+
+def _build_interference(at: Located[VariantSpec], functions: Sequence[str]) -> tuple[float, ...]:
+    """Return the factor beside each function; nothing if none is given."""
+    factors = at.spec.interference
+    for name in factors:
+        if name not in functions:
+            key = at.path("interference")
+            raise unknown_name_error("function", name, functions, where=at.where, key=key)
+    return tuple(factors.get(name, 1.0) for name in functions) if factors else ()
+
+
+def _build_shapes(
+    at: Located[VariantSpec], own: Shape, pools: Sequence[Pool]
+) -> tuple[ShapeTimes, ...]:
+    """Return the further shapes: each differs from the others and fits one of the pools."""
+    known = [own]
+    shapes: list[ShapeTimes] = []
+    for index, spec in enumerate(at.spec.shapes):
+        each = Located(spec, at.where, f"{at.path('shapes')}[{index}]")
+        shape = _read_shape(each)
+        if shape in known:
+            problem = f"repeats the shape of {shape}"
+            raise each.error("cpu_milli", problem, allowed="another cpus or gpu_share")
+        misfits = [(pool.name, _shape_misfit(pool, shape)) for pool in pools]
+        reasons = [(name, *misfit) for name, misfit in misfits if misfit is not None]
+        if len(reasons) == len(pools):
+            allowed = ", ".join(f"{limit} on {pool}" for pool, _, limit in reasons)
+            raise each.error(reasons[0][1], "exceeds every pool", allowed=f"at most {allowed}")
+        known.append(shape)
+        shapes.append(ShapeTimes(shape, _read_times(each, spec.exec_time_ns)))
+    return tuple(shapes)
+
+
+def _read_shape(at: Located[VariantSpec] | Located[ShapeSpec]) -> Shape:
+    if at.spec.gpu_sevenths > _WHOLE_GPU:
+        raise at.error("gpu_sevenths", "is more than a whole GPU", allowed="0/7, 1/7, ... 7/7")
+    return Shape(at.spec.cpu_milli, at.spec.gpu_sevenths)
 
 
 def _exec_ns(at: Located[VariantSpec]) -> tuple[int, ...]:
@@ -223,6 +285,12 @@ def _exec_ns(at: Located[VariantSpec]) -> tuple[int, ...]:
         raise at.error("code", "is given besides `model`", allowed="either model or code")
     if times is None and _is_served(at.spec):
         return (UNKNOWN_EXEC_NS,) * at.spec.batch_max
+    return _read_times(at, times)
+
+
+def _read_times(
+    at: Located[VariantSpec] | Located[ShapeSpec], times: ExecTimeNs | None
+) -> tuple[int, ...]:
     if times is None or times == () or times == {}:
         allowed = "5ms, [5ms, 6ms], {1: 5ms, 8: 20ms}"
         raise at.error("exec_time_ns", "is missing", allowed=allowed)
@@ -279,6 +347,10 @@ def _misfit(pool: Pool, profile: Profile, shape: Shape) -> tuple[str, str] | Non
     """Return the field that exceeds a node of the pool, and the limit with its key."""
     if profile.memory_bytes > pool.memory_bytes:
         return ("memory_bytes", f"memory {units.format_size(pool.memory_bytes)}")
+    return _shape_misfit(pool, shape)
+
+
+def _shape_misfit(pool: Pool, shape: Shape) -> tuple[str, str] | None:
     if shape.gpu_sevenths > pool.gpu_sevenths:
         return ("gpu_sevenths", f"gpu_share {pool.gpu_sevenths}/7")
     if shape.cpu_milli > pool.cpu_milli:
@@ -385,6 +457,7 @@ def _build_pool(id: int, name: str, at: Located[PoolSpec]) -> Pool:
         _refuse_given(at, _SERVERLESS_ONLY, "is only for serverless pools")
         defaults = {"gpu_sevenths": 0} if spec.tier == "dedicated" else {}
         nodes = defaults | common | _given(spec, _NODES_ONLY)
+        nodes["compute"] = COMPUTE_NAMES.index(spec.compute)
         tier = TIER_NAMES.index(spec.tier)
         return Pool(id, name, tier, usd_per_hour=_price(at, UsdPerHour), **nodes)
     _refuse_given(at, _NODES_ONLY, "is not for serverless pools")

@@ -223,7 +223,10 @@ def unreachable_objectives(config: AppConfig, where: str) -> list[ConfigError]:
 
 
 def _shortest_ns(config: AppConfig, function: Function) -> int:
-    """The shortest time of one item on any variant, network included, if the profiles are right."""
+    """The shortest time of one item on any variant, in any shape, if the profiles are right.
+
+    The network is included.
+    """
     app, simulation = config.app, config.simulation
     factor = simulation.scale[function.id]
     if simulation.observed:
@@ -231,7 +234,7 @@ def _shortest_ns(config: AppConfig, function: Function) -> int:
     return min(
         0
         if variant.name in config.unmeasured
-        else int(variant.profile.exec_ns[0] * min(1.0, factor))
+        else int(min(times.exec_ns[0] for times in variant.shapes) * min(1.0, factor))
         + 2 * min(app.pools[pool_id].network_ns for pool_id in variant.pool_ids)
         for variant in function.variants
     )

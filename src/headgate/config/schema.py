@@ -40,6 +40,7 @@ from headgate.config.quantities import (
     SizeOrUnlimitedBytes,
     Usd,
     UsdPerGbS,
+    UsdPerHour,
     UsdPerRequest,
 )
 from headgate.core.clock import HOUR_NS, MILLISECOND_NS, MINUTE_NS, NEVER_NS, SECOND_NS
@@ -87,6 +88,18 @@ class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, ren
     """A section of the application file. An unknown key is an error, never ignored."""
 
 
+class ShapeSpec(Section, frozen=True):
+    """A shape in which an implementation of a function can run."""
+
+    exec_time_ns: Annotated[
+        ExecTimeNs, about("Execution time of a batch in this shape, in any form of `exec_time`.")
+    ]
+    cpu_milli: Annotated[CpuMilli, about("CPUs of the shape.")] = field(default=0, name="cpus")
+    gpu_sevenths: Annotated[GpuSevenths, about("Share of a GPU, in sevenths, of the shape.")] = (
+        field(default=0, name="gpu_share")
+    )
+
+
 class VariantSpec(Section, frozen=True):
     """One implementation of a function: its execution times and the resources it needs."""
 
@@ -114,6 +127,13 @@ class VariantSpec(Section, frozen=True):
             description="Factors on `exec_time` when 1, 2, 3, ... batches run on a node at once.",
         ),
     ] = (1.0,)
+    interference: Annotated[
+        dict[Name, Factor],
+        about(
+            "Factors on `exec_time` while a batch of another function runs on the same node, by "
+            "function. Several factors multiply. Default: 1."
+        ),
+    ] = field(default_factory=dict)
     concurrency: Annotated[
         Count, about("Largest number of batches that one instance runs at once.")
     ] = 1
@@ -123,6 +143,13 @@ class VariantSpec(Section, frozen=True):
     gpu_sevenths: Annotated[
         GpuSevenths, about("Share of a GPU, in sevenths, that a running batch occupies.")
     ] = field(default=0, name="gpu_share")
+    shapes: Annotated[
+        tuple[ShapeSpec, ...],
+        about(
+            "Further shapes that a policy may choose, each with its execution times. `cpus`, "
+            "`gpu_share` and `exec_time` of the function are its first shape.",
+        ),
+    ] = ()
     pools: Annotated[
         tuple[str, ...] | None,
         about("Pools that the function may run on. Default: every pool with enough resources."),
@@ -307,6 +334,22 @@ class PoolSpec(FaasTerms, frozen=True):
         GpuSevenths | None,
         about("GPU share of one node, in sevenths. Default: no limit; 0/7 in a dedicated pool."),
     ] = field(default=None, name="gpu_share")
+    compute: Annotated[
+        Literal["per_batch", "per_instance", "resident"],
+        about(
+            "When the shape of a batch is chosen, and what holds its CPUs and GPU share: chosen at "
+            "dispatch and held by a running batch, chosen when an instance starts and held by its "
+            "running batches, or held by an instance as long as it is loaded."
+        ),
+    ] = "per_batch"
+    cpu_usd_per_hour: Annotated[
+        UsdPerHour,
+        about("Price of one CPU while it is held, besides that of the node: $0.04/h."),
+    ] = field(default=0.0, name="cpu_price")
+    gpu_usd_per_hour: Annotated[
+        UsdPerHour,
+        about("Price of a whole GPU while it is held, besides that of the node: $2.50/h."),
+    ] = field(default=0.0, name="gpu_price")
     host_memory_bytes: Annotated[
         SizeBytes, about("Host memory of one node that caches weights evicted from a device.")
     ] = 0

@@ -34,6 +34,7 @@ class Dispatch(Action):
         "moved_bytes",
         "node_id",
         "pool_id",
+        "shape_id",
         "task_ids",
         "variant_id",
     )
@@ -48,6 +49,7 @@ class Dispatch(Action):
         node_id: int | None,
         instance_id: int | None,
         moved_bytes: int = 0,
+        shape_id: int = 0,
     ) -> None:
         self.batch_id = batch_id
         self.variant_id = variant_id
@@ -57,6 +59,7 @@ class Dispatch(Action):
         self.node_id = node_id
         self.instance_id = instance_id
         self.moved_bytes = moved_bytes
+        self.shape_id = shape_id  # of the variant: what the batch runs in
 
 
 @final
@@ -81,15 +84,21 @@ class StartInstance(Action):
     Ends in `InstanceStarted`, or in `InstanceStopped` if it cannot be started.
     """
 
-    __slots__ = ("instance_id", "node_id", "pool_id", "variant_id")
+    __slots__ = ("instance_id", "node_id", "pool_id", "shape_id", "variant_id")
 
     def __init__(
-        self, instance_id: int, variant_id: int, pool_id: int, node_id: int | None
+        self,
+        instance_id: int,
+        variant_id: int,
+        pool_id: int,
+        node_id: int | None,
+        shape_id: int = 0,
     ) -> None:
         self.instance_id = instance_id
         self.variant_id = variant_id
         self.pool_id = pool_id
         self.node_id = node_id
+        self.shape_id = shape_id  # of the variant; 0 in a pool where a dispatch chooses it
 
 
 @final

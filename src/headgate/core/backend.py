@@ -5,7 +5,8 @@ The Backend has the rules of one node, the same in the simulator and in every li
 A node may serve several Schedulers, so only its Backend knows whether a slot is free: it begins an
 order, holds it, or refuses it. Orders are carried out in the order they were given as far as slots,
 compute and residency allow: a dispatch that follows the start of its own instance waits for that
-start.
+start. A running batch holds the compute of its shape; where compute is resident (`Pool.compute`),
+an instance holds it from the begin of its start until it stops or its weights are evicted.
 
 Like the Scheduler, the Backend is pure and has one entry: `handle(now_ns, message) -> effects`.
 
@@ -35,7 +36,7 @@ from headgate.core.actions import (
 from headgate.core.clock import NEVER_NS
 from headgate.core.errors import DriverError
 from headgate.core.events import BatchRefused, Event, InstanceStopped, Refusal, WeightsEvicted
-from headgate.core.model import UNLIMITED, Pool, Variant
+from headgate.core.model import UNLIMITED, Compute, Pool, Variant
 
 INSTANCES_MAX: Final = 4096  # per node: a Scheduler cannot fill the memory of a worker
 
@@ -101,18 +102,22 @@ class ResidentInstance:
 
     __slots__ = (
         "held",
+        "holds_compute",
         "id",
         "idle_since_ns",
         "is_evicting",
         "is_ready",
         "running",
+        "shape_id",
         "stop_reason",
         "variant",
     )
 
-    def __init__(self, id: int, variant: Variant) -> None:
+    def __init__(self, id: int, variant: Variant, shape_id: int = 0) -> None:
         self.id = id
         self.variant = variant
+        self.shape_id = shape_id  # what it was started with, where an instance has a shape
+        self.holds_compute = False  # it holds its shape, because compute is resident on this node
         self.is_ready = False  # weights on the device: started, and not being loaded
         self.stop_reason = ""  # why it stops as soon as its work has ended; "": it does not
         self.is_evicting = False  # its weights leave the device as soon as its work has ended
@@ -129,7 +134,12 @@ class Backend:
         self._pool = pool
         self._variants = variants
         self._slots = pool.slots
-        self._limits_compute = pool.cpu_milli < UNLIMITED or pool.gpu_sevenths < UNLIMITED
+        self._cpu_milli_max = pool.cpu_milli
+        self._gpu_sevenths_max = pool.gpu_sevenths
+        limits_compute = pool.cpu_milli < UNLIMITED or pool.gpu_sevenths < UNLIMITED
+        is_resident = pool.compute == Compute.RESIDENT
+        self._is_resident = limits_compute and is_resident  # instances hold compute
+        self._counts_batches = limits_compute and not is_resident  # running batches do
         self._has_idle_timeout = pool.idle_timeout_ns < NEVER_NS
         self._running = 0
         self._cpu_milli = 0
@@ -150,7 +160,7 @@ class Backend:
             if instance is None or instance.stop_reason:
                 return [BatchRefused(message.batch_id, Refusal.GONE)]
             is_next = not self._held or not self._has_waiting_order()
-            if is_next and self._try_begin(instance, True):
+            if is_next and self._try_begin_batch(instance, message.shape_id):
                 return [message]
             return self._hold(message, instance)
         if not isinstance(message, Ended):
@@ -158,16 +168,16 @@ class Backend:
         order = message.order
         if isinstance(order, Dispatch) and order.instance_id is not None:
             instance = self.instances[order.instance_id]
+            if self._counts_batches:
+                shape = instance.variant.shapes[order.shape_id].shape
+                self._cpu_milli -= shape.cpu_milli
+                self._gpu_sevenths -= shape.gpu_sevenths
         else:
             instance = self.instances[instance_of(order)]
             instance.is_ready = True
         instance.idle_since_ns = now_ns
         instance.running -= 1
         self._running -= 1
-        if self._limits_compute:
-            shape = instance.variant.shape
-            self._cpu_milli -= shape.cpu_milli
-            self._gpu_sevenths -= shape.gpu_sevenths
         if (
             self._has_idle_timeout
             or self._held
@@ -201,6 +211,8 @@ class Backend:
             self._release(range(NEVER_NS), DRAINING, effects)
         else:
             raise DriverError(f"{type(message).__name__} is not for a node")
+        if self._is_resident:
+            self._begin_held(effects)  # what left the device has made room
         return effects
 
     def held_batches(self) -> list[Dispatch]:
@@ -222,7 +234,8 @@ class Backend:
             return [InstanceStopped(order.instance_id, DRAINING)]
         if len(self.instances) >= INSTANCES_MAX:
             return [InstanceStopped(order.instance_id, "too many instances")]
-        instance = ResidentInstance(order.instance_id, self._variants[order.variant_id])
+        variant = self._variants[order.variant_id]
+        instance = ResidentInstance(order.instance_id, variant, order.shape_id)
         self.instances[order.instance_id] = instance
         return self._prepare(order, instance)
 
@@ -235,7 +248,7 @@ class Backend:
         return self._prepare(order, instance)
 
     def _prepare(self, order: Action, instance: ResidentInstance) -> list[Effect]:
-        if not self._has_waiting_order() and self._try_begin(instance, False):
+        if not self._has_waiting_order() and self._try_prepare(instance):
             return [order]
         self._held.append(order)
         return _NOTHING
@@ -296,6 +309,8 @@ class Backend:
         if has_failed:
             return effects
         self._finish_if_idle(instance, effects)
+        if self._is_resident:
+            self._begin_held(effects)  # what left the device has made room
         is_idle = instance.is_ready and not (instance.running or instance.held)
         if self._has_idle_timeout and is_idle and not instance.stop_reason:
             effects.append(IdleTimer(instance.id, now_ns + self._pool.idle_timeout_ns))
@@ -308,9 +323,12 @@ class Backend:
         still_held: list[Action] = []
         for order in self._held:
             instance = self.instances[instance_of(order)]
-            is_batch = isinstance(order, Dispatch)
-            if self._try_begin(instance, is_batch):
-                instance.held -= is_batch
+            if isinstance(order, Dispatch):
+                begins = self._try_begin_batch(instance, order.shape_id)
+                instance.held -= begins
+            else:
+                begins = self._try_prepare(instance)
+            if begins:
                 effects.append(order)
             else:
                 still_held.append(order)
@@ -323,6 +341,7 @@ class Backend:
         if instance.is_evicting:
             instance.is_evicting = False
             instance.is_ready = False
+            self._release_compute(instance)
             effects.append(WeightsEvicted(instance.id))
         if instance.stop_reason:
             self._remove(instance, effects)
@@ -331,6 +350,7 @@ class Backend:
     def _remove(self, instance: ResidentInstance, effects: list[Effect]) -> None:
         """Remove an instance with everything that is held for it."""
         del self.instances[instance.id]
+        self._release_compute(instance)
         still_held: list[Action] = []
         for order in self._held:
             if instance_of(order) != instance.id:
@@ -339,23 +359,57 @@ class Backend:
                 effects.append(BatchRefused(order.batch_id, Refusal.GONE))
         self._held = still_held
 
-    def _try_begin(self, instance: ResidentInstance, is_batch: bool) -> bool:
-        """Take a slot and the variant's compute if both are free; for a batch, once it is ready."""
-        if is_batch and not (instance.is_ready and instance.running < instance.variant.concurrency):
+    def _try_begin_batch(self, instance: ResidentInstance, shape_id: int) -> bool:
+        """Take a slot and the compute of a shape if they are free and the instance is ready."""
+        if not instance.is_ready or instance.running >= instance.variant.concurrency:
             return False
         if self._running >= self._slots:
             return False
-        if self._limits_compute:
-            shape = instance.variant.shape
+        if self._counts_batches:
+            shape = instance.variant.shapes[shape_id].shape
             cpu_milli = self._cpu_milli + shape.cpu_milli
             gpu_sevenths = self._gpu_sevenths + shape.gpu_sevenths
-            if cpu_milli > self._pool.cpu_milli or gpu_sevenths > self._pool.gpu_sevenths:
+            if cpu_milli > self._cpu_milli_max or gpu_sevenths > self._gpu_sevenths_max:
                 return False
             self._cpu_milli = cpu_milli
             self._gpu_sevenths = gpu_sevenths
         self._running += 1
         instance.running += 1
         return True
+
+    def _try_prepare(self, instance: ResidentInstance) -> bool:
+        """Take a slot for a start or a load and, where it is resident, the instance's compute.
+
+        Elsewhere it takes no compute, here and in the books of the Scheduler: it runs no batch, and
+        which shape its batches will have may not be known yet.
+        """
+        if self._running >= self._slots:
+            return False
+        if self._is_resident and not instance.holds_compute and not self._take_compute(instance):
+            return False
+        self._running += 1
+        instance.running += 1
+        return True
+
+    def _take_compute(self, instance: ResidentInstance) -> bool:
+        """Take the compute that an instance holds while it is loaded, if that is free."""
+        shape = instance.variant.shapes[instance.shape_id].shape
+        cpu_milli = self._cpu_milli + shape.cpu_milli
+        gpu_sevenths = self._gpu_sevenths + shape.gpu_sevenths
+        if cpu_milli > self._cpu_milli_max or gpu_sevenths > self._gpu_sevenths_max:
+            return False
+        self._cpu_milli = cpu_milli
+        self._gpu_sevenths = gpu_sevenths
+        instance.holds_compute = True
+        return True
+
+    def _release_compute(self, instance: ResidentInstance) -> None:
+        """Release the compute of an instance that leaves the device."""
+        if instance.holds_compute:
+            shape = instance.variant.shapes[instance.shape_id].shape
+            self._cpu_milli -= shape.cpu_milli
+            self._gpu_sevenths -= shape.gpu_sevenths
+            instance.holds_compute = False
 
     def _has_waiting_order(self) -> bool:
         """Whether a held order waits for a slot, and not only for its own instance."""

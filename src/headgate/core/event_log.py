@@ -13,8 +13,9 @@ discovered, not listed: every subclass of `Event` and `Action` in their own modu
 come from the constructors' signatures, because those are all that an interpreted and a compiled
 build have in common: native classes have neither `__slots__` nor annotations. Where there are
 annotations, values are checked against them; a compiled constructor checks its own arguments.
-A `Settle` is written with the fields of its `Settlement`, one by one. Those with a default may be
-missing at the end: a log that is older than a field can still be read.
+A `Settle` is written with the fields of its `Settlement`, one by one. Those with a default, and the
+`shape_id` of an action, may be missing at the end: a log that is older than a field can still be
+read.
 
 A log may be rotated into segments, which are files that continue each other: `run.log` is the
 newest, and of `run.log.1`, `run.log.2` and so on a larger number is a newer file. Each segment has
@@ -79,7 +80,7 @@ def from_wire(wire: object, *, where: str | None = None) -> Event | Action:
     if not isinstance(wire, list) or not isinstance(name, str) or name not in _FIELDS:
         raise ConfigError("is neither an event nor an action", where=where, value=wire)
     fields = _FIELDS[name]
-    fields_min = len(fields) - (_SETTLEMENT_DEFAULTS if name == "Settle" else 0)
+    fields_min = len(fields) - _MAY_MISS.get(name, 0)
     if not fields_min < len(wire) <= len(fields) + 1:
         raise ConfigError(
             "has too few or too many fields", where=where, value=wire, allowed=", ".join(fields)
@@ -191,7 +192,12 @@ def _fields(cls: Callable[..., Event | Action]) -> dict[str, str]:
 
 
 _SETTLEMENT: Final = dataclass_fields(Settlement)
-_SETTLEMENT_DEFAULTS: Final = sum(field.default is not MISSING for field in _SETTLEMENT)
+# How many fields at the end a log may lack.
+_MAY_MISS: Final[Mapping[str, int]] = {
+    "Settle": sum(field.default is not MISSING for field in _SETTLEMENT),
+    "Dispatch": 1,
+    "StartInstance": 1,
+}
 _CLASSES: Final = _vocabulary()
 _FIELDS: Final = {name: _fields(cls) for name, cls in _CLASSES.items()}  # kinds by field by class
 # All fields are fetched at once: a live gateway logs every event, so this is on its hot path.

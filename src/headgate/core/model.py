@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Final
 
-from headgate.core.clock import NEVER_NS
+from headgate.core.clock import HOUR_NS, NEVER_NS
 
 
 class Tier:
@@ -28,28 +28,50 @@ LAMBDA_PAYLOAD_BYTES_MAX: Final = 6 << 20  # payload limit of an AWS Lambda call
 UNLIMITED: Final = 2**62 - 1
 MIB: Final = 1 << 20
 TIER_NAMES: Final = ("dedicated", "gpu", "serverless")
+
+
+class Compute:
+    """When a shape is chosen on the nodes of a pool, and while it is held."""
+
+    PER_BATCH: Final = 0  # chosen at dispatch, held while the batch runs
+    PER_INSTANCE: Final = 1  # chosen when an instance starts, held while a batch of it runs
+    RESIDENT: Final = 2  # chosen when an instance starts, held while its weights are loaded
+
+
+COMPUTE_NAMES: Final = ("per_batch", "per_instance", "resident")
 ENFORCE: Final = "enforce"  # the values of `Limits.admission`
 OBSERVE: Final = "observe"
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Compute that one running batch of an instance holds (its *active* resources).
+    """Compute that a running batch holds, or an instance where compute is resident (`Compute`).
 
-    Memory is not part of it: memory is held while the weights are loaded (*resident*), so it
-    belongs to the `Profile`. That is the difference between a GPU in a container and kernels as a
-    service.
+    Memory is not part of it: memory is held while the weights are loaded, whatever the shape, so it
+    belongs to the `Profile`.
     """
 
     cpu_milli: int = 0
     gpu_sevenths: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.cpu_milli / 1000:g} CPUs and {self.gpu_sevenths}/7 of a GPU"
+
+
+@dataclass(frozen=True)
+class ShapeTimes:
+    """The execution times of a variant in one of its shapes."""
+
+    shape: Shape
+    exec_ns: tuple[int, ...]  # exec_ns[b - 1] is the time of a batch of b items
 
 
 @dataclass(frozen=True)
 class Profile:
     """The measured or declared performance of one variant of a function."""
 
-    exec_ns: tuple[int, ...]  # exec_ns[b - 1] is the time of a batch of b items
+    # exec_ns[b - 1] is the time of a batch of b items, in the variant's own shape.
+    exec_ns: tuple[int, ...]
     slowdown: tuple[float, ...] = (1.0,)  # slowdown[c - 1] applies when c batches share the node
     cold_start_ns: int = 0  # process, imports, weights
     swap_in_ns: int = 0  # weights from host memory to the device
@@ -89,15 +111,42 @@ class Profile:
 
 @dataclass(frozen=True)
 class Variant:
-    """A build of a function with its resource shape, for certain pools."""
+    """A build of a function, for certain pools, with the shapes in which it runs.
+
+    Its execution time is a table over shapes and batch sizes: `shapes[id].exec_ns[items - 1]`. The
+    index of a shape is its id in orders, actions and logs. Weights are the same in every shape.
+
+    >>> small, large = Shape(gpu_sevenths=1), Shape(gpu_sevenths=4)
+    >>> more = (ShapeTimes(large, (6, 7)),)
+    >>> variant = Variant(0, "v", 0, (0,), Profile((10, 19)), small, more_shapes=more)
+    >>> [variant.exec_ns(2, shape_id) for shape_id in range(2)]
+    [19, 7]
+    """
 
     id: int
     name: str
     function_id: int
     pool_ids: tuple[int, ...]
     profile: Profile
-    shape: Shape = Shape()
+    shape: Shape = Shape()  # its own shape, id 0: what runs where nobody chooses
     concurrency: int = 1  # batches one instance runs at the same time
+    more_shapes: tuple[ShapeTimes, ...] = ()  # ids 1, 2, 3, ...
+    # By function id: the measured factor on the time of a batch while one batch of that function
+    # runs on the same node. Empty: no interference beside `Profile.slowdown`.
+    interference: tuple[float, ...] = ()
+    shapes: tuple[ShapeTimes, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        own = ShapeTimes(self.shape, self.profile.exec_ns)
+        object.__setattr__(self, "shapes", (own, *self.more_shapes))
+
+    def exec_ns(self, items: int, shape_id: int = 0) -> int:
+        """Expected time of a batch in a shape, alone on its node."""
+        return self.shapes[shape_id].exec_ns[items - 1]
+
+    def items_max(self, shape_id: int = 0) -> int:
+        """The largest batch that runs in a shape."""
+        return len(self.shapes[shape_id].exec_ns)
 
 
 @dataclass(frozen=True)
@@ -264,16 +313,31 @@ class Pool:
     queue_max: int = 0  # batches a node may queue while its slots are taken
     cpu_milli: int = UNLIMITED  # compute of one node
     gpu_sevenths: int = UNLIMITED
+    compute: int = Compute.PER_BATCH
     memory_bytes: int = UNLIMITED  # device memory of one node
     host_memory_bytes: int = 0  # host memory of one node for evicted weights
     idle_timeout_ns: int = NEVER_NS  # an instance that is idle for this long stops
     is_elastic: bool = False  # nodes are rented, and paid for, only while they hold an instance
     boot_ns: int = 0  # boot time of a rented node
     usd_per_hour: float = 0.0  # per node
+    # Besides the node: per CPU and GPU that a batch, or where it is resident an instance, holds.
+    cpu_usd_per_hour: float = 0.0
+    gpu_usd_per_hour: float = 0.0
     network_ns: int = 0  # one way, gateway to node
     bytes_per_s: float = 0.0  # bandwidth between nodes; 0: transfers take no time
     faas: FaasPlatform | None = None
     breaker: BreakerConfig = BreakerConfig()
+
+    def compute_usd(self, shape: Shape, held_ns: int) -> float:
+        """Cost of the compute of a shape, besides that of the node that has it.
+
+        >>> pool = Pool(0, "gpu", cpu_usd_per_hour=1.0, gpu_usd_per_hour=7.0)
+        >>> pool.compute_usd(Shape(500, 2), 3_600_000_000_000)
+        2.5
+        """
+        cpu_usd = shape.cpu_milli / 1000 * self.cpu_usd_per_hour
+        gpu_usd = shape.gpu_sevenths / 7 * self.gpu_usd_per_hour
+        return (cpu_usd + gpu_usd) * (held_ns / HOUR_NS)
 
 
 @dataclass(frozen=True)
@@ -323,12 +387,19 @@ class App:
             raise ValueError("variant ids must be 0, 1, 2, ...")
         object.__setattr__(self, "variants", tuple(variants))
 
-    def variants_on(self, pool_id: int) -> tuple[Variant | None, ...]:
-        """For each function, the variant that runs on this pool (the first one), or None."""
+    def variants_in(self, pool_id: int) -> tuple[tuple[Variant, ...], ...]:
+        """For each function, the variants that run on this pool, in the order declared."""
         return tuple(
-            next((v for v in function.variants if pool_id in v.pool_ids), None)
+            tuple(v for v in function.variants if pool_id in v.pool_ids)
             for function in self.functions
         )
+
+    def variants_on(self, pool_id: int) -> tuple[Variant | None, ...]:
+        """For each function, the first of its variants that run on this pool, or None.
+
+        It is the default of orders and queries that name only a function.
+        """
+        return tuple(variants[0] if variants else None for variants in self.variants_in(pool_id))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import final
 
 from headgate.core.errors import PolicyError
-from headgate.core.model import OBSERVE, Pool, Variant
+from headgate.core.model import OBSERVE, Compute, Pool, Variant
 from headgate.core.records import Batch, Instance, Node, Request, Task
 from headgate.core.scheduler.state import InstanceWriter, StateWriter
 from headgate.core.states import (
@@ -25,7 +25,7 @@ from headgate.core.states import (
     Settlement,
     TaskState,
 )
-from headgate.core.view import View, is_evictable
+from headgate.core.view import View, is_evictable, room_bytes
 
 # Names of the Scheduler's own timers. A policy must choose other names for its timers.
 RESERVED_TIMERS = frozenset(
@@ -44,18 +44,30 @@ class Orders:
         self._has_timeouts = state.timeouts.is_enabled
         self._is_observing = view.app.limits.admission == OBSERVE
 
-    def dispatch(self, tasks: list[Task], node: Node, variant: Variant | None = None) -> Batch:
+    def dispatch(
+        self,
+        tasks: list[Task],
+        node: Node,
+        variant: Variant | None = None,
+        instance: Instance | None = None,
+        shape_id: int | None = None,
+    ) -> Batch:
         """Dispatch tasks of one function as a batch to a node.
 
         If the node has no instance of the variant, one is started there; if its weights are in host
         memory, they are loaded. Idle instances are evicted as needed. `variant` defaults to the
-        node's variant of this function. A task that is already running may be dispatched again: a
-        competing copy (hedging). The batch takes ownership of the list.
+        node's first variant of this function, `instance` to what `View.instance_for` returns, and
+        `shape_id` to the shape of that instance or, where instances have none, to the variant's
+        own. A task that is already running may be dispatched again: a competing copy (hedging). The
+        batch takes ownership of the list.
         """
         if not tasks:
             raise PolicyError("a batch of no tasks")
         first = tasks[0]
-        if variant is None:
+        if instance is not None:
+            self._check_target(tasks, node, variant, instance)
+            variant = instance.variant
+        elif variant is None:
             variant = node.variants[first.function.id]
             if variant is None:
                 raise _illegal(tasks, f"{node.name} cannot run {first.function.name}")
@@ -63,7 +75,35 @@ class Orders:
             raise _illegal(tasks, f"{variant.name} does not run on pool {node.pool.name}")
         if node.state != NODE_UP:
             raise _illegal(tasks, f"{node.name} is down")
-        return self._send(tasks, variant, node, node.pool)
+        if shape_id is not None:
+            self._check_shape(tasks, variant, node, instance, shape_id)
+        return self._send(tasks, variant, node, node.pool, instance, shape_id)
+
+    def _check_target(
+        self, tasks: list[Task], node: Node, variant: Variant | None, instance: Instance
+    ) -> None:
+        """Raise unless a batch may be dispatched to this very instance."""
+        if instance.state == InstanceState.DRAINING or instance.state == InstanceState.GONE:
+            raise _illegal(tasks, f"instance {instance.id} is draining or gone")
+        if instance.node is not node:
+            raise _illegal(tasks, f"instance {instance.id} is not on {node.name}")
+        if variant is not None and instance.variant is not variant:
+            raise _illegal(tasks, f"instance {instance.id} is not of {variant.name}")
+
+    def _check_shape(
+        self,
+        tasks: list[Task],
+        variant: Variant,
+        node: Node,
+        instance: Instance | None,
+        shape_id: int,
+    ) -> None:
+        """Raise unless a batch may be dispatched in this shape."""
+        problem = _shape_problem(variant, node.pool, shape_id)
+        if problem:
+            raise _illegal(tasks, problem)
+        if instance is not None and node.binds_at_start and instance.shape_id != shape_id:
+            raise _illegal(tasks, f"instance {instance.id} has another shape, for good")
 
     def dispatch_to_pool(
         self, tasks: list[Task], pool: Pool, variant: Variant | None = None
@@ -87,9 +127,17 @@ class Orders:
             size += task.payload_bytes
         if size > pool.faas.payload_bytes_max:
             raise _illegal(tasks, f"a call of pool {pool.name} cannot carry {size} bytes")
-        return self._send(tasks, variant, None, pool)
+        return self._send(tasks, variant, None, pool, None, None)
 
-    def _send(self, tasks: list[Task], variant: Variant, node: Node | None, pool: Pool) -> Batch:
+    def _send(
+        self,
+        tasks: list[Task],
+        variant: Variant,
+        node: Node | None,
+        pool: Pool,
+        instance: Instance | None,
+        shape_id: int | None,
+    ) -> Batch:
         """Dispatch a batch if its tasks may run together as this variant; raise otherwise."""
         function_id = variant.function_id
         task_ids: list[int] = []
@@ -101,16 +149,20 @@ class Orders:
                 raise _illegal(tasks, f"task {task.id} is not of the function of {variant.name}")
             task_ids.append(task.id)
             items += task.request.items
-        if items > len(variant.profile.exec_ns):
+        if node is not None and instance is None:
+            instance = node.instances.get(variant.id)
+            if node.replicas or shape_id is not None:
+                instance = self._view.instance_for(node, variant, shape_id)
+        shape = 0 if shape_id is None else shape_id
+        if instance is not None and instance.shape_id:
+            shape = instance.shape_id
+        if items > len(variant.shapes[shape].exec_ns):
             raise _illegal(tasks, f"{items} items exceed the largest batch of {variant.name}")
         if len(task_ids) > 1:
             self._check_batchable(tasks, task_ids)
-        instance = None
-        if node is not None:
-            instance = node.instances.get(variant.id)
-            if instance is None or instance.residency == ON_HOST:
-                instance = self._make_resident(tasks, variant, node, instance)
-        batch = self._state.send(tasks, task_ids, items, variant, instance, node, pool)
+        if node is not None and (instance is None or instance.residency == ON_HOST):
+            instance = self._make_resident(tasks, variant, node, instance, shape)
+        batch = self._state.send(tasks, task_ids, items, variant, instance, node, pool, shape)
         if self._has_timeouts:
             at_ns = batch.sent_ns + self._state.timeouts.limit_ns(batch)
             self._state.set_timer(("lost", batch.id), at_ns)  # then it is given up
@@ -137,14 +189,21 @@ class Orders:
             raise _illegal(tasks, f"task {task.id} is in quarantine and in flight already")
 
     def _make_resident(
-        self, tasks: list[Task], variant: Variant, node: Node, instance: Instance | None
+        self,
+        tasks: list[Task],
+        variant: Variant,
+        node: Node,
+        instance: Instance | None,
+        shape_id: int,
     ) -> Instance:
-        if not self._view.can_make_room(node, variant):
-            raise _illegal(tasks, f"{node.name} has no memory for {variant.name}")
+        if not node.binds_at_start:
+            shape_id = 0
+        if not self._view.can_make_room(node, variant, shape_id):
+            raise _illegal(tasks, _room_problem(node, variant))
         if instance is None:
             if variant.id in self._view.load_failures:
                 raise _illegal(tasks, f"{variant.name} failed to load and is in back-off")
-            return self._instances.start_instance(variant, node.pool, node)
+            return self._instances.start_instance(variant, node.pool, node, shape_id)
         self._instances.load_weights(instance, node)
         return instance
 
@@ -179,29 +238,36 @@ class Orders:
         if request.state != RequestState.OPEN:
             raise PolicyError(f"request {request.id} is settled already")
 
-    def start(self, variant: Variant, node: Node) -> Instance:
-        """Start an instance on a node, evicting idle ones as needed."""
+    def start(self, variant: Variant, node: Node, shape_id: int = 0) -> Instance:
+        """Start an instance on a node, evicting idle ones as needed.
+
+        If the node holds instances of the variant already, this is one more, with its own memory.
+        A shape can be given where it is chosen at the start of an instance (`Pool.compute`).
+        """
         if node.state != NodeState.UP:
             raise PolicyError(f"{node.name} is down")
-        if variant.id in node.instances:
-            raise PolicyError(f"{node.name} holds {variant.name} already")
         if node.pool.id not in variant.pool_ids:
             raise PolicyError(f"{variant.name} does not run on pool {node.pool.name}")
-        self._check_may_start(variant)
-        if not self._view.can_make_room(node, variant):
-            raise PolicyError(f"{node.name} has no memory for {variant.name}")
-        return self._instances.start_instance(variant, node.pool, node)
+        self._check_may_start(variant, node.pool, shape_id)
+        if not self._view.can_make_room(node, variant, shape_id):
+            raise PolicyError(_room_problem(node, variant))
+        return self._instances.start_instance(variant, node.pool, node, shape_id)
 
-    def _check_may_start(self, variant: Variant) -> None:
+    def _check_may_start(self, variant: Variant, pool: Pool, shape_id: int) -> None:
         if variant.id in self._view.load_failures:
             raise PolicyError(f"{variant.name} failed to load and is in back-off")
+        problem = _shape_problem(variant, pool, shape_id) if shape_id else ""
+        if problem:
+            raise PolicyError(problem)
+        if shape_id and pool.compute == Compute.PER_BATCH:
+            raise PolicyError(f"pool {pool.name} chooses shapes at dispatch")
 
-    def start_anywhere(self, variant: Variant, pool: Pool) -> Instance:
+    def start_anywhere(self, variant: Variant, pool: Pool, shape_id: int = 0) -> Instance:
         """Start an instance on whichever node the pool's Broker grants."""
         if pool.id not in variant.pool_ids:
             raise PolicyError(f"{variant.name} does not run on pool {pool.name}")
-        self._check_may_start(variant)
-        return self._instances.start_instance(variant, pool, None)
+        self._check_may_start(variant, pool, shape_id)
+        return self._instances.start_instance(variant, pool, None, shape_id)
 
     def stop(self, instance: Instance) -> None:
         """Drain an instance: it finishes the batches it has begun, then stops."""
@@ -224,8 +290,8 @@ class Orders:
         node = instance.node
         if node is None or instance.residency != Residency.HOST:
             raise PolicyError(f"instance {instance.id} is not in host memory")
-        if not self._view.can_make_room(node, instance.variant):
-            raise PolicyError(f"{node.name} has no memory for {instance.variant.name}")
+        if not self._view.can_make_room(node, instance.variant, instance.shape_id):
+            raise PolicyError(_room_problem(node, instance.variant))
         self._instances.load_weights(instance, node)
 
     def keep_warm(
@@ -262,6 +328,21 @@ class Orders:
         A policy reads no clock, so it must express a time limit on a search as a limit on units.
         """
         self._state.work += units
+
+
+def _shape_problem(variant: Variant, pool: Pool, shape_id: int) -> str:
+    """Why a variant cannot run in a shape on the nodes of a pool; empty if it can."""
+    if not 0 <= shape_id < len(variant.shapes):
+        return f"{variant.name} has no shape {shape_id}"
+    shape = variant.shapes[shape_id].shape
+    if shape.cpu_milli > pool.cpu_milli or shape.gpu_sevenths > pool.gpu_sevenths:
+        return f"{variant.name} takes {shape}: more than a node of pool {pool.name} has"
+    return ""
+
+
+def _room_problem(node: Node, variant: Variant) -> str:
+    lacks_memory = variant.profile.memory_bytes > room_bytes(node)
+    return f"{node.name} has no {'memory' if lacks_memory else 'compute'} for {variant.name}"
 
 
 def _illegal(tasks: list[Task], problem: str) -> PolicyError:

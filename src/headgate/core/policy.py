@@ -121,11 +121,13 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class Target:
-    """How many instances of a variant a plan wants in a pool."""
+    """How many instances of a variant, in a shape, a plan wants in a pool."""
 
     variant_id: int
     pool_id: int
     count: int
+    per_node_max: int = 1  # instances that one node may hold, of this variant and shape
+    shape_id: int = 0  # other than 0 only where a shape is chosen at the start of an instance
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from headgate.core.model import UNLIMITED, Function, Pipeline, Pool, Stage, Variant
+from headgate.core.model import UNLIMITED, Compute, Function, Pipeline, Pool, Stage, Variant
 from headgate.core.states import (
     BATCH_IN_FLIGHT,
     REQUEST_OPEN,
@@ -133,9 +133,10 @@ class Datum:
 
 @final
 class Instance:
-    """A variant of a function on a node. At most one per variant and node."""
+    """A variant of a function on a node. A node may hold several instances of a variant."""
 
     __slots__ = (
+        "holds_compute",
         "id",
         "is_preparing",
         "last_used_ns",
@@ -143,12 +144,19 @@ class Instance:
         "pool",
         "residency",
         "running",
+        "shape_id",
         "state",
         "variant",
     )
 
     def __init__(
-        self, id: int, variant: Variant, pool: Pool, node: Node | None, now_ns: int
+        self,
+        id: int,
+        variant: Variant,
+        pool: Pool,
+        node: Node | None,
+        now_ns: int,
+        shape_id: int = 0,
     ) -> None:
         self.id = id
         self.variant = variant
@@ -157,6 +165,9 @@ class Instance:
         self.state: int = InstanceState.STARTING
         self.residency: int = Residency.NOWHERE
         self.is_preparing = False  # starting or loading weights: it holds a slot of its node
+        # What it was started with; of no meaning where a dispatch chooses the shape.
+        self.shape_id = shape_id
+        self.holds_compute = False  # it holds its shape, because compute is resident on its node
         self.running = 0  # batches of this Scheduler in flight on it
         self.last_used_ns = now_ns
 
@@ -170,9 +181,13 @@ class Node:
     """
 
     __slots__ = (
+        "binds_at_start",
         "blocked_until_ns",
+        "by_variant",
+        "counts_batches",
         "cpu_milli_used",
         "gpu_sevenths_used",
+        "has_resident_compute",
         "host_bytes_used",
         "id",
         "instances",
@@ -180,6 +195,7 @@ class Node:
         "memory_used_bytes",
         "name",
         "pool",
+        "replicas",
         "running",
         "slots",
         "state",
@@ -192,9 +208,15 @@ class Node:
         self.id = id
         self.name = name
         self.pool = pool
-        self.variants = variants  # by function id: the variant that this node would run, or None
+        # By function id: the first variant declared that runs here, or None. It is the one that a
+        # policy gets that does not choose; `App.variants_in` has all of them.
+        self.variants = variants
         self.slots = pool.slots
         self.limits_compute = pool.cpu_milli < UNLIMITED or pool.gpu_sevenths < UNLIMITED
+        is_resident = pool.compute == Compute.RESIDENT
+        self.has_resident_compute = self.limits_compute and is_resident  # instances hold compute
+        self.counts_batches = self.limits_compute and not is_resident  # running batches do
+        self.binds_at_start = pool.compute != Compute.PER_BATCH  # instances have a shape
         self.state: int = NodeState.DOWN
         self.running = 0
         self.blocked_until_ns = 0
@@ -202,15 +224,29 @@ class Node:
         self.gpu_sevenths_used = 0
         self.memory_used_bytes = 0
         self.host_bytes_used = 0
-        # By variant id, least recently used first where memory is limited.
+        # By variant id: its oldest instance here. That is the only one unless a policy has started
+        # more, so a policy that keeps one per node needs no other query.
         self.instances: dict[int, Instance] = {}
+        self.by_variant: dict[int, list[Instance]] = {}  # all instances, oldest first
+        self.replicas = 0  # instances beside the oldest of their variant
 
 
 @final
 class Batch:
     """Tasks of one function dispatched together to an instance, or to a FaaS pool."""
 
-    __slots__ = ("id", "instance", "items", "node", "pool", "sent_ns", "state", "tasks", "variant")
+    __slots__ = (
+        "id",
+        "instance",
+        "items",
+        "node",
+        "pool",
+        "sent_ns",
+        "shape_id",
+        "state",
+        "tasks",
+        "variant",
+    )
 
     def __init__(
         self,
@@ -222,6 +258,7 @@ class Batch:
         node: Node | None,
         pool: Pool,
         sent_ns: int,
+        shape_id: int = 0,
     ) -> None:
         self.id = id
         self.variant = variant
@@ -231,6 +268,7 @@ class Batch:
         self.node = node
         self.pool = pool
         self.sent_ns = sent_ns
+        self.shape_id = shape_id
         self.state: int = BATCH_IN_FLIGHT
 
 

@@ -51,35 +51,107 @@ class View:
         self.unloadable: set[int] = set()  # functions with no instance, none of which may start
         self.suspects: dict[int, Task] = {}  # by function id: the quarantined task whose turn it is
         self.policy_faults = 0  # exceptions raised by hooks of the policy
+        # By pool and function id: the first variant declared, which is the default of orders and
+        # queries that name only a function; and all variants.
         self.variants_by_pool = [app.variants_on(pool.id) for pool in app.pools]
+        self.all_variants_by_pool = [app.variants_in(pool.id) for pool in app.pools]
 
     def can_take(self, node: Node, function_id: int) -> bool:
-        """Whether a free node has the compute and memory to begin a batch of this function now."""
+        """Whether a free node can begin a batch of this function now, as its default variant."""
         variant = node.variants[function_id]
-        if variant is None or (self.load_failures and self.is_barred(node, variant)):
+        if variant is None:
             return False
+        if self.load_failures or node.replicas:
+            return self.fits(node, variant)
+        # `fits` in the usual case, inlined because policies ask this several times per task.
         instance = node.instances.get(variant.id)
+        shape_id = 0 if instance is None else instance.shape_id
         if instance is None or instance.residency == ON_HOST:
-            if not self.can_make_room(node, variant):
+            if not self.can_make_room(node, variant, shape_id):
                 return False
         elif instance.running >= variant.concurrency:
             return False
-        return self.has_compute(node, variant)
+        return not node.limits_compute or self.has_compute(node, variant, shape_id)
+
+    def fits(self, node: Node, variant: Variant, shape_id: int | None = None) -> bool:
+        """Whether a free node has the compute and memory to begin a batch of this variant now.
+
+        Without a shape: in the shape of the instance that would take the batch, or the variant's
+        own. O(1), unless memory is short or the node holds several instances of the variant.
+        """
+        instance = self.instance_for(node, variant, shape_id)
+        is_ready = instance is not None and instance.state != INSTANCE_STARTING
+        if self.load_failures and not is_ready and variant.id in self.load_failures:
+            return False
+        shape = 0 if shape_id is None else shape_id
+        if instance is None or instance.residency == ON_HOST:
+            if not self.can_make_room(
+                node, variant, shape if instance is None else instance.shape_id
+            ):
+                return False
+        elif instance.running >= variant.concurrency:
+            return False
+        if not node.counts_batches:
+            return True
+        if instance is not None and node.binds_at_start:
+            shape = instance.shape_id
+        return self.has_compute(node, variant, shape)
+
+    def instance_for(
+        self, node: Node, variant: Variant, shape_id: int | None = None
+    ) -> Instance | None:
+        """The instance on a node that takes the next batch of a variant; None if it holds none.
+
+        Where instances have a shape, only those of this shape count, if one is given. One that can
+        begin a batch is preferred to one that is being prepared, that one to one whose weights are
+        in host memory, and a full one is the last choice. Among equals it is the one with the
+        fewest batches, then the oldest. O(instances of the variant on the node).
+        """
+        best: Instance | None = None
+        best_rank = 0
+        is_any = shape_id is None or not node.binds_at_start
+        for instance in node.by_variant.get(variant.id, ()):
+            if not is_any and instance.shape_id != shape_id:
+                continue
+            rank = _rank(instance)
+            if best is None or (rank, instance.running) < (best_rank, best.running):
+                best, best_rank = instance, rank
+        return best
 
     def is_barred(self, node: Node, variant: Variant) -> bool:
         """Whether the variant is in start back-off and not running on this node."""
-        if variant.id not in self.load_failures:
-            return False
-        instance = node.instances.get(variant.id)
-        return instance is None or instance.state == INSTANCE_STARTING
+        return variant.id in self.load_failures and not has_ready(node, variant.id)
 
-    def has_compute(self, node: Node, variant: Variant) -> bool:
-        """Whether a node has the compute to begin a batch of a variant now."""
-        shape = variant.shape
-        return not node.limits_compute or (
-            node.cpu_milli_used + shape.cpu_milli <= node.pool.cpu_milli
-            and node.gpu_sevenths_used + shape.gpu_sevenths <= node.pool.gpu_sevenths
-        )
+    def has_compute(self, node: Node, variant: Variant, shape_id: int = 0) -> bool:
+        """Whether a node has the compute to begin a batch of a variant in a shape now.
+
+        Where compute is resident, an instance that is loaded has it.
+        """
+        if node.counts_batches:  # `has_free_compute`, inlined for the sake of interpreted code
+            shape = variant.shapes[shape_id].shape
+            return (
+                node.cpu_milli_used + shape.cpu_milli <= node.pool.cpu_milli
+                and node.gpu_sevenths_used + shape.gpu_sevenths <= node.pool.gpu_sevenths
+            )
+        if not node.has_resident_compute:
+            return True
+        instance = self.instance_for(node, variant)
+        is_loaded = instance is not None and instance.holds_compute
+        return is_loaded or can_free_compute(node, variant, shape_id)
+
+    def interference(self, node: Node, variant: Variant) -> float:
+        """The factor on the time of a batch of a variant beside what runs on a node now.
+
+        Factors are measured for pairs; they multiply. O(instances on the node).
+        """
+        factor = 1.0
+        if variant.interference:
+            for group in node.by_variant.values():
+                for instance in group:
+                    if instance.running:
+                        each = variant.interference[instance.variant.function_id]
+                        factor *= each**instance.running
+        return factor
 
     def load_retry_ns(self, pipeline: Pipeline) -> int:
         """Time until every unloadable function of a pipeline was retried; 0 if there is none."""
@@ -94,17 +166,15 @@ class View:
                 longest_ns = max(longest_ns, soonest_ns - self.now_ns, 1)
         return longest_ns
 
-    def can_make_room(self, node: Node, variant: Variant) -> bool:
-        """Whether the node has, or evicting idle instances would free, memory for this variant."""
+    def can_make_room(self, node: Node, variant: Variant, shape_id: int = 0) -> bool:
+        """Whether the node has, or evicting idle instances would free, room for an instance.
+
+        Room is memory and, where compute is resident, the compute of its shape.
+        """
         need = variant.profile.memory_bytes
-        if node.memory_used_bytes + need <= node.pool.memory_bytes:
-            return True
-        pinned = sum(
-            i.variant.profile.memory_bytes
-            for i in node.instances.values()
-            if i.residency != Residency.HOST and not is_evictable(i)
-        )
-        return pinned + need <= node.pool.memory_bytes
+        if node.memory_used_bytes + need > node.pool.memory_bytes and need > room_bytes(node):
+            return False
+        return not node.has_resident_compute or can_free_compute(node, variant, shape_id)
 
     def is_resident(self, node: Node, function_id: int) -> bool:
         """Whether the node holds this function's weights on its device, or is loading them."""
@@ -198,6 +268,67 @@ class View:
 def is_evictable(instance: Instance) -> bool:
     """Whether an instance can be evicted at once: it is idle and not loading."""
     return instance.state == InstanceState.IDLE and not instance.is_preparing
+
+
+def has_free_compute(node: Node, variant: Variant, shape_id: int) -> bool:
+    """Whether the compute of a shape of this variant is free on a node."""
+    shape = variant.shapes[shape_id].shape
+    return (
+        node.cpu_milli_used + shape.cpu_milli <= node.pool.cpu_milli
+        and node.gpu_sevenths_used + shape.gpu_sevenths <= node.pool.gpu_sevenths
+    )
+
+
+def can_free_compute(node: Node, variant: Variant, shape_id: int) -> bool:
+    """Whether a node with resident compute has that of a shape, or can free it by evictions."""
+    if has_free_compute(node, variant, shape_id):
+        return True
+    cpu_milli, gpu_sevenths = node.cpu_milli_used, node.gpu_sevenths_used
+    for group in node.by_variant.values():
+        for instance in group:
+            if instance.holds_compute and is_evictable(instance):
+                held = instance.variant.shapes[instance.shape_id].shape
+                cpu_milli -= held.cpu_milli
+                gpu_sevenths -= held.gpu_sevenths
+    shape = variant.shapes[shape_id].shape
+    return (
+        cpu_milli + shape.cpu_milli <= node.pool.cpu_milli
+        and gpu_sevenths + shape.gpu_sevenths <= node.pool.gpu_sevenths
+    )
+
+
+def has_free_room(node: Node, variant: Variant, shape_id: int) -> bool:
+    """Whether a node has memory and resident compute for an instance without any eviction."""
+    if node.memory_used_bytes + variant.profile.memory_bytes > node.pool.memory_bytes:
+        return False
+    return not node.has_resident_compute or has_free_compute(node, variant, shape_id)
+
+
+def room_bytes(node: Node) -> int:
+    """Device memory that a node has, or can free by evicting idle instances."""
+    pinned = 0
+    for group in node.by_variant.values():
+        for instance in group:
+            if instance.residency != Residency.HOST and not is_evictable(instance):
+                pinned += instance.variant.profile.memory_bytes
+    return node.pool.memory_bytes - pinned
+
+
+def has_ready(node: Node, variant_id: int) -> bool:
+    """Whether a node holds an instance of a variant that has started."""
+    for instance in node.by_variant.get(variant_id, ()):
+        if instance.state != INSTANCE_STARTING:
+            return True
+    return False
+
+
+def _rank(instance: Instance) -> int:
+    """The rank of `View.instance_for`: smaller is better."""
+    if instance.running >= instance.variant.concurrency:
+        return 3
+    if instance.residency == ON_HOST:
+        return 2
+    return 1 if instance.is_preparing or instance.state == INSTANCE_STARTING else 0
 
 
 def is_free(view: View, node: Node) -> bool:

@@ -51,9 +51,10 @@ class CostAccounting:
         if up is not None:
             self._up_ns[up[0]] += monotonic_ns() - up[1]
 
-    def on_batch_ran(self, variant_id: int, items: int, took_ns: int) -> None:
+    def on_batch_ran(self, variant_id: int, items: int, shape_id: int, took_ns: int) -> None:
         """Update the prediction error of a variant with the duration of a batch."""
-        error_s = (took_ns - self._app.variants[variant_id].profile.exec_ns[items - 1]) * 1e-9
+        expected_ns = self._app.variants[variant_id].exec_ns(items, shape_id)
+        error_s = (took_ns - expected_ns) * 1e-9
         before_s = self._error_s.get(variant_id, error_s)
         self._error_s[variant_id] = before_s + EWMA_WEIGHT * (error_s - before_s)
 

@@ -118,7 +118,8 @@ class Runtime:
         self._driver: Driver | None = None
         self._calls: dict[int, Call] = {}  # open calls by request id
         self._stage_outputs = StageOutputs(self._config.app, self._signatures)
-        self._in_flight: dict[int, tuple[int, int]] = {}  # by batch: its variant and items
+        # By batch: its variant, items and shape.
+        self._in_flight: dict[int, tuple[int, int, int]] = {}
         self._next_id = 0
         # The payload size of a request matters only if there is a FaaS pool.
         pools = self._config.app.pools
@@ -305,12 +306,13 @@ class Runtime:
         if not tasks:
             self._driver.post(BatchRefused(action.batch_id, Refusal.CANCELLED))
             return
-        self._in_flight[action.batch_id] = (action.variant_id, action.items)
+        self._in_flight[action.batch_id] = (action.variant_id, action.items, action.shape_id)
         try:
             if link is not None:
                 assert action.instance_id is not None
-                batch_id, variant_id = action.batch_id, action.variant_id
-                link.run(RunBatch(batch_id, variant_id, action.instance_id, action.items, tasks))
+                batch_id, variant_id, items = action.batch_id, action.variant_id, action.items
+                instance_id, shape_id = action.instance_id, action.shape_id
+                link.run(RunBatch(batch_id, variant_id, instance_id, items, tasks, shape_id))
             else:
                 assert remote_pool is not None
                 view = self._driver.scheduler.view
@@ -454,9 +456,10 @@ class Runtime:
         self._driver.post(
             BatchFinished(message.batch_id, tuple(unsure), tuple(failed), tuple(too_large))
         )
-        variant_id, items = self._in_flight.pop(message.batch_id, (None, 0))
+        variant_id, items, shape_id = self._in_flight.pop(message.batch_id, (None, 0, 0))
         if variant_id is not None:
-            self._costs.on_batch_ran(variant_id, items, message.ended_ns - message.began_ns)
+            took_ns = message.ended_ns - message.began_ns
+            self._costs.on_batch_ran(variant_id, items, shape_id, took_ns)
 
     def on_event(self, event: Event) -> None:
         assert self._driver is not None

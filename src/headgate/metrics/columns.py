@@ -87,6 +87,21 @@ class ResourceUse:
 
 
 @dataclass(frozen=True, slots=True)
+class InstanceUse:
+    """The life and the cost of one instance, where its pool has a price of compute."""
+
+    id: int
+    node: int
+    variant: int
+    shape: int
+    start_ns: int  # when its start began
+    end_ns: int  # when it was gone, or the end of the run
+    batches: int
+    usage_usd: float  # cost of the compute that its batches used
+    allocation_usd: float  # cost of the compute that it held
+
+
+@dataclass(frozen=True, slots=True)
 class RunColumns:
     """Everything about one run that summaries and reports need."""
 
@@ -101,6 +116,7 @@ class RunColumns:
     end_ns: int  # time of the last event
     # By pipeline: the policy's `admission_margins` at the end; empty if it keeps none.
     admission_margins: tuple[float, ...] = ()
+    instances: tuple[InstanceUse, ...] = ()  # of pools with a price of compute
 
 
 # By column: the type code, and the value where nothing is known.

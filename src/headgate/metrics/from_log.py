@@ -38,7 +38,7 @@ from headgate.core.events import (
     RequestArrived,
     WeightsLoaded,
 )
-from headgate.core.model import App, Profile
+from headgate.core.model import App, Variant
 from headgate.core.records import STAGES_MAX
 from headgate.metrics.columns import (
     NOWHERE,
@@ -63,6 +63,7 @@ class BatchColumns:
 
     variant: Int32
     items: Int32
+    shape: Int32
     sent_ns: Int64
     ended_ns: Int64
     cold: Int8  # 1 if it waited for a start or a load
@@ -179,9 +180,12 @@ class _Reader:
     def _on_batch_end(
         self, dispatch: Dispatch, sent_ns: int, is_cold: bool, *, is_finished: bool
     ) -> None:
+        variant_id = _checked("variant", dispatch.variant_id, len(self._app.variants))
+        variant = self._app.variants[variant_id]
         row = {
-            "variant": _checked("variant", dispatch.variant_id, len(self._app.variants)),
+            "variant": variant_id,
             "items": _checked("items", dispatch.items, _ITEMS_MAX),
+            "shape": _checked("shape", dispatch.shape_id, len(variant.shapes)),
             "sent_ns": sent_ns,
             "ended_ns": self._now_ns,
             "cold": int(is_cold),
@@ -279,8 +283,13 @@ def _factors(app: App, batches: BatchColumns) -> tuple[NDArray[np.float64], NDAr
     functions = np.array([variant.function_id for variant in app.variants], np.int32)
     expected_ns = np.array(
         [
-            _expected_ns(app.variants[variant].profile, items)
-            for variant, items in zip(batches.variant.tolist(), batches.items.tolist(), strict=True)
+            _expected_ns(app.variants[variant], items, shape)
+            for variant, items, shape in zip(
+                batches.variant.tolist(),
+                batches.items.tolist(),
+                batches.shape.tolist(),
+                strict=True,
+            )
         ],
         np.int64,
     )
@@ -289,5 +298,6 @@ def _factors(app: App, batches: BatchColumns) -> tuple[NDArray[np.float64], NDAr
     return factor, functions[batches.variant]
 
 
-def _expected_ns(profile: Profile, items: int) -> int:
-    return profile.exec_ns[min(max(items, 1), profile.items_max) - 1]
+def _expected_ns(variant: Variant, items: int, shape_id: int) -> int:
+    exec_ns = variant.shapes[shape_id].exec_ns
+    return exec_ns[min(max(items, 1), len(exec_ns)) - 1]

@@ -14,7 +14,7 @@ from typing import Final, final
 from headgate.core.model import Variant
 from headgate.core.records import Instance, Node
 from headgate.core.states import INSTANCE_STARTING, ON_HOST
-from headgate.core.view import View
+from headgate.core.view import View, has_free_room
 from headgate.planning.builds import Build, Builds
 
 _CANDIDATES_MAX: Final = 16  # free nodes looked at for a cold start
@@ -23,10 +23,9 @@ _PRESTART_LOAD: Final = 0.05  # a build with less load, in lanes, is started on 
 
 def has_room(view: View, node: Node, variant: Variant) -> bool:
     """Whether a node could start a variant without evicting anything."""
-    free_bytes = node.pool.memory_bytes - node.memory_used_bytes
     return (
         variant.id not in node.instances
-        and variant.profile.memory_bytes <= free_bytes
+        and has_free_room(node, variant, 0)
         and not view.is_barred(node, variant)
     )
 

@@ -459,8 +459,9 @@ class Engine:
         for index in range(self._peers):
             self.handle_event(now_ns, index, NodeJoined(node.id, node.pool.id, node.name))
         self._shared.on_node_joined(now_ns, node)
-        for variant in self.app.variants_on(node.pool.id) if self.truth.unloadable else ():
-            if variant is not None and variant.function_id in self.truth.unloadable:
+        for variant in self.app.variants if self.truth.unloadable else ():
+            is_here = node.pool.id in variant.pool_ids
+            if is_here and variant.function_id in self.truth.unloadable:
                 for index in range(self._peers):  # a node tries its models before it joins
                     self.handle_event(
                         now_ns, index, LoadFailed(variant.id, node.id, "cannot be loaded")

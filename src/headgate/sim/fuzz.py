@@ -40,6 +40,7 @@ from headgate.core.model import (
     Pool,
     Profile,
     Shape,
+    ShapeTimes,
     Slo,
     Stage,
     Tier,
@@ -163,6 +164,7 @@ def random_case(capabilities: Capabilities, seed: int) -> RandomCase:
     generator = _AppGenerator(capabilities, schedulers, rng)
     app = _with_small_payloads(generator.app(), stream(seed, "calls"))
     app = _with_operator_choices(app, stream(seed, "operator"))
+    app = _with_shapes(app, stream(seed, "shapes"))
     duration_ns = rng.randint(50, 500) * MILLISECOND_NS
     # Requests are announced with the ids they will have, so no others may be sent in between.
     announces = capabilities.clairvoyance and rng.random() < 0.5
@@ -330,6 +332,43 @@ def _with_operator_choices(app: App, rng: Random) -> App:
     priorities = rng.choice(((0,), (-1, 0, 2)))
     clients = tuple(replace(client, priority=rng.choice(priorities)) for client in app.clients)
     return replace(app, limits=limits, clients=clients)
+
+
+def _with_shapes(app: App, rng: Random) -> App:
+    """Let some pools bind shapes at the start of an instance, and variants run in several shapes.
+
+    Some are slowed down by others on the same node.
+    A larger shape is faster; one of them is so fast only for small batches that it has no others.
+    """
+    pools = tuple(replace(pool, compute=rng.choice((0, 0, 1, 2))) for pool in app.pools)
+    functions = []
+    for function in app.functions:
+        variants = []
+        for variant in function.variants:
+            exec_ns = variant.profile.exec_ns
+            larger = tuple(max(1, time_ns // 2) for time_ns in exec_ns)
+            more = (
+                ShapeTimes(Shape(rng.choice((1_000, 3_000)), rng.randint(1, 7)), larger),
+                ShapeTimes(Shape(4_000, 7), larger[: rng.randint(1, len(larger))]),
+            )
+            factors = tuple(rng.choice((1.0, 1.2, 1.5)) for _ in app.functions)
+            variants.append(
+                replace(
+                    variant,
+                    more_shapes=more[: rng.randint(0, 2)],
+                    interference=factors if rng.random() < 0.3 else (),
+                )
+            )
+        functions.append(replace(function, variants=tuple(variants)))
+    by_id = {function.id: function for function in functions}
+    pipelines = tuple(
+        replace(
+            pipeline,
+            stages=tuple(replace(s, function=by_id[s.function.id]) for s in pipeline.stages),
+        )
+        for pipeline in app.pipelines
+    )
+    return replace(app, functions=tuple(functions), pipelines=pipelines, pools=pools)
 
 
 def _with_small_payloads(app: App, rng: Random) -> App:

@@ -59,9 +59,9 @@ class GroundTruth:
         self.scale = list(config.scale)
         self.unloadable: set[int] = set()  # ids of functions that no node can load at present
 
-    def exec_ns(self, variant: Variant, items: int) -> int:
+    def exec_ns(self, variant: Variant, items: int, shape_id: int = 0) -> int:
         """Return the true time of a batch that runs alone on its node: at least 1 ns."""
-        expected_ns = variant.profile.exec_ns[items - 1]
+        expected_ns = variant.shapes[shape_id].exec_ns[items - 1]
         scale = self.scale
         if self._is_exact and not scale:
             return expected_ns

@@ -1,9 +1,10 @@
 """A simulated node: the `Backend` of the core decides, the ground truth says how long work takes.
 
-Work on a node runs exclusively (one slot), in independent slots, or, where the profile says that
-concurrent batches slow each other down, by processor sharing: the progress of every job then
-depends on the number of jobs, and the next completion is computed anew whenever a job begins or
-ends. A node of an elastic pool is paid for only while it is rented (`NodeRental`).
+Work on a node runs exclusively (one slot), in independent slots, or, where concurrent batches slow
+each other down, by processor sharing: the progress of every job then depends on the number of jobs
+(`Profile.slowdown`) and on what they are (`Variant.interference`), and the next completion is
+computed anew whenever a job begins or ends. A node of an elastic pool is paid for only while it is
+rented (`NodeRental`).
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from headgate.core.events import (
     InstanceStopped,
     Rank,
     Refusal,
+    WeightsEvicted,
     WeightsLoaded,
 )
-from headgate.core.model import App, Pool, Variant
-from headgate.metrics.columns import SpanKind
+from headgate.core.model import App, Compute, Pool, Variant
+from headgate.metrics.columns import InstanceUse, SpanKind
 from headgate.sim.event_queue import Callback, EventQueue, QueueItem
 from headgate.sim.ground_truth import GroundTruth, has_cascades, unsure_tasks
 from headgate.sim.recorder import Recorder
@@ -79,10 +81,108 @@ class NodeRental:
 
 
 @final
+class MeteredInstance:
+    """What one instance has cost so far."""
+
+    __slots__ = ("allocation_usd", "batches", "loaded_ns", "shape_id", "usage_usd", "variant")
+
+    def __init__(self, variant: Variant, shape_id: int, loaded_ns: int) -> None:
+        self.variant = variant
+        self.shape_id = shape_id
+        self.loaded_ns = loaded_ns  # since when it is loaded; NEVER_NS: it is not
+        self.batches = 0
+        self.usage_usd = 0.0
+        self.allocation_usd = 0.0
+
+
+@final
+class ComputeMeter:
+    """Bills the compute of one node, instance by instance.
+
+    A batch pays for its shape while it runs. Where compute is resident, an instance pays for its
+    shape while it is loaded, and its batches use their part of that: one slice serves
+    `Variant.concurrency` of them.
+    """
+
+    def __init__(self, node_id: int, pool: Pool) -> None:
+        self._node_id = node_id
+        self._pool = pool
+        self._is_resident = pool.compute == Compute.RESIDENT
+        self._live: dict[int, MeteredInstance] = {}  # by instance id
+        self._starts_ns: dict[int, int] = {}  # by instance id
+        self._ended: list[InstanceUse] = []
+
+    def on_loading(self, now_ns: int, instance_id: int, variant: Variant, shape_id: int) -> None:
+        """A start or a load of weights begins."""
+        metered = self._live.get(instance_id)
+        if metered is None:
+            self._live[instance_id] = MeteredInstance(variant, shape_id, now_ns)
+            self._starts_ns[instance_id] = now_ns
+        elif metered.loaded_ns == NEVER_NS:
+            metered.loaded_ns = now_ns
+
+    def on_ran(self, action: Dispatch, length_ns: int) -> None:
+        """A batch has ended, or its node has crashed."""
+        metered = self._live[instance_of(action)]
+        shape = metered.variant.shapes[action.shape_id].shape
+        usd = self._pool.compute_usd(shape, length_ns)
+        metered.batches += 1
+        if self._is_resident:
+            metered.usage_usd += usd / metered.variant.concurrency
+        else:
+            metered.usage_usd += usd
+            metered.allocation_usd += usd
+
+    def on_evicted(self, now_ns: int, instance_id: int) -> None:
+        """The weights of an instance are in host memory."""
+        metered = self._live.get(instance_id)
+        if metered is not None:
+            self._pay(now_ns, metered)
+            metered.loaded_ns = NEVER_NS
+
+    def on_gone(self, now_ns: int, instance_id: int) -> None:
+        """An instance has stopped, or failed to start."""
+        if instance_id in self._live:
+            self._ended.append(self._use(now_ns, instance_id))
+            del self._live[instance_id]
+
+    def on_crash(self, now_ns: int) -> None:
+        """All instances are gone."""
+        for instance_id in list(self._live):
+            self.on_gone(now_ns, instance_id)
+
+    def uses(self, end_ns: int) -> list[InstanceUse]:
+        """Return the cost of every instance. To be called once, at the end of a run."""
+        self.on_crash(end_ns)
+        return self._ended
+
+    def _pay(self, now_ns: int, metered: MeteredInstance) -> None:
+        if self._is_resident and metered.loaded_ns != NEVER_NS:
+            shape = metered.variant.shapes[metered.shape_id].shape
+            held_ns = now_ns - metered.loaded_ns
+            metered.allocation_usd += self._pool.compute_usd(shape, held_ns)
+
+    def _use(self, now_ns: int, instance_id: int) -> InstanceUse:
+        metered = self._live[instance_id]
+        self._pay(now_ns, metered)
+        return InstanceUse(
+            instance_id,
+            self._node_id,
+            metered.variant.id,
+            metered.shape_id,
+            self._starts_ns.pop(instance_id),
+            now_ns,
+            metered.batches,
+            metered.usage_usd,
+            metered.allocation_usd,
+        )
+
+
+@final
 class NodeJob(QueueItem):
     """A start, a load or a batch in progress; on the event queue it stands for its completion."""
 
-    __slots__ = ("action", "began_ns", "ends_ns", "left_ns", "node", "variant")
+    __slots__ = ("action", "began_ns", "ends_ns", "left_ns", "node", "slowdown", "variant")
 
     def __init__(self, node: SimNode, action: Action, variant: Variant, began_ns: int) -> None:
         self.node = node
@@ -91,6 +191,7 @@ class NodeJob(QueueItem):
         self.began_ns = began_ns
         self.ends_ns = NEVER_NS  # while the end is not known, or once the node has crashed
         self.left_ns = 0.0  # remaining work, under processor sharing
+        self.slowdown = 1.0  # beside the jobs that run at present
 
 
 @final
@@ -130,13 +231,17 @@ class SimNode:
         self.jobs: list[NodeJob] = []
         self._records_spans = recorder.records_spans
         self._has_cascades = has_cascades(app)
-        self._has_processor_sharing = pool.slots > 1 and any(
-            len(v.profile.slowdown) > 1 for v in app.variants if pool.id in v.pool_ids
+        variants = [variant for variant in app.variants if pool.id in variant.pool_ids]
+        self._has_interference = any(variant.interference for variant in variants)
+        self._has_processor_sharing = pool.slots > 1 and (
+            self._has_interference or any(len(v.profile.slowdown) > 1 for v in variants)
         )
         self._changed_ns = 0  # when the set of jobs last changed, under processor sharing
         self.is_up = False
         self.up_since_ns = 0
         self.rental = NodeRental(pool) if pool.is_elastic else None
+        has_price = pool.cpu_usd_per_hour > 0 or pool.gpu_usd_per_hour > 0
+        self.meter = ComputeMeter(id, pool) if has_price else None
         # Faults in force: counts, because the windows of faults may overlap.
         self.slow_factor = 1.0
         self.refuse_faults = 0
@@ -193,7 +298,7 @@ class SimNode:
 
     def _begin_batch(self, now_ns: int, action: Dispatch) -> None:
         variant = self._variants[action.variant_id]
-        length_ns = self._truth.exec_ns(variant, action.items)
+        length_ns = self._truth.exec_ns(variant, action.items, action.shape_id)
         if action.moved_bytes and self.pool.bytes_per_s > 0:
             length_ns += int(action.moved_bytes / self.pool.bytes_per_s * 1e9)
         self._recorder.began(now_ns, self.id, action.task_ids)
@@ -202,7 +307,10 @@ class SimNode:
     def _begin_start_or_load(self, now_ns: int, action: Action) -> None:
         """Begin a start or a load. For the tasks that wait for it, it counts as a cold start."""
         instance_id = instance_of(action)
-        variant = self.backend.instances[instance_id].variant
+        resident = self.backend.instances[instance_id]
+        variant = resident.variant
+        if self.meter is not None:
+            self.meter.on_loading(now_ns, instance_id, variant, resident.shape_id)
         if isinstance(action, StartInstance):
             self.cold_starts += 1
             length_ns = variant.profile.cold_start_ns
@@ -245,6 +353,8 @@ class SimNode:
         ended.has_failed = not is_batch and self._fails_to_start(action, job.variant)
         effects = self.backend.handle(now_ns, ended)
         event: Event | None
+        if self.meter is not None and isinstance(action, Dispatch):
+            self.meter.on_ran(action, now_ns - job.began_ns)
         if not isinstance(action, Dispatch):
             event = self._prepared_event(now_ns, action, ended.has_failed)
         elif self.lose_faults or self.break_faults or self.duplicate_faults:
@@ -294,6 +404,8 @@ class SimNode:
             return WeightsLoaded(instance_id)
         if not has_failed:
             return InstanceStarted(instance_id, self.id)
+        if self.meter is not None:
+            self.meter.on_gone(now_ns, instance_id)
         self._release_node(now_ns)
         return InstanceStopped(instance_id, "failed to start")
 
@@ -311,17 +423,21 @@ class SimNode:
         elapsed_ns = now_ns - self._changed_ns
         self._changed_ns = now_ns
         if elapsed_ns:
-            count = len(self.jobs)
             for job in self.jobs:
-                job.left_ns -= elapsed_ns / job.variant.profile.slowdown_at(count)
+                job.left_ns -= elapsed_ns / job.slowdown
 
     def _reschedule(self, now_ns: int) -> None:
-        """Compute which job ends next at the present number of jobs, and schedule its end."""
+        """Compute which job ends next beside the present jobs, and schedule its end."""
         best: NodeJob | None = None
         best_ns = 0.0
         count = len(self.jobs)
+        has_interference = self._has_interference
         for job in self.jobs:
-            remaining_ns = job.left_ns * job.variant.profile.slowdown_at(count)
+            slowdown = job.variant.profile.slowdown_at(count)
+            if has_interference:
+                slowdown *= self._interference(job)
+            job.slowdown = slowdown
+            remaining_ns = job.left_ns * slowdown
             job.ends_ns = NEVER_NS  # voids the item that an earlier computation has queued
             if best is None or remaining_ns < best_ns:
                 best, best_ns = job, remaining_ns
@@ -329,6 +445,17 @@ class SimNode:
             ends_ns = now_ns + max(0, int(best_ns + 0.5))
             best.ends_ns = ends_ns
             self._queue.push(ends_ns, Rank.COMPLETION, best)
+
+    def _interference(self, job: NodeJob) -> float:
+        """The factor of the batches that run beside a batch; starts and loads run no kernels."""
+        factors = job.variant.interference
+        if not factors or not isinstance(job.action, Dispatch):
+            return 1.0
+        product = 1.0
+        for other in self.jobs:
+            if other is not job and isinstance(other.action, Dispatch):
+                product *= factors[other.variant.function_id]
+        return product
 
     def crash(self, now_ns: int) -> list[Event]:
         """Take the node down, with everything on it; return the events of its batches."""
@@ -338,6 +465,10 @@ class SimNode:
             self.busy_ns += now_ns - job.began_ns
             if isinstance(job.action, Dispatch):
                 events.append(BatchLost(job.action.batch_id))
+                if self.meter is not None:
+                    self.meter.on_ran(job.action, now_ns - job.began_ns)
+        if self.meter is not None:
+            self.meter.on_crash(now_ns)
         events.extend(BatchLost(action.batch_id) for action in self.backend.held_batches())
         self.jobs = []
         self.backend = Backend(self.pool, self._app.variants)
@@ -355,4 +486,9 @@ class SimNode:
         """Send an event to the Schedulers; it arrives after the network delay of the pool."""
         if self.rental is not None and isinstance(event, InstanceStopped):
             self._release_node(now_ns)
+        if self.meter is not None:
+            if isinstance(event, InstanceStopped):
+                self.meter.on_gone(now_ns, event.instance_id)
+            elif isinstance(event, WeightsEvicted):
+                self.meter.on_evicted(now_ns, event.instance_id)
         self._queue.push(now_ns + self.pool.network_ns, Rank.COMPLETION, EventInTransit(event))

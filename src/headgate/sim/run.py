@@ -11,7 +11,12 @@ from headgate.core.model import TIER_NAMES, App
 from headgate.core.policy import PolicyConfig, PolicyKind
 from headgate.core.rng import stream
 from headgate.core.scheduler.scheduler import Scheduler
-from headgate.metrics.columns import ResourceUse, RunColumns, with_client_overhead
+from headgate.metrics.columns import (
+    InstanceUse,
+    ResourceUse,
+    RunColumns,
+    with_client_overhead,
+)
 from headgate.sim.clients import id_of
 from headgate.sim.engine import Engine
 from headgate.sim.event_queue import ArrivalCursor, EventQueue
@@ -142,7 +147,12 @@ def _announce(engine: Engine, app: App, arrivals: Arrivals) -> None:
 def _columns(engine: Engine, cursor: ArrivalCursor, window_ns: int, request_ns: int) -> RunColumns:
     app = engine.app
     end_ns = engine.now_ns
-    nodes = [_node_use(node, end_ns) for node in engine.nodes]
+    nodes: list[ResourceUse] = []
+    instances: list[InstanceUse] = []
+    for node in engine.nodes:
+        uses = [] if node.meter is None else node.meter.uses(end_ns)
+        nodes.append(_node_use(node, end_ns, uses))
+        instances += uses
     platforms = [_platform_use(p, end_ns) for p in engine.platforms.values()]
     requests = engine.recorder.requests(app, *cursor.columns())
     return RunColumns(
@@ -156,6 +166,7 @@ def _columns(engine: Engine, cursor: ArrivalCursor, window_ns: int, request_ns: 
         window_ns=window_ns,
         end_ns=end_ns,
         admission_margins=_admission_margins(engine.schedulers),
+        instances=tuple(sorted(instances, key=lambda use: use.id)),
     )
 
 
@@ -165,7 +176,7 @@ def _admission_margins(schedulers: Sequence[Scheduler]) -> tuple[float, ...]:
     return tuple(max(each) for each in zip(*margins, strict=True))
 
 
-def _node_use(node: SimNode, end_ns: int) -> ResourceUse:
+def _node_use(node: SimNode, end_ns: int, instances: Sequence[InstanceUse]) -> ResourceUse:
     up_ns = node.up_ns + (end_ns - node.up_since_ns if node.is_up else 0)
     if node.rental is not None:
         up_ns = node.rental.paid_ns(end_ns)
@@ -179,8 +190,8 @@ def _node_use(node: SimNode, end_ns: int) -> ResourceUse:
         busy_ns=busy_ns,
         cold_starts=node.cold_starts,
         loads=node.loads,
-        usage_usd=busy_ns * rate,
-        allocation_usd=up_ns * rate,
+        usage_usd=busy_ns * rate + sum(use.usage_usd for use in instances),
+        allocation_usd=up_ns * rate + sum(use.allocation_usd for use in instances),
     )
 
 

@@ -100,7 +100,9 @@ class SharedPools:
             start = self._starts.pop(grant.instance_id)
             self._granted[grant.instance_id] = grant.node_id
             self._unannounced.add(grant.instance_id)
-            start = StartInstance(start.instance_id, start.variant_id, start.pool_id, grant.node_id)
+            variant_id, pool_id, shape_id = start.variant_id, start.pool_id, start.shape_id
+            node_id, instance_id = grant.node_id, grant.instance_id
+            start = StartInstance(instance_id, variant_id, pool_id, node_id, shape_id)
             self._nodes[grant.node_id].execute(now_ns, start)
 
     def _report(self, now_ns: int, instance_id: int, reason: str) -> None:

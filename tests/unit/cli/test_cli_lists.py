@@ -64,6 +64,17 @@ def test_a_function_that_not_all_nodes_can_run(tmp_path: Path) -> None:
     assert "balance" not in headgate("check", app, "--json").json["policies"]
 
 
+def test_check_shows_shapes_where_there_are_any(tmp_path: Path) -> None:
+    app = tmp_path / "app.yaml"
+    function = "{exec_time: 5ms, cpus: 1, shapes: [{cpus: 2, exec_time: 3ms}]}"
+    app.write_text(f"functions: {{f: {function}}}\npools: {{gpu: {{compute: resident}}}}\n")
+    text = headgate("check", app).out
+    assert " shapes " in text and "resident" in text
+    app.write_text("functions: {f: {exec_time: 5ms}}\n")
+    text = headgate("check", app).out
+    assert " shapes " not in text and "per_batch" not in text
+
+
 def test_every_policy_supports_an_application_or_says_why_not(tmp_path: Path) -> None:
     for example in ("kaas", "ensemble", "burst"):
         spec = headgate("check", EXAMPLES / f"{example}.yaml", "--json").json["spec"]

@@ -9,6 +9,7 @@ import pytest
 from headgate.config import AppConfig, ArrivalStream, declare
 from headgate.core.clock import HOUR_NS, MILLISECOND_NS, NEVER_NS, SECOND_NS
 from headgate.core.model import (
+    COMPUTE_NAMES,
     Client,
     FaasPlatform,
     Function,
@@ -16,6 +17,7 @@ from headgate.core.model import (
     Pool,
     Profile,
     Shape,
+    ShapeTimes,
     Slo,
     Stage,
     Tier,
@@ -77,6 +79,52 @@ def test_all_fields_of_a_function_arrive() -> None:
     assert function == Function(
         0, "f", (Variant(0, "f", 0, (0,), profile, Shape(1500, 3), 2),), is_idempotent=False
     )
+
+
+def test_a_function_has_as_many_shapes_as_are_given() -> None:
+    """Its own is the first; each has its own times, in any form, and its own largest batch."""
+    function = function_of(
+        {
+            "exec_time": ["9ms", "16ms"],
+            "cpus": 1,
+            "gpu_share": "1/7",
+            "shapes": [
+                {"cpus": 1, "gpu_share": "3/7", "exec_time": {1: "5ms", 3: "7ms"}},
+                {"cpus": 4, "gpu_share": "1/7", "exec_time": "8ms"},
+            ],
+        }
+    )
+    (variant,) = function.variants
+    assert variant.shapes == (
+        ShapeTimes(Shape(1_000, 1), (9 * MS, 16 * MS)),
+        ShapeTimes(Shape(1_000, 3), (5 * MS, 6 * MS, 7 * MS)),
+        ShapeTimes(Shape(4_000, 1), (8 * MS,)),
+    )
+    assert [variant.items_max(shape_id) for shape_id in range(3)] == [2, 3, 1]
+
+
+def test_interference_is_by_function() -> None:
+    app = declare(
+        functions={
+            "a": {"exec_time": "5ms", "interference": {"c": 1.3, "a": 0.9}},
+            "b": {"exec_time": "5ms"},
+            "c": {"exec_time": "5ms"},
+        },
+        pools=GPU,
+    ).app
+    assert [v.interference for v in app.variants] == [(0.9, 1.0, 1.3), (), ()]
+
+
+def test_the_price_of_compute() -> None:
+    pools = {"gpu": {"cpu_price": "$0.04/h", "gpu_price": "$2.80/h"}}
+    (pool,) = declare(functions={"f": {"exec_time": "5ms"}}, pools=pools).app.pools
+    assert pool.compute_usd(Shape(2_000, 3), HOUR_NS) == pytest.approx(0.08 + 1.2)
+
+
+@pytest.mark.parametrize(("name", "kind"), [(n, k) for k, n in enumerate(COMPUTE_NAMES)])
+def test_a_pool_says_when_a_shape_is_chosen(name: str, kind: int) -> None:
+    app = declare(functions={"f": {"exec_time": "5ms"}}, pools={"gpu": {"compute": name}}).app
+    assert app.pools[0].compute == kind
 
 
 def test_variants_keep_their_order_and_are_numbered_through() -> None:

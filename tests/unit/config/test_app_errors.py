@@ -177,6 +177,49 @@ def test_functions(name: str, value: object, message: str, allowed: str) -> None
             "cpus: 3.0: exceeds every pool",
             "at most cpus 2 on gpu",
         ),
+        (
+            {"exec_time": "5ms", "shapes": [{"gpu_share": "8/7", "exec_time": "4ms"}]},
+            "shapes[0].gpu_share: '8/7': is more than a whole GPU",
+            "0/7, 1/7, ... 7/7",
+        ),
+        (
+            {"exec_time": "5ms", "shapes": [{"cpus": 3, "exec_time": "4ms"}], "pools": ["gpu"]},
+            "shapes[0].cpus: 3.0: exceeds every pool",
+            "at most cpus 2 on gpu",
+        ),
+        (
+            {
+                "exec_time": "5ms",
+                "shapes": [{"cpus": 2, "exec_time": "4ms"}, {"cpus": 2, "exec_time": "3ms"}],
+            },
+            "shapes[1].cpus: 2.0: repeats the shape of 2 CPUs and 0/7 of a GPU",
+            "another cpus or gpu_share",
+        ),
+        (
+            {"exec_time": "5ms", "shapes": [{"cpus": 2, "exec_time": {2: "4ms"}}]},
+            "shapes[0].exec_time: has no time for a batch of 1",
+            "{1: 5ms, 8: 20ms}",
+        ),
+        (
+            {"exec_time": "5ms", "shapes": [{"cpus": 2}]},
+            "shapes[0].exec_time: is missing",
+            f"{DURATION} or a list or a map",
+        ),
+        (
+            {"exec_time": "5ms", "gpu_share": "8/7"},
+            "gpu_share: '8/7': is more than a whole GPU",
+            "0/7, 1/7, ... 7/7",
+        ),
+        (
+            {"exec_time": "5ms", "interference": {"bb": 1.2}},
+            "interference: 'bb': unknown function, did you mean b?",
+            "a, b",
+        ),
+        (
+            {"exec_time": "5ms", "interference": {"b": 0}},
+            "interference.b: 0: is not valid",
+            "a number above 0 to 1000000",
+        ),
         ({"variants": {"x": {}}}, "variants.x.exec_time: is missing", EXEC),
         (
             {"memory": "1GB", "variants": {"x": {"exec_time": "5ms"}}},
@@ -196,7 +239,7 @@ def test_whole_functions(body: object, message: str, allowed: str) -> None:
         (
             "gpu.burst_concurrency",
             3,
-            "3: is only for serverless pools (allowed: bandwidth, boot_time, cpus, ",
+            "3: is only for serverless pools (allowed: bandwidth, boot_time, compute, cpu_price, ",
         ),
         ("lambda.nodes", 3, "3: is not for serverless pools (allowed: age_max, "),
         ("lambda.memory", "unlimited", "'unlimited': must be a size in a serverless pool (allowed"),

@@ -56,6 +56,14 @@ def test_the_objective_of_a_pipeline_is_named_by_its_own_key() -> None:
     assert problem.startswith("it: pipelines.tight.slo.latency: '1ms': is below the critical path")
 
 
+def test_the_fastest_shape_counts() -> None:
+    shapes = [{"cpus": 4, "exec_time": "2ms"}, {"cpus": 2, "exec_time": "3ms"}]
+    functions = {**FUNCTIONS, "b": {"exec_time": "7ms", "cpus": 1, "shapes": shapes}}
+    assert problems("7ms", functions=functions) == []
+    (problem,) = problems("6.9ms", functions=functions)
+    assert "7ms: a 5ms -> b 2ms" in problem
+
+
 def test_the_fastest_variant_counts_with_network_delay_both_ways() -> None:
     functions = {
         "f": {

@@ -12,7 +12,7 @@ from headgate.core.clock import NEVER_NS
 from headgate.core.errors import DriverError, PolicyError
 from headgate.core.event_log import LogEntry, Wire, to_wire
 from headgate.core.events import Event, NodeJoined, RequestAnnounced, RequestArrived, TimerFired
-from headgate.core.model import App
+from headgate.core.model import App, Compute, Shape
 from headgate.core.policy import Policy, PolicyKind
 from headgate.core.rng import stream
 from headgate.core.scheduler.scheduler import Scheduler
@@ -109,13 +109,20 @@ class Rig:
             if node.state == NodeState.DOWN:
                 assert (node.running, node.memory_used_bytes, node.host_bytes_used) == (0, 0, 0)
                 continue
-            in_host = [i for i in node.instances.values() if i.residency == Residency.HOST]
+            held = [i for group in node.by_variant.values() for i in group]
+            in_host = [i for i in held if i.residency == Residency.HOST]
             host_bytes = sum(i.variant.profile.memory_bytes for i in in_host)
             assert node.host_bytes_used == host_bytes, "host memory is miscounted"
             assert node.host_bytes_used <= node.pool.host_memory_bytes
-            out = [b for b in view.batches.values() if b.node is node and b.instance is not None]
-            here = [b for b in out if b.instance and b.instance.state != InstanceState.GONE]
-            assert node.cpu_milli_used == sum(b.variant.shape.cpu_milli for b in here)
+            shapes: list[Shape] = []
+            if node.pool.compute == Compute.RESIDENT:
+                here = [i for i in view.instances.values() if i.node is node and i.holds_compute]
+                shapes = [i.variant.shapes[i.shape_id].shape for i in here]
+            else:
+                out = [b for b in view.batches.values() if b.node is node and b.instance]
+                running = [b for b in out if b.instance and b.instance.state != InstanceState.GONE]
+                shapes = [b.variant.shapes[b.shape_id].shape for b in running]
+            assert node.cpu_milli_used == sum(shape.cpu_milli for shape in shapes)
 
     def _note_event(self, event: Event) -> None:
         if isinstance(event, RequestArrived):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,6 +28,7 @@ from headgate.core.backend import (
     Message,
     SchedulerLeft,
 )
+from headgate.core.clock import NEVER_NS
 from headgate.core.errors import DriverError
 from headgate.core.events import (
     REFUSAL_NAMES,
@@ -33,7 +36,7 @@ from headgate.core.events import (
     InstanceStopped,
     WeightsEvicted,
 )
-from headgate.core.model import Pool, Shape, Variant
+from headgate.core.model import Compute, Pool, Shape, ShapeTimes, Variant
 
 from .sample_apps import make_function
 
@@ -135,6 +138,78 @@ def test_compute_is_held_while_a_batch_runs() -> None:
     assert told(backend, Ended(batch(0, 0)), batch(2, 1)) == ["begin batch 2"]
 
 
+SHAPES = (Shape(1_000, 2), Shape(2_000, 5), Shape(4_000, 7))
+
+
+def shaped(
+    compute: int,
+    *,
+    slots: int = 4,
+    concurrency: int = 1,
+    queue_max: int = 0,
+    idle_timeout_ns: int = NEVER_NS,
+) -> Backend:
+    """A backend of 4 CPUs and a GPU, whose variants run in three shapes."""
+    pool = Pool(
+        0, "gpu", slots=slots, queue_max=queue_max, cpu_milli=4_000, gpu_sevenths=7,
+        compute=compute, idle_timeout_ns=idle_timeout_ns,
+    )  # fmt: skip
+    further = tuple(ShapeTimes(shape, (5,)) for shape in SHAPES[1:])
+    own = variants(concurrency=concurrency, shape=SHAPES[0])
+    return Backend(pool, tuple(replace(variant, more_shapes=further) for variant in own))
+
+
+def in_shape(order: StartInstance | Dispatch, shape_id: int) -> StartInstance | Dispatch:
+    order.shape_id = shape_id
+    return order
+
+
+def test_each_batch_holds_the_shape_it_was_dispatched_in() -> None:
+    """2/7 and 5/7 fit together; of 5/7 and 5/7 the second must wait, whatever the instance had."""
+    backend = shaped(Compute.PER_BATCH)
+    ready(backend, 0, 1)
+    small, large = in_shape(batch(0), 0), in_shape(batch(1, 1), 1)
+    assert told(backend, small, large) == ["begin batch 0", "begin batch 1"]
+    assert told(backend, Ended(small), in_shape(batch(2), 1)) == ["batch 2 busy"]
+    assert told(backend, Ended(large), in_shape(batch(3), 1)) == ["begin batch 3"]
+
+
+def test_resident_compute_is_held_until_the_instance_is_gone() -> None:
+    """1. A start takes it, and keeps it while idle. 2. The next start waits until it is stopped."""
+    backend = shaped(Compute.RESIDENT, concurrency=2)
+    first, second = in_shape(start(0), 1), in_shape(start(1), 1)
+    assert told(backend, first, second) == ["begin start 0"]
+    assert told(backend, Ended(first)) == []
+    assert told(backend, stop(0)) == ["0 stopped", "begin start 1"]
+    assert told(backend, Ended(second)) == []
+    batches = [in_shape(batch(number, 1), 1) for number in range(2)]
+    assert told(backend, *batches) == ["begin batch 0", "begin batch 1"]  # in one slice
+
+
+def test_resident_compute_is_held_while_the_last_batch_of_a_drained_instance_runs() -> None:
+    backend = shaped(Compute.RESIDENT)
+    ready(backend, 0)
+    assert told(backend, batch(0), stop(0), in_shape(start(1), 2)) == ["begin batch 0"]
+    assert told(backend, Ended(batch(0))) == ["0 stopped", "begin start 1"]
+
+
+def test_evicted_weights_leave_their_compute_to_others() -> None:
+    """1. Evicted, and another starts. 2. The load waits for it to go. 3. A failed start goes."""
+    backend = shaped(Compute.RESIDENT)
+    ready(backend, 0)
+    other = in_shape(start(1), 2)
+    assert told(backend, evict(), other, load()) == ["0 evicted", "begin start 1"]
+    assert told(backend, Ended(other, has_failed=True)) == ["begin load 0"]
+
+
+def test_an_idle_timeout_frees_resident_compute() -> None:
+    backend = shaped(Compute.RESIDENT, idle_timeout_ns=10)
+    assert told(backend, in_shape(start(0), 1), in_shape(start(1), 1)) == ["begin start 0"]
+    assert told(backend, Ended(start(0))) == ["timer 0 at 10"]
+    due = IdleTimer(0, 10)
+    assert told(backend, due, now_ns=10) == ["0 idle for too long", "begin start 1"]
+
+
 def test_a_batch_waits_for_its_own_instance_even_where_there_is_no_queue() -> None:
     backend = make_backend()
     assert told(backend, start(0), batch(0), batch(1)) == ["begin start 0", "batch 1 busy"]
@@ -163,14 +238,23 @@ def test_a_start_does_not_overtake_a_batch_that_wants_the_slot() -> None:
 
 
 def test_a_batch_does_not_overtake_what_waits_for_compute() -> None:
-    """A slot is free, but an order that came before needs more compute than is free."""
-    pool = Pool(0, "gpu", slots=3, gpu_sevenths=7)
+    """A slot is free, but a batch that came before needs more compute than is free."""
+    pool = Pool(0, "gpu", slots=3, gpu_sevenths=7, queue_max=1)
     small = make_function(0, concurrency=2, shape=Shape(gpu_sevenths=2)).variants[0]
     large = make_function(1, shape=Shape(gpu_sevenths=6)).variants[0]
     backend = Backend(pool, (small, large))
+    ready(backend, 0, 1)
+    assert told(backend, batch(0), batch(1, 1), batch(2)) == ["begin batch 0", "batch 2 busy"]
+    assert told(backend, Ended(batch(0))) == ["begin batch 1"]
+
+
+def test_a_start_takes_a_slot_and_no_compute() -> None:
+    """The books of the Scheduler say the same: it sends a batch beside a start."""
+    pool = Pool(0, "gpu", slots=2, gpu_sevenths=7)
+    backend = Backend(pool, variants(shape=Shape(gpu_sevenths=4)))
     ready(backend, 0)
-    assert told(backend, batch(0), start(1), batch(1)) == ["begin batch 0", "batch 1 busy"]
-    assert told(backend, Ended(batch(0))) == ["begin start 1"]
+    assert told(backend, start(1), batch(0)) == ["begin start 1", "begin batch 0"]
+    assert told(backend, Ended(start(1)), batch(1, 1)) == ["batch 1 busy"]
 
 
 def test_a_start_that_fails_takes_the_batches_with_it_that_waited_for_it() -> None:
@@ -300,15 +384,28 @@ def test_what_is_not_for_a_node_is_an_error() -> None:
 class Driver:
     """Does what a Backend says, and checks that nothing is lost, doubled or over a limit."""
 
-    def __init__(self, pool: Pool, concurrency: int) -> None:
-        self.pool = pool
+    def __init__(
+        self, concurrency: int, compute: int, *, slots: int, queue_max: int, idle_timeout_ns: int
+    ) -> None:
         self.concurrency = concurrency
-        self.backend = make_backend(pool, concurrency=concurrency)
+        self.compute = compute
+        self.slots, self.idle_timeout_ns = slots, idle_timeout_ns
+        self.backend = shaped(
+            compute,
+            slots=slots,
+            concurrency=concurrency,
+            queue_max=queue_max,
+            idle_timeout_ns=idle_timeout_ns,
+        )
+        self.loaded: dict[int, Shape] = {}  # by instance id, where compute is resident
         self.now_ns = 0
         self.running: list[Action] = []
         self.timers: list[IdleTimer] = []
         self.open_batches: set[int] = set()  # sent, and neither refused nor ended
         self.open_instances: set[int] = set()
+        self.started: set[int] = set()  # instance ids
+        self.evicted: set[int] = set()  # instance ids: ordered to leave the device, not to return
+        self.shape_ids: dict[int, int] = {}  # by instance id
 
     def tell(self, message: Message) -> None:
         if isinstance(message, Dispatch):
@@ -320,8 +417,15 @@ class Driver:
         self.check()
 
     def apply(self, effect: Effect) -> None:
+        if isinstance(effect, StartInstance):
+            self.loaded[effect.instance_id] = SHAPES[effect.shape_id]
+            self.shape_ids[effect.instance_id] = effect.shape_id
+        elif isinstance(effect, LoadWeights):
+            self.loaded[effect.instance_id] = SHAPES[self.shape_ids[effect.instance_id]]
+        elif isinstance(effect, WeightsEvicted | InstanceStopped):
+            self.loaded.pop(effect.instance_id, None)
         if isinstance(effect, IdleTimer):
-            assert effect.at_ns == self.now_ns + self.pool.idle_timeout_ns
+            assert effect.at_ns == self.now_ns + self.idle_timeout_ns
             self.timers.append(effect)
         elif isinstance(effect, BatchRefused):
             self.open_batches.remove(effect.batch_id)
@@ -337,6 +441,25 @@ class Driver:
     def batches(self) -> list[Dispatch]:
         return [order for order in self.running if isinstance(order, Dispatch)]
 
+    def shape_of(self, number: int, instance_id: int) -> int:
+        """The shape of a batch: any, or that of its instance where it has one."""
+        if self.compute == Compute.PER_BATCH:
+            return number % 3
+        return self.shape_ids.get(instance_id, 0)
+
+    def is_possible(self, step: str, instance_id: int) -> bool:
+        """Whether a Scheduler can give this order: what is evicted is loaded before it is used."""
+        if step == "evict":
+            is_possible = instance_id in self.started and instance_id not in self.evicted
+            if is_possible:
+                self.evicted.add(instance_id)
+            return is_possible
+        if step == "load":
+            is_possible = instance_id in self.evicted
+            self.evicted.discard(instance_id)
+            return is_possible
+        return step != "batch" or instance_id not in self.evicted
+
     def end(self, index: int, *, has_failed: bool) -> None:
         if self.running:
             order = self.running.pop(index % len(self.running))
@@ -346,11 +469,19 @@ class Driver:
             if fails:
                 assert isinstance(order, StartInstance)
                 self.open_instances.remove(order.instance_id)
+                self.loaded.pop(order.instance_id, None)
+            elif isinstance(order, StartInstance):
+                self.started.add(order.instance_id)
             self.tell(Ended(order, fails))
 
     def check(self) -> None:
-        """Slots and concurrency are kept, and every batch runs, is held or has been refused."""
-        assert len(self.running) <= self.pool.slots
+        """Limits are kept, and every batch runs, is held or has been refused."""
+        assert len(self.running) <= self.slots
+        shapes = [SHAPES[order.shape_id] for order in self.batches()]
+        if self.compute == Compute.RESIDENT:
+            shapes = list(self.loaded.values())
+        assert sum(shape.cpu_milli for shape in shapes) <= 4_000
+        assert sum(shape.gpu_sevenths for shape in shapes) <= 7
         held = {order.batch_id for order in self.backend.held_batches()}
         running = {order.batch_id for order in self.batches()}
         assert not held & running
@@ -381,19 +512,30 @@ STEPS = st.lists(
     slots=st.integers(1, 3),
     queue_max=st.integers(0, 2),
     concurrency=st.integers(1, 2),
+    compute=st.integers(0, 2),
     drains=st.booleans(),
 )
 def test_every_order_ends_once_within_the_limits(
-    *, steps: list[tuple[str, int]], slots: int, queue_max: int, concurrency: int, drains: bool
+    *,
+    steps: list[tuple[str, int]],
+    slots: int,
+    queue_max: int,
+    concurrency: int,
+    compute: int,
+    drains: bool,
 ) -> None:
-    """Random orders; then everything that runs ends, and nothing is left over."""
-    pool = Pool(0, "gpu", slots=slots, queue_max=queue_max, idle_timeout_ns=3)
-    driver = Driver(pool, concurrency)
+    """Random orders; then everything that runs ends, and nothing is left over.
+
+    Where compute is resident, everything is stopped too: what is loaded would keep the rest out.
+    """
+    driver = Driver(concurrency, compute, slots=slots, queue_max=queue_max, idle_timeout_ns=3)
     instances = 0
     for number, (step, choice) in enumerate(steps):
         instance_id = choice % instances if instances else 0
         if step == "start":
-            driver.tell(StartInstance(instances, choice % 3, 0, 0))
+            shape_id = 0 if compute == Compute.PER_BATCH else number % 3
+            driver.shape_ids[instances] = shape_id
+            driver.tell(StartInstance(instances, choice % 3, 0, 0, shape_id))
             instances += 1
         elif step in ("end", "fail"):
             driver.end(choice, has_failed=step == "fail")
@@ -403,9 +545,9 @@ def test_every_order_ends_once_within_the_limits(
                 driver.tell(driver.timers.pop(0))
         elif step == "leave":
             driver.tell(SchedulerLeft(range(choice)))
-        else:
+        elif driver.is_possible(step, instance_id):
             messages: dict[str, Message] = {
-                "batch": batch(number, instance_id),
+                "batch": in_shape(batch(number, instance_id), driver.shape_of(number, instance_id)),
                 "load": load(instance_id),
                 "evict": evict(instance_id),
                 "stop": stop(instance_id),
@@ -414,6 +556,8 @@ def test_every_order_ends_once_within_the_limits(
             driver.tell(messages[step])
     if drains:
         driver.tell(Drain())
+    for instance_id in range(instances if compute == Compute.RESIDENT else 0):
+        driver.tell(stop(instance_id))
     while driver.running:
         driver.end(0, has_failed=False)
     assert not driver.open_batches

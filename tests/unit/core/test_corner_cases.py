@@ -61,7 +61,7 @@ def test_a_result_of_one_platform_must_be_moved_to_another() -> None:
     rig.at(0, RequestArrived(0, 0))
     rig.order(0, lambda p: p.orders.dispatch_to_pool([p.task(0)], CLOUD))
     rig.at(10, BatchFinished(0))
-    assert rig.order(11, lambda p: p.orders.dispatch_to_pool([p.task(1)], far))[0][-1] == 10
+    assert rig.order(11, lambda p: p.orders.dispatch_to_pool([p.task(1)], far))[0][8] == 10
 
 
 def test_a_client_that_does_not_exist_sends_nothing() -> None:

@@ -76,6 +76,18 @@ ILLEGAL: list[tuple[str, Act, str]] = [
         "does not run on pool gpu",
     ),
     (
+        "instance on another node",
+        lambda p: p.orders.dispatch([p.task(256)], p.view.nodes[1], None, p.view.instances[0]),
+        "instance 0 is not on n1",
+    ),
+    (
+        "instance of another variant",
+        lambda p: p.orders.dispatch(
+            [p.task(256)], p.view.nodes[0], SECOND.variants[0], p.view.instances[0]
+        ),
+        "instance 0 is not of v1",
+    ),
+    (
         "pool without a platform",
         lambda p: p.orders.dispatch_to_pool([p.task(256)], GPU),
         "is not a FaaS pool",
@@ -102,9 +114,9 @@ ILLEGAL: list[tuple[str, Act, str]] = [
         "is down",
     ),
     (
-        "start a second one",
+        "start a second one without memory",
         lambda p: p.orders.start(FIRST.variants[0], p.view.nodes[0]),
-        "holds v0 already",
+        "no memory for v0",
     ),
     (
         "start in another pool",

@@ -16,6 +16,7 @@ from headgate.core.actions import (
 from headgate.core.errors import InvariantError
 from headgate.core.events import (
     BatchFinished,
+    BatchLost,
     BatchRefused,
     InstanceAppeared,
     InstanceStarted,
@@ -151,16 +152,33 @@ def test_stopped_while_busy_it_finishes_what_it_has_begun(make_rig: type[Rig]) -
     assert list(rig.view.instances) == [1]
 
 
-def test_a_start_that_is_called_off_frees_its_slot_at_once(make_rig: type[Rig]) -> None:
-    """The start may still come true before the stop does: that changes nothing."""
+def test_a_start_that_is_called_off_holds_its_slot_until_it_has_ended(make_rig: type[Rig]) -> None:
+    """A Backend cannot un-start it, and would refuse a batch meanwhile."""
     rig = make_rig(make_app(), Scripted, nodes=1)
     rig.order(0, lambda p: p.orders.start(p.view.app.variants[0], p.view.nodes[0]))
     rig.order(1, lambda p: p.orders.stop(p.view.instances[0]))
-    assert list(rig.view.free_nodes) == [0]
+    assert not rig.view.free_nodes
     rig.at(2, InstanceStarted(0, 0))
     assert rig.view.instances[0].state == InstanceState.DRAINING
+    assert list(rig.view.free_nodes) == [0]
     rig.at(3, InstanceStopped(0, "ordered"))
     assert rig.view.instances == {}
+
+
+def test_a_batch_that_waited_for_a_start_runs_although_the_start_was_called_off(
+    make_rig: type[Rig],
+) -> None:
+    """1. It waits. 2. The start ends, and the batch runs. 3. Its node dies: it was alone there."""
+    rig = make_rig(make_app(), Scripted, nodes=2)
+    rig.at(0, RequestArrived(0, 0))
+    rig.order(0, lambda p: p.send(0, 0))
+    rig.order(1, lambda p: p.orders.stop(p.view.instances[0]))
+    assert rig.view.nodes[0].running == 2
+    rig.at(2, InstanceStarted(0, 0))
+    assert rig.view.nodes[0].running == 1
+    (settled,) = rig.at(3, BatchLost(0))[-1:]
+    assert settled[0] == "Settle"
+    assert rig.view.requests == {}
 
 
 def test_an_instance_that_vanishes_takes_its_batch_with_it(make_rig: type[Rig]) -> None:

@@ -74,3 +74,41 @@ def test_no_node_is_given_more_than_its_memory(make_rig: type[Rig]) -> None:
     rig.order(0, lambda p: p.orders.start(app.variants[1], p.view.nodes[0]))
     one = Plan((Target(variant_id=0, pool_id=0, count=1),))
     assert rig.order(1, lambda p: reconcile(p.view, p.orders, one)) == []
+
+
+def test_a_target_that_no_node_has_the_memory_for_is_left_alone(make_rig: type[Rig]) -> None:
+    """1. It needs more than is left beside what starts. 2. The smaller one after it still starts.
+
+    3. Once the instance that was starting is stopped by an earlier target, there is room again.
+    """
+    pools = [Pool(0, "gpu", memory_bytes=100, slots=4)]
+    sizes = (60, 50, 30)
+    app = make_app(*(make_function(i, memory_bytes=m) for i, m in enumerate(sizes)), pools=pools)
+    rig = make_rig(app, Scripted, nodes=1)
+    rig.order(0, lambda p: p.orders.start(app.variants[0], p.view.nodes[0]))
+    both = Plan((Target(1, 0, 1), Target(2, 0, 1)))
+    assert rig.order(1, lambda p: reconcile(p.view, p.orders, both)) == wires(
+        StartInstance(1, 2, 0, 0)
+    )
+    exchange = Plan((Target(1, 0, 1), Target(0, 0, 0), Target(1, 0, 1)))
+    assert rig.order(2, lambda p: reconcile(p.view, p.orders, exchange)) == wires(
+        StopInstance(0, 0), StartInstance(2, 1, 0, 0)
+    )
+
+
+def test_what_an_earlier_target_has_stopped_to_make_room_is_started_elsewhere(
+    make_rig: type[Rig],
+) -> None:
+    """Of v1 there is one, idle on node 0. The start of v0 there stops it: one is missing."""
+    pools = [Pool(0, "gpu", memory_bytes=100)]
+    app = make_app(*(make_function(i, memory_bytes=60) for i in range(2)), pools=pools)
+    rig = make_rig(app, Scripted, nodes=2)
+    rig.order(0, lambda p: p.orders.start(app.variants[1], p.view.nodes[0]))
+    rig.at(1, InstanceStarted(0, 0))
+    rig.at(2, RequestArrived(0, 0))
+    rig.order(2, lambda p: p.send(1, 0))  # node 1 is not free
+    plan = Plan((Target(0, 0, 2), Target(1, 0, 1)))
+    assert rig.order(3, lambda p: reconcile(p.view, p.orders, plan)) == wires(
+        StopInstance(0, 0), StartInstance(2, 0, 0, 0)
+    )
+    assert rig.view.instances_in(1, 0) == []

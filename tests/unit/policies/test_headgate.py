@@ -182,8 +182,8 @@ def test_what_is_to_be_warm_is_started_when_a_node_joins() -> None:
     scheduler = Scheduler(app, find_policy("headgate"), validate=True)
     started = [scheduler.handle(0, NodeJoined(node, 0, f"gpu{node}")) for node in range(3)]
     assert [[to_wire(action) for action in actions] for actions in started] == [
-        [["StartInstance", 0, 0, 0, 0]],
-        [["StartInstance", 1, 0, 0, 1]],
+        [["StartInstance", 0, 0, 0, 0, 0]],
+        [["StartInstance", 1, 0, 0, 1, 0]],
         [],
     ]
 

@@ -15,7 +15,16 @@ from headgate.cli.workload import choose_workload
 from headgate.config import AppConfig, make_config
 from headgate.config.options import unreachable_objectives
 from headgate.core.clock import NEVER_NS
-from headgate.core.model import TIER_NAMES, UNLIMITED, App, Pipeline, Pool, Variant
+from headgate.core.model import (
+    COMPUTE_NAMES,
+    TIER_NAMES,
+    UNLIMITED,
+    App,
+    Compute,
+    Pipeline,
+    Pool,
+    Variant,
+)
 from headgate.core.units import format_duration, format_size
 from headgate.metrics.format import percent
 from headgate.metrics.table import rows_table
@@ -59,7 +68,7 @@ def _show(name: str, config: AppConfig) -> None:
     show(
         rows_table([_function(variant, config) for variant in app.variants], "Functions"),
         rows_table([_pipeline(pipeline) for pipeline in app.pipelines], "Pipelines"),
-        rows_table([_pool(pool) for pool in app.pools], "Pools"),
+        rows_table([_pool(pool, app) for pool in app.pools], "Pools"),
     )
     streams = [
         {"workload": stream.process, "pipeline": stream.pipeline.name, "client": stream.client.name}
@@ -87,10 +96,12 @@ def _supported_by(app: App, policy: str) -> str:
 def _function(variant: Variant, config: AppConfig) -> dict[str, object]:
     profile = variant.profile
     is_known = variant.name not in config.unmeasured
+    has_shapes = any(each.more_shapes for each in config.app.variants)
     return {
         "function": variant.name,
         "exec_time": format_duration(profile.exec_ns[0]) if is_known else "not measured",
         "batch_max": profile.items_max,
+        **({"shapes": len(variant.shapes)} if has_shapes else {}),
         "cold_start": format_duration(profile.cold_start_ns),
         "swap_in": format_duration(profile.swap_in_ns),
         "memory": format_size(profile.memory_bytes),
@@ -109,12 +120,14 @@ def _pipeline(pipeline: Pipeline) -> dict[str, object]:
     }
 
 
-def _pool(pool: Pool) -> dict[str, object]:
+def _pool(pool: Pool, app: App) -> dict[str, object]:
     is_unlimited = pool.memory_bytes == UNLIMITED
+    has_choice = any(each.compute != Compute.PER_BATCH for each in app.pools)
     return {
         "pool": pool.name,
         "tier": TIER_NAMES[pool.tier],
         "nodes": pool.nodes if pool.faas is None else f"up to {pool.faas.concurrency_max}",
         "slots": pool.slots,
+        **({"compute": COMPUTE_NAMES[pool.compute]} if has_choice else {}),
         "memory": "unlimited" if is_unlimited else format_size(pool.memory_bytes),
     }

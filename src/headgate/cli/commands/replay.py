@@ -260,11 +260,13 @@ class EventFormatter:
                 name = _name(self._variants, action.variant_id)
                 where = self._place(action.pool_id, action.node_id)
                 items = "" if action.items == 1 else f", {action.items} items"
-                return f"dispatch batch {action.batch_id} of {name} to {where}{items}"
+                shape = f", shape {action.shape_id}" if action.shape_id else ""
+                return f"dispatch batch {action.batch_id} of {name} to {where}{items}{shape}"
             case StartInstance():
                 name = _name(self._variants, action.variant_id)
                 where = self._place(action.pool_id, action.node_id)
-                return f"start instance {action.instance_id} of {name} on {where}"
+                shape = f", shape {action.shape_id}" if action.shape_id else ""
+                return f"start instance {action.instance_id} of {name} on {where}{shape}"
             case LoadWeights():
                 return f"load the weights of instance {action.instance_id}"
             case CancelBatch():

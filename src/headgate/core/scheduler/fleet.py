@@ -23,10 +23,11 @@ from headgate.core.scheduler.policy_hooks import PolicyHooks
 from headgate.core.scheduler.requests import RequestHandlers
 from headgate.core.scheduler.state import InstanceWriter, StateWriter
 from headgate.core.states import InstanceState, NodeState, RequestState, Residency, TaskState
-from headgate.core.view import View
+from headgate.core.view import View, has_free_room, has_ready, room_bytes
 
 PROBE: Final = "probe"  # the timer, by variant id
 _WAITING: Final = (TaskState.BLOCKED, TaskState.READY, TaskState.HELD)
+_STOPPED: Final = (InstanceState.DRAINING, InstanceState.GONE)
 _DOUBLINGS_MAX: Final = 30  # bounds the shift; the back-off reaches its own bound long before
 
 
@@ -69,10 +70,9 @@ class LoadFailures:
         self._uses_faas = uses_faas  # by function id: the policy also dispatches it to FaaS pools
         # By function id: the variants that run on nodes.
         self._on_nodes: list[list[int]] = [[] for _ in view.app.functions]
-        for pool, variants in zip(view.app.pools, view.variants_by_pool, strict=True):
-            for variant in variants:
-                if variant is not None and pool.faas is None:
-                    self._on_nodes[variant.function_id].append(variant.id)
+        for variant in view.app.variants:
+            if any(view.app.pools[id].faas is None for id in variant.pool_ids):
+                self._on_nodes[variant.function_id].append(variant.id)
 
     def reported(self, now_ns: int, event: LoadFailed) -> None:
         """Record that a node reports a variant as not loadable."""
@@ -84,7 +84,7 @@ class LoadFailures:
             raise DriverError(f"node {event.node_id}: unknown variant {event.variant_id}")
         view.now_ns = now_ns
         variant = view.app.variants[event.variant_id]
-        if node.state != NodeState.UP or _is_up(node, variant.id):
+        if node.state != NodeState.UP or has_ready(node, variant.id):
             view.events_ignored += 1  # it crossed the loss of the node, or a successful start
             return
         self._record(variant, node.id, event.reason, is_probe=False)
@@ -147,7 +147,7 @@ class LoadFailures:
             failure.probe_id = self._instances.start_instance(variant, node.pool, node).id
             expected_ns = max(view.start_ns(node, variant), self._limits.start_backoff_ns)
             failure.retry_at_ns = view.now_ns + expected_ns
-        elif places and all(_is_up(node, variant_id) for node in places):
+        elif places and all(has_ready(node, variant_id) for node in places):
             self.started(variant)  # every node of its pools runs it: that proves that it loads
         else:
             self._back_off(variant, failure)
@@ -225,11 +225,6 @@ class LoadFailures:
         self._hooks.offer_nodes()
 
 
-def _is_up(node: Node, variant_id: int) -> bool:
-    instance = node.instances.get(variant_id)
-    return instance is not None and instance.state != InstanceState.STARTING
-
-
 @final
 class FleetHandlers:
     """Handles the events about nodes, instances and weights."""
@@ -291,7 +286,11 @@ class FleetHandlers:
         if instance is not None and instance.node is None:
             self._check_grant(instance, node)
         self._view.now_ns = now_ns
-        if instance is None or instance.state == InstanceState.DRAINING:
+        if instance is None:
+            return
+        if instance.state == InstanceState.DRAINING:  # the start was called off, and has ended now
+            self._instances.end_preparing(instance)
+            self._hooks.capacity(node)
             return
         if instance.state != InstanceState.STARTING or node.state != NodeState.UP:
             self._view.events_ignored += 1
@@ -302,10 +301,7 @@ class FleetHandlers:
         self._hooks.capacity(node)
 
     def _check_grant(self, instance: Instance, node: Node) -> None:
-        if instance.variant.id in node.instances:
-            raise DriverError(f"{node.name} holds {instance.variant.name} already")
-        need = instance.variant.profile.memory_bytes
-        if node.memory_used_bytes + need > node.pool.memory_bytes:
+        if not has_free_room(node, instance.variant, instance.shape_id):
             raise DriverError(f"{node.name} holds too much for {instance.variant.name}")
 
     def instance_appeared(self, now_ns: int, event: InstanceAppeared) -> None:
@@ -318,10 +314,10 @@ class FleetHandlers:
         if not 0 <= event.variant_id < len(self._view.app.variants):
             raise DriverError(f"instance {event.instance_id}: unknown variant {event.variant_id}")
         self._view.now_ns = now_ns
-        if node.state != NodeState.UP or event.variant_id in node.instances:
+        variant = self._view.app.variants[event.variant_id]
+        if node.state != NodeState.UP or not has_free_room(node, variant, 0):
             self._view.events_ignored += 1  # it crossed the loss of its node, or our own start
             return
-        variant = self._view.app.variants[event.variant_id]
         instance = self._instances.adopt_instance(event.instance_id, variant, node)
         self._failures.started(variant)
         self._hooks.instance_started(instance)
@@ -372,28 +368,100 @@ class FleetHandlers:
 def reconcile(view: View, orders: Orders, plan: Plan) -> None:
     """Start the instances that a plan lacks, and stop idle ones that it does not want.
 
-    This is the slow time scale, and the same for every policy.
+    This is the slow time scale, and the same for every policy. O(targets + instances of their
+    variants + instances on free nodes); for each target that lacks instances it looks at the free
+    nodes of its pool that have memory left for any target.
     """
+    sizes = [view.app.variants[target.variant_id].profile.memory_bytes for target in plan.targets]
+    reconciliation = _Reconciliation(view, orders, min(sizes, default=0))
     for target in plan.targets:
-        present = view.instances_in(target.variant_id, target.pool_id)
-        if len(present) < target.count:
-            _start(view, orders, target, target.count - len(present))
-        else:
-            for instance in sorted(present, key=_stop_order)[: len(present) - target.count]:
+        reconciliation.apply(target)
+
+
+@final
+class _Candidate:
+    """A free node, and the memory that it has or can free."""
+
+    __slots__ = ("node", "room_bytes")
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.room_bytes = room_bytes(node)
+
+
+@final
+class _Reconciliation:
+    """One pass over the targets of a plan: instances and nodes are listed once for all of them."""
+
+    def __init__(self, view: View, orders: Orders, size_min_bytes: int) -> None:
+        self._view = view
+        self._orders = orders
+        self._size_min_bytes = size_min_bytes  # of an instance of any target
+        self._grouped: set[int] = set()  # variant ids
+        # By variant, pool and shape id, oldest first.
+        self._groups: dict[tuple[int, int, int], list[Instance]] = {}
+        self._candidates: dict[int, list[_Candidate]] = {}  # by pool id, in the order of free nodes
+
+    def apply(self, target: Target) -> None:
+        """Start or stop instances of one target."""
+        group = self._group(target)
+        # Orders for earlier targets may have stopped some to make room.
+        present = [i for i in group if i.state not in _STOPPED]
+        missing = target.count - len(present)
+        if missing > 0:
+            self._start(target, missing, group)
+        elif missing < 0:
+            for instance in sorted(present, key=_stop_order)[:-missing]:
                 if instance.running == 0:
-                    orders.stop(instance)
+                    self._orders.stop(instance)
+                    self._candidates.pop(target.pool_id, None)  # its node has room again
 
+    def _group(self, target: Target) -> list[Instance]:
+        variant_id = target.variant_id
+        if variant_id not in self._grouped:
+            self._grouped.add(variant_id)
+            for instance in self._view.instances_of[variant_id].values():
+                key = (variant_id, instance.pool.id, instance.shape_id)
+                self._groups.setdefault(key, []).append(instance)
+        return self._groups.setdefault((variant_id, target.pool_id, target.shape_id), [])
 
-def _start(view: View, orders: Orders, target: Target, count: int) -> None:
-    variant = view.app.variants[target.variant_id]
-    for node in list(view.free_nodes.values()):
-        if count == 0:
+    def _start(self, target: Target, count: int, group: list[Instance]) -> None:
+        view, shape_id = self._view, target.shape_id
+        variant = view.app.variants[target.variant_id]
+        if variant.id in view.load_failures:
             return
-        is_candidate = node.pool.id == target.pool_id and variant.id not in node.instances
-        may_start = not view.is_barred(node, variant) and view.can_make_room(node, variant)
-        if is_candidate and may_start:
-            orders.start(variant, node)
-            count -= 1
+        free, need_bytes = view.free_by_pool[target.pool_id], variant.profile.memory_bytes
+        before = count
+        for held_max in range(target.per_node_max):  # first one to every node, then a second one
+            for candidate in self._candidates_of(target.pool_id):
+                node = candidate.node
+                if count == 0:
+                    break
+                if need_bytes > candidate.room_bytes or node.id not in free:
+                    continue
+                if variant.id in node.instances and _count(node, variant.id, shape_id) > held_max:
+                    continue
+                if view.can_make_room(node, variant, shape_id):
+                    group.append(self._orders.start(variant, node, shape_id))
+                    candidate.room_bytes = room_bytes(node)
+                    count -= 1
+        if count < before:
+            self._keep_candidates(target.pool_id, self._candidates_of(target.pool_id))
+
+    def _candidates_of(self, pool_id: int) -> list[_Candidate]:
+        if pool_id not in self._candidates:
+            nodes = self._view.free_by_pool[pool_id].values()
+            self._keep_candidates(pool_id, [_Candidate(node) for node in nodes])
+        return self._candidates[pool_id]
+
+    def _keep_candidates(self, pool_id: int, candidates: list[_Candidate]) -> None:
+        """Keep those that have memory for the smallest target. Starts only ever take memory."""
+        least = self._size_min_bytes
+        self._candidates[pool_id] = [c for c in candidates if c.room_bytes >= least]
+
+
+def _count(node: Node, variant_id: int, shape_id: int) -> int:
+    return sum(1 for i in node.by_variant.get(variant_id, ()) if i.shape_id == shape_id)
 
 
 def _stop_order(instance: Instance) -> tuple[int, int, int]:

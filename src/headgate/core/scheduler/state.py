@@ -51,7 +51,7 @@ from headgate.core.states import (
     Settlement,
     TaskState,
 )
-from headgate.core.view import View, is_evictable, is_free
+from headgate.core.view import View, has_free_room, is_evictable, is_free
 
 _RATIO_DECAY: Final = 0.99  # per batch, of the largest recent ratio
 _TIMED_OUT_MAX: Final = 256  # timed-out batches remembered, the newest of them
@@ -89,12 +89,13 @@ class StateWriter:
         instance: Instance | None,
         node: Node | None,
         pool: Pool,
+        shape_id: int = 0,
     ) -> Batch:
-        """Dispatch a batch: it takes a slot and its variant's compute."""
+        """Dispatch a batch: it takes a slot and the compute of its shape."""
         view = self.view
         batch_id = self._next_id
         self._next_id = batch_id + self._ids_step
-        batch = Batch(batch_id, variant, tasks, items, instance, node, pool, view.now_ns)
+        batch = Batch(batch_id, variant, tasks, items, instance, node, pool, view.now_ns, shape_id)
         view.batches[batch_id] = batch
         instance_id = node_id = None
         if instance is not None and node is not None:
@@ -104,8 +105,8 @@ class StateWriter:
             instance.last_used_ns = view.now_ns
             if instance.state == INSTANCE_IDLE:
                 instance.state = INSTANCE_BUSY
-            if node.limits_compute:
-                shape = variant.shape
+            if node.counts_batches:
+                shape = variant.shapes[shape_id].shape
                 node.cpu_milli_used += shape.cpu_milli
                 node.gpu_sevenths_used += shape.gpu_sevenths
             node.running += 1
@@ -124,7 +125,15 @@ class StateWriter:
                 moved_bytes += view.moved_bytes(task, pool.id, node_id)
         self.actions.append(
             Dispatch(
-                batch_id, variant.id, task_ids, items, pool.id, node_id, instance_id, moved_bytes
+                batch_id,
+                variant.id,
+                task_ids,
+                items,
+                pool.id,
+                node_id,
+                instance_id,
+                moved_bytes,
+                shape_id,
             )
         )
         return batch
@@ -146,8 +155,8 @@ class StateWriter:
         instance.running -= 1
         if instance.running == 0 and instance.state == INSTANCE_BUSY:
             instance.state = INSTANCE_IDLE
-        if node.limits_compute:
-            shape = batch.variant.shape
+        if node.counts_batches:
+            shape = batch.variant.shapes[batch.shape_id].shape
             node.cpu_milli_used -= shape.cpu_milli
             node.gpu_sevenths_used -= shape.gpu_sevenths
         node.running -= 1
@@ -324,9 +333,12 @@ class InstanceWriter:
             instance.state = InstanceState.GONE
             instance.residency = Residency.NOWHERE
             instance.is_preparing = False
+            instance.holds_compute = False
             del view.instances[instance.id]
             view.instances_of[instance.variant.id].pop(instance.id, None)  # none if it was draining
         node.instances.clear()
+        node.by_variant.clear()
+        node.replicas = 0
         node.running = 0
         node.cpu_milli_used = 0
         node.gpu_sevenths_used = 0
@@ -334,18 +346,22 @@ class InstanceWriter:
         node.host_bytes_used = 0
         return gone
 
-    def start_instance(self, variant: Variant, pool: Pool, node: Node | None) -> Instance:
+    def start_instance(
+        self, variant: Variant, pool: Pool, node: Node | None, shape_id: int = 0
+    ) -> Instance:
         """Start a variant; on a given node it takes a slot and memory at once."""
         view = self._view
-        instance = Instance(self._next_id, variant, pool, node, view.now_ns)
+        instance = Instance(self._next_id, variant, pool, node, view.now_ns, shape_id)
         self._next_id += self._ids_step
         self._list(instance)
+        node_id: int | None = None
         if node is not None:
-            self.make_room(node, variant)
+            node_id = node.id
+            self.make_room(node, variant, shape_id)
             self._attach(instance, node)
             self._begin_preparing(instance, node)
         self._state.actions.append(
-            StartInstance(instance.id, variant.id, pool.id, None if node is None else node.id)
+            StartInstance(instance.id, variant.id, pool.id, node_id, shape_id)
         )
         return instance
 
@@ -372,21 +388,48 @@ class InstanceWriter:
 
     def _attach(self, instance: Instance, node: Node) -> None:
         instance.node = node
-        node.instances[instance.variant.id] = instance
+        variant_id = instance.variant.id
+        group = node.by_variant.get(variant_id)
+        if group is None:
+            node.instances[variant_id] = instance
+            node.by_variant[variant_id] = [instance]
+        else:
+            group.append(instance)
+            node.replicas += 1
         node.memory_used_bytes += instance.variant.profile.memory_bytes
+        if node.has_resident_compute:
+            self._hold_compute(instance, node)
+
+    def _hold_compute(self, instance: Instance, node: Node) -> None:
+        """Account the shape of an instance to its node, where compute is resident."""
+        shape = instance.variant.shapes[instance.shape_id].shape
+        node.cpu_milli_used += shape.cpu_milli
+        node.gpu_sevenths_used += shape.gpu_sevenths
+        instance.holds_compute = True
+
+    def _release_compute(self, instance: Instance, node: Node) -> None:
+        if instance.holds_compute:
+            shape = instance.variant.shapes[instance.shape_id].shape
+            node.cpu_milli_used -= shape.cpu_milli
+            node.gpu_sevenths_used -= shape.gpu_sevenths
+            instance.holds_compute = False
 
     def stop_instance(self, instance: Instance) -> None:
         """Stop an instance.
 
         Its memory is available to the next order on that node at once: a Backend carries out orders
-        in the order they were given.
+        in the order they were given. A start or a load that has begun cannot be un-started: it
+        holds its slot until it has ended. So is resident compute available at once, unless a batch,
+        a start or a load still runs in it: another start that waited for that would hold back
+        everything that is ordered after it.
         """
         node = instance.node
         instance.state = InstanceState.DRAINING
         del self._view.instances_of[instance.variant.id][instance.id]
         if node is not None:
             self._detach(instance, node)
-            self.end_preparing(instance)
+            if not (instance.running or instance.is_preparing):
+                self._release_compute(instance, node)
         node_id = None if node is None else node.id
         self._state.actions.append(StopInstance(instance.id, node_id))
 
@@ -403,23 +446,33 @@ class InstanceWriter:
             return
         if was_active:
             self._detach(instance, node)
+        self._release_compute(instance, node)
         self.end_preparing(instance)
         if instance.running:
             self._free_slots(instance, node)
 
     def _free_slots(self, instance: Instance, node: Node) -> None:
         """Free what the batches of a gone instance held; the batches end in events of their own."""
-        if node.limits_compute:
-            shape = instance.variant.shape
-            node.cpu_milli_used -= shape.cpu_milli * instance.running
-            node.gpu_sevenths_used -= shape.gpu_sevenths * instance.running
+        if node.counts_batches:
+            for batch in self._view.batches.values():
+                if batch.instance is instance:
+                    shape = batch.variant.shapes[batch.shape_id].shape
+                    node.cpu_milli_used -= shape.cpu_milli
+                    node.gpu_sevenths_used -= shape.gpu_sevenths
         node.running -= instance.running
         instance.running = 0
         self.list_if_free(node)
 
     def _detach(self, instance: Instance, node: Node) -> None:
-        if node.instances.get(instance.variant.id) is instance:
-            del node.instances[instance.variant.id]
+        variant_id = instance.variant.id
+        group = node.by_variant[variant_id]
+        group.remove(instance)
+        if group:
+            node.instances[variant_id] = group[0]
+            node.replicas -= 1
+        else:
+            del node.instances[variant_id]
+            del node.by_variant[variant_id]
         size = instance.variant.profile.memory_bytes
         if instance.residency == Residency.HOST:
             node.host_bytes_used -= size
@@ -443,16 +496,15 @@ class InstanceWriter:
             node.running -= 1
             self.list_if_free(node)
 
-    def make_room(self, node: Node, variant: Variant) -> None:
+    def make_room(self, node: Node, variant: Variant, shape_id: int) -> None:
         """Evict idle instances, least recently used first, until the variant fits."""
-        need = variant.profile.memory_bytes
-        limit = node.pool.memory_bytes
-        if node.memory_used_bytes + need <= limit:
+        if has_free_room(node, variant, shape_id):
             return
-        for victim in sorted(node.instances.values(), key=lambda i: (i.last_used_ns, i.id)):
+        held = [instance for group in node.by_variant.values() for instance in group]
+        for victim in sorted(held, key=lambda i: (i.last_used_ns, i.id)):
             if victim.residency != Residency.HOST and is_evictable(victim):
                 self._evict_or_stop(victim, node)
-                if node.memory_used_bytes + need <= limit:
+                if has_free_room(node, variant, shape_id):
                     return
 
     def _evict_or_stop(self, victim: Instance, node: Node) -> None:
@@ -468,12 +520,13 @@ class InstanceWriter:
         size = instance.variant.profile.memory_bytes
         node.memory_used_bytes -= size
         node.host_bytes_used += size
+        self._release_compute(instance, node)
         instance.residency = Residency.HOST
         self._state.actions.append(EvictWeights(instance.id, node.id))
 
     def load_weights(self, instance: Instance, node: Node) -> None:
         """Load an instance's weights from host memory onto the device."""
-        self.make_room(node, instance.variant)
+        self.make_room(node, instance.variant, instance.shape_id)
         self.mark_on_device(instance, node)
         self._begin_preparing(instance, node)
         self._state.actions.append(LoadWeights(instance.id, node.id))
@@ -483,6 +536,8 @@ class InstanceWriter:
         size = instance.variant.profile.memory_bytes
         node.host_bytes_used -= size
         node.memory_used_bytes += size
+        if node.has_resident_compute:
+            self._hold_compute(instance, node)
         instance.residency = Residency.DEVICE
 
 
@@ -529,8 +584,9 @@ class BatchTimeouts:
 def _expected_ns(batch: Batch) -> int:
     """Expected time by the profile, with a cold start, on a node whose slots are all taken."""
     profile = batch.variant.profile
-    exec_ns = profile.time_ns(batch.items, batch.pool.slots)
-    return profile.cold_start_ns + profile.swap_in_ns + exec_ns
+    exec_ns = batch.variant.exec_ns(batch.items, batch.shape_id)
+    slowest_ns = int(exec_ns * profile.slowdown_at(batch.pool.slots))
+    return profile.cold_start_ns + profile.swap_in_ns + slowest_ns
 
 
 def _duration_max_ns(batch: Batch) -> int:

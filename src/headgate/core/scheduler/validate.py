@@ -10,7 +10,7 @@ from collections import Counter
 from typing import final
 
 from headgate.core.errors import InvariantError
-from headgate.core.records import Node, Request
+from headgate.core.records import Batch, Node, Request
 from headgate.core.states import (
     INSTANCE_TABLE,
     TASK_TABLE,
@@ -87,16 +87,46 @@ class Validator:
             if b.node is node and b.instance is not None and b.instance.state != InstanceState.GONE
         ]
         _require(node.running == len(in_flight) + preparing, f"{node.name} miscounts its work")
-        if node.limits_compute:
-            gpu = sum(b.variant.shape.gpu_sevenths for b in in_flight)
-            _require(node.gpu_sevenths_used == gpu, f"{node.name} miscounts its GPU share")
+        self._check_compute(node, in_flight)
         on_device = sum(
             i.variant.profile.memory_bytes
-            for i in node.instances.values()
+            for group in node.by_variant.values()
+            for i in group
             if i.residency != Residency.HOST
         )
         _require(node.memory_used_bytes == on_device, f"{node.name} miscounts its memory")
         _require(on_device <= node.pool.memory_bytes, f"{node.name} holds more than it can")
+        first = {variant_id: group[0] for variant_id, group in node.by_variant.items()}
+        _require(node.instances == first, f"{node.name} lists others than its oldest instances")
+        held = sum(len(group) for group in node.by_variant.values())
+        _require(node.replicas == held - len(first), f"{node.name} miscounts its instances")
+
+    def _check_compute(self, node: Node, in_flight: list[Batch]) -> None:
+        """Compute is held by batches or, where it is resident, by instances, and within limits."""
+        holders = [i for i in self._view.instances.values() if i.node is node and i.holds_compute]
+        _require(
+            node.has_resident_compute or not holders, f"{node.name} holds compute for its instances"
+        )
+        shapes = [i.variant.shapes[i.shape_id].shape for i in holders]
+        for group in node.by_variant.values():
+            for i in group:
+                is_right = i.holds_compute == (i.residency != Residency.HOST)
+                _require(
+                    is_right or not node.has_resident_compute, f"instance {i.id} holds no compute"
+                )
+                _require(node.binds_at_start or i.shape_id == 0, f"instance {i.id} has a shape")
+        for batch in in_flight:
+            if node.binds_at_start and batch.instance is not None:
+                is_right = batch.shape_id == batch.instance.shape_id
+                _require(is_right, f"batch {batch.id} runs in another shape than its instance")
+        if node.counts_batches:
+            shapes = [b.variant.shapes[b.shape_id].shape for b in in_flight]
+        gpu, cpu = sum(s.gpu_sevenths for s in shapes), sum(s.cpu_milli for s in shapes)
+        _require(node.gpu_sevenths_used == gpu, f"{node.name} miscounts its GPU share")
+        _require(node.cpu_milli_used == cpu, f"{node.name} miscounts its CPUs")
+        if node.has_resident_compute:
+            is_within = gpu <= node.pool.gpu_sevenths and cpu <= node.pool.cpu_milli
+            _require(is_within, f"{node.name} holds more compute than it has")
 
     def _check_batches(self) -> None:
         running: dict[int, int] = {}
@@ -118,7 +148,7 @@ class Validator:
             if instance.state != InstanceState.DRAINING:
                 active[instance.variant.id].append(instance.id)
                 is_on_node = instance.node is None or (
-                    instance.node.instances.get(instance.variant.id) is instance
+                    instance in instance.node.by_variant.get(instance.variant.id, [])
                 )
                 _require(is_on_node, f"instance {instance.id} is active, and not on its node")
         for variant, instances in zip(view.app.variants, view.instances_of, strict=True):

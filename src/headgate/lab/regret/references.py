@@ -30,6 +30,7 @@ from headgate.core.states import (
     Rejection,
     Settlement,
 )
+from headgate.core.view import has_free_room
 
 QUEUE_BATCHES: Final = (1, 2, 4, 8, 16)
 _REJECTED: Final = Settlement(Outcome.REJECTED, Rejection.OVERLOADED)
@@ -118,8 +119,7 @@ class Reference(Policy):
             if variant is None or node.pool.id not in self._pools[function.id]:
                 continue
             holders = sum(1 for i in self.view.instances.values() if i.variant.id == variant.id)
-            room = node.memory_used_bytes + variant.profile.memory_bytes <= node.pool.memory_bytes
-            if holders < function.prewarm_nodes and room:
+            if holders < function.prewarm_nodes and has_free_room(node, variant, 0):
                 self.orders.start(variant, node)
 
     def _serve(self) -> None:

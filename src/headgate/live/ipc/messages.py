@@ -29,6 +29,7 @@ class RunBatch(Message, tag=1):
     instance_id: int
     items: int
     tasks: list[TaskInputs]
+    shape_id: int = 0
 
 
 @final

@@ -89,6 +89,10 @@ class WorkerNode:
     def dispatch(self, connection: GatewayConnection, run: RunBatch) -> None:
         """Begin, hold or refuse a batch. Raises `ValueError` if the message is invalid."""
         batch_id = connection.local_id(run.batch_id)
+        instance_id = connection.local_id(run.instance_id)
+        resident = self.backend.instances.get(instance_id)
+        if resident is not None and not 0 <= run.shape_id < len(resident.variant.shapes):
+            raise ValueError(f"variant {resident.variant.id} has no shape {run.shape_id}")
         connection.resolve_blocks(run)
         action = Dispatch(
             batch_id,
@@ -97,7 +101,8 @@ class WorkerNode:
             run.items,
             self.pool.id,
             self.id,
-            connection.local_id(run.instance_id),
+            instance_id,
+            shape_id=run.shape_id,
         )
         if batch_id in self._held_tasks:
             raise ValueError(f"batch {run.batch_id} exists already")
@@ -132,11 +137,14 @@ class WorkerNode:
         is_known = 0 <= action.variant_id < len(variants)
         if not is_known or self.pool.id not in variants[action.variant_id].pool_ids:
             raise ValueError(f"variant {action.variant_id} does not run on this node")
+        if not 0 <= action.shape_id < len(variants[action.variant_id].shapes):
+            raise ValueError(f"variant {action.variant_id} has no shape {action.shape_id}")
         blocked = "" if self.is_draining else self._load_block_reason(variants[action.variant_id])
         if blocked:
             connection.report(InstanceStopped(action.instance_id, blocked))
         else:
-            self._handle(StartInstance(instance_id, action.variant_id, self.pool.id, self.id))
+            variant_id, shape_id = action.variant_id, action.shape_id
+            self._handle(StartInstance(instance_id, variant_id, self.pool.id, self.id, shape_id))
 
     def _load_block_reason(self, variant: Variant) -> str:
         """Return why a function must not be loaded now; may begin a trial, which uses no slot."""

@@ -38,7 +38,7 @@ from headgate.core.events import (
     WeightsEvicted,
     WeightsLoaded,
 )
-from headgate.core.model import App, Pool
+from headgate.core.model import App, Compute, Pool, Shape
 from headgate.core.records import STAGES_MAX
 from headgate.metrics.columns import RunColumns, SpanKind
 from headgate.sim.checkers.checker import Checker, ended_batch
@@ -216,8 +216,12 @@ class BatchLimits(Checker):
             function = self._app.pipelines[request.pipeline].stages[index].function
             if function.id != variant.function_id:
                 self.report(now_ns, f"batch {action.batch_id} has a task of {function.name}")
-        if items != action.items or not 1 <= items <= variant.profile.items_max:
-            sizes = f"{action.items} items, has {items} and may have {variant.profile.items_max}"
+        if not 0 <= action.shape_id < len(variant.shapes):
+            self.report(now_ns, f"{variant.name} has no shape {action.shape_id}")
+            return
+        items_max = len(variant.shapes[action.shape_id].exec_ns)
+        if items != action.items or not 1 <= items <= items_max:
+            sizes = f"{action.items} items, has {items} and may have {items_max}"
             self.report(now_ns, f"batch {action.batch_id} declares {sizes}")
         if len(set(action.task_ids)) != len(action.task_ids):
             self.report(now_ns, f"batch {action.batch_id} has a task twice")
@@ -338,6 +342,83 @@ class Exclusivity(Checker):
                 worst_ns = int(times_ns[order][running.argmax()])
                 name = run.resources[resource].name
                 self.report(worst_ns, f"{name} runs {running.max()} jobs at once, of {limit}")
+
+
+@final
+class ComputeLimits(Checker):
+    """What runs on a node at once, in the shapes chosen, does not exceed the node's compute.
+
+    Where compute is resident, an instance holds its shape at least from the begin of its start, or
+    of a load of its weights, to the end of its last batch after that. Reads the spans of the run,
+    so it checks only runs that record them.
+    """
+
+    def __init__(self, app: App) -> None:
+        super().__init__()
+        self._variants = app.variants
+        self._pools = [pool for pool in app.pools if pool.faas is None for _ in range(pool.nodes)]
+        self._dispatched: dict[int, Dispatch] = {}  # by batch id
+        self._started: dict[int, StartInstance] = {}  # by instance id
+
+    def check_action(self, now_ns: int, scheduler: int, action: Action) -> None:
+        if isinstance(action, StartInstance):
+            self._started[action.instance_id] = action
+        elif isinstance(action, Dispatch):
+            self._dispatched[action.batch_id] = action
+            start = self._started.get(-1 if action.instance_id is None else action.instance_id)
+            if start is not None and start.shape_id not in (0, action.shape_id):
+                self.report(now_ns, f"batch {action.batch_id} has another shape than its instance")
+
+    def finish(self, run: RunColumns) -> None:
+        for node_id, pool in enumerate(self._pools):
+            find = self._resident_holds if pool.compute == Compute.RESIDENT else self._batch_holds
+            changes: list[tuple[int, int, int, int]] = []  # time, order, CPU and GPU that it adds
+            for begin_ns, end_ns, shape in find(run, node_id):
+                changes.append((end_ns, 0, -shape.cpu_milli, -shape.gpu_sevenths))
+                changes.append((begin_ns, 1, shape.cpu_milli, shape.gpu_sevenths))
+            cpu_milli = gpu_sevenths = 0
+            for now_ns, _, cpu, gpu in sorted(changes):  # at one instant ends come first
+                cpu_milli += cpu
+                gpu_sevenths += gpu
+                if cpu_milli > pool.cpu_milli or gpu_sevenths > pool.gpu_sevenths:
+                    held = Shape(cpu_milli, gpu_sevenths)
+                    self.report(now_ns, f"{run.resources[node_id].name} holds {held}: too much")
+
+    def _batch_holds(self, run: RunColumns, node_id: int) -> list[tuple[int, int, Shape]]:
+        """When batches held compute: begin, end and shape of each."""
+        holds: list[tuple[int, int, Shape]] = []
+        for begin_ns, is_batch, end_ns, id in _spans_of(run, node_id):
+            dispatch = self._dispatched.get(id) if is_batch else None
+            if dispatch is not None:
+                shapes = self._variants[dispatch.variant_id].shapes
+                holds.append((begin_ns, end_ns, shapes[dispatch.shape_id].shape))
+        return holds
+
+    def _resident_holds(self, run: RunColumns, node_id: int) -> list[tuple[int, int, Shape]]:
+        """When instances held compute: begin, end and shape of each stay on the device."""
+        holds: list[tuple[int, int, Shape]] = []
+        stays: dict[int, int] = {}  # by instance id: the index of its present stay in `holds`
+        for begin_ns, is_batch, end_ns, id in _spans_of(run, node_id):
+            dispatch = self._dispatched.get(id) if is_batch else None
+            if not is_batch:
+                start = self._started[id]
+                stays[id] = len(holds)
+                shapes = self._variants[start.variant_id].shapes
+                holds.append((begin_ns, end_ns, shapes[start.shape_id].shape))
+            elif dispatch is not None and dispatch.instance_id is not None:
+                since_ns, until_ns, shape = holds[stays[dispatch.instance_id]]
+                stay = (since_ns, max(until_ns, end_ns), shape)
+                holds[stays[dispatch.instance_id]] = stay
+        return holds
+
+
+def _spans_of(run: RunColumns, node_id: int) -> list[tuple[int, bool, int, int]]:
+    """The spans of a node by their begin: begin, whether it is a batch, end, batch or instance."""
+    spans = run.spans
+    rows = (spans.node == node_id).nonzero()[0]
+    is_batch = spans.kind[rows] == SpanKind.RUN
+    columns = (spans.start_ns[rows], is_batch, spans.end_ns[rows], spans.batch[rows])
+    return sorted(zip(*(column.tolist() for column in columns), strict=True))
 
 
 @final
