@@ -14,6 +14,7 @@ from types import FrameType
 import pytest
 
 from headgate.core import build_kind
+from headgate.core.scheduler.scheduler import Scheduler
 from headgate.lab.bench._decision_driver import DecisionCase, TimedDriver
 from headgate.policies import find_policy
 
@@ -31,8 +32,7 @@ def calls_per_decision(nodes: int, functions: int, waiting: int, events: int = 2
     while not driver.is_steady:
         driver.run(100)
     counts: list[int] = []
-    handle = driver.scheduler.handle
-    code = handle.__func__.__code__
+    code = Scheduler.handle.__code__
     depth = calls = 0
 
     def count(frame: FrameType, event: str, _: object) -> None:
