@@ -35,7 +35,8 @@ paused connection, a `100 Continue` that is due) does not count against the clie
 
 **Closing.** Closing a socket that still receives data resets the connection, which can destroy the
 response that says what was wrong. So after an error in the middle of a request only our side is
-shut (`_lingers`), input is discarded, and the sweep closes the socket after `linger_s`.
+shut (`_lingers`), input is discarded, and the sweep closes the socket after `linger_s`. A client
+that is still reading the last response has `write_timeout_s` for it, over TLS as well.
 """
 
 from __future__ import annotations
@@ -299,7 +300,9 @@ class HttpConnection(asyncio.Protocol):
             if now_s - self._unwritable_since_s > limits.write_timeout_s:
                 self._transport.abort()
         elif state == ParserState.CLOSED:
-            if self._current is None and now_s - self._since_s > limits.linger_s:
+            is_writing = self._transport.is_closing() or self._transport.get_write_buffer_size() > 0
+            timeout_s = limits.write_timeout_s if is_writing else limits.linger_s
+            if self._current is None and now_s - self._since_s > timeout_s:
                 self._transport.abort()
         elif state == ParserState.IDLE:
             if self._current is None and now_s - self._since_s > limits.idle_timeout_s:

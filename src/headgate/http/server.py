@@ -70,7 +70,7 @@ class HttpServer:
                 sock,
                 ssl=self._ssl,
                 ssl_handshake_timeout=limits.header_timeout_s,
-                ssl_shutdown_timeout=limits.linger_s,
+                ssl_shutdown_timeout=limits.write_timeout_s,
             )
         except OSError as error:  # includes SSLError and TimeoutError
             _LOG.debug("a TLS handshake failed: %s", error)
