@@ -22,9 +22,9 @@ from headgate.core.states import TASK_READY
 from headgate.planning.admission import Promise
 from headgate.planning.builds import Build, Builds
 
-# Lane time of best-effort tasks relative to that of promised ones, while both wait: as low as the
-# regret search demands (docs/regret.md).
-_BEST_EFFORT_SHARE: Final = 0.05
+# Lane time of best-effort tasks relative to that of promised ones, while both wait: a little more
+# than 5 % of all, which the regret search demands (docs/regret.md).
+_BEST_EFFORT_SHARE: Final = 0.055
 
 _OBSOLETE_MAX: Final = 64  # out-of-date entries of `Heads` beyond the number of queues
 # Where a task of best effort may run.
