@@ -56,6 +56,17 @@ def test_the_cheapest_configurations_within_the_objective(app: str) -> None:
     assert plan["is_exact"] is True
 
 
+def test_a_shape_is_chosen_by_what_it_costs(tmp_path: Path) -> None:
+    """Three times the share halves the time: only a tight objective is worth it."""
+    shapes = "shapes: [{gpu_share: 6/7, exec_time: {1: 3ms, 4: 4ms}}], cold_start: 2s"
+    text = APP.replace("cold_start: 2s", shapes).replace("price: $3.60/h", "gpu_price: $7/h")
+    shares = []
+    for latency in ("30ms", "5ms"):
+        app = write(tmp_path / "shapes.yaml", text.replace("30ms", latency))
+        shares.append([stage["gpu_sevenths"] for stage in planned(app)["stages"]])
+    assert shares == [[0, 2], [0, 6]]
+
+
 def test_the_frontier_falls_and_has_the_plan_on_it(app: str) -> None:
     plan = planned(app, "--pipeline", "images")
     times = [point["time_ms"] for point in plan["frontier"]]

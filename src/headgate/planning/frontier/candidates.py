@@ -1,10 +1,10 @@
-"""The candidates of a pipeline's stages from what is declared: each variant, pool and batch size.
+"""The candidates of a pipeline's stages from what is declared: variant, pool, shape, batch size.
 
-A variant has one shape today, so a candidate is a variant on a pool with a batch size. Its time is
-that of a batch alone on its node, with the network both ways. Its cost is that of one item of a
-full batch: the part of the node that the batch holds, by the hour, or the price of the call. The
-place of a candidate is its pool: stages on the same pool are taken to find their data on their
-node, and data that changes pools moves at the bandwidth of the receiving one.
+The time of a candidate is that of a batch alone on its node, with the network both ways. Its cost
+is that of one item of a full batch: the part of the node that the batch holds, by the hour, with
+what its shape costs besides, or the price of the call. The place of a candidate is its pool: stages
+on the same pool are taken to find their data on their node, and data that changes pools moves at
+the bandwidth of the receiving one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from headgate.core.clock import HOUR_NS, SECOND_NS
-from headgate.core.model import App, Function, Pipeline, Pool, Variant
+from headgate.core.model import App, Function, Pipeline, Pool, Shape, Variant
 from headgate.planning.frontier.configs import StageConfig, cost_units
 from headgate.planning.frontier.graph import StageGraph
 from headgate.planning.frontier.pipeline import Edge, PipelineFrontier
@@ -49,31 +49,33 @@ def _candidates(app: App, function: Function, is_cold: bool) -> Iterator[StageCo
     for variant in function.variants:
         for pool_id in variant.pool_ids:
             pool = app.pools[pool_id]
-            if _has_room(pool, variant):
-                for batch in range(1, variant.profile.items_max + 1):
-                    yield _candidate(pool, variant, batch, is_cold)
+            for times in variant.shapes:
+                if _has_room(pool, variant, times.shape):
+                    for items, run_ns in enumerate(times.exec_ns, 1):
+                        yield _candidate(pool, variant, times.shape, items, run_ns, is_cold)
 
 
-def _has_room(pool: Pool, variant: Variant) -> bool:
+def _has_room(pool: Pool, variant: Variant, shape: Shape) -> bool:
     memory_bytes = pool.memory_bytes if pool.faas is None else pool.faas.memory_bytes
     return (
-        variant.shape.cpu_milli <= pool.cpu_milli
-        and variant.shape.gpu_sevenths <= pool.gpu_sevenths
+        shape.cpu_milli <= pool.cpu_milli
+        and shape.gpu_sevenths <= pool.gpu_sevenths
         and variant.profile.memory_bytes <= memory_bytes
     )
 
 
-def _candidate(pool: Pool, variant: Variant, batch: int, is_cold: bool) -> StageConfig:
-    profile, shape = variant.profile, variant.shape
-    start_ns = profile.cold_start_ns if is_cold else 0
-    run_ns = profile.time_ns(batch)
+def _candidate(
+    pool: Pool, variant: Variant, shape: Shape, batch: int, run_ns: int, is_cold: bool
+) -> StageConfig:
+    start_ns = variant.profile.cold_start_ns if is_cold else 0
     if pool.faas is None:
         part = max(
             1 / pool.slots,
             shape.cpu_milli / max(1, pool.cpu_milli),
             shape.gpu_sevenths / max(1, pool.gpu_sevenths),
         )
-        usd = pool.usd_per_hour * part * (run_ns + start_ns) / HOUR_NS
+        held_ns = run_ns + start_ns
+        usd = pool.usd_per_hour * part * held_ns / HOUR_NS + pool.compute_usd(shape, held_ns)
     else:
         usd = pool.faas.usd(run_ns + (start_ns if pool.faas.bills_cold_start else 0))
     return StageConfig(
