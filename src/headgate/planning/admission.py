@@ -57,6 +57,7 @@ class Promise:
         "build",
         "due_ns",
         "items",
+        "own_bucket",
         "size",
         "start_ns",
         "work_ns",
@@ -79,6 +80,7 @@ class Promise:
         self.due_ns = due_ns  # the stage's deadline, less the margin
         self.start_ns = start_ns  # the latest start with which it is done by then
         self.bucket = bucket
+        self.own_bucket = 0  # in the build's own calendar, if it has one
         self.work_ns = work_ns
         self.batches = batches
         self.items = items
@@ -287,6 +289,10 @@ class AdmissionControl:
         build.pending_ns -= promise.work_ns
         build.pending_batches -= promise.batches
         build.calendar.add(promise.bucket, -promise.work_ns, -promise.batches)
+        if build.own is not None:
+            weight = build.weight
+            work_ns, batches = int(promise.work_ns / weight), promise.batches / weight
+            build.own.add(promise.own_bucket, -work_ns, -batches)
 
     def _add(self, promise: Promise) -> None:
         build = promise.build
@@ -294,6 +300,11 @@ class AdmissionControl:
         build.pending_ns += promise.work_ns
         build.pending_batches += promise.batches
         build.calendar.add(promise.bucket, promise.work_ns, promise.batches)
+        if build.own is not None:
+            weight = build.weight
+            work_ns, batches = int(promise.work_ns / weight), promise.batches / weight
+            promise.own_bucket = build.own.bucket(self._view.now_ns, promise.start_ns)
+            build.own.add(promise.own_bucket, work_ns, batches)
 
     def isolated_ns(self, request: Request) -> float:
         """Latency of a request on an idle system."""
@@ -316,7 +327,7 @@ class AdmissionControl:
         now_ns = self._view.now_ns
         best_ns: float | None = None
         for build in self._builds.of_function[request.tasks[stage].function.id]:
-            calendar = build.calendar
+            calendar = build.narrowest()
             if build.warm_pool is not None and best_ns is not None:
                 continue
             if calendar.lanes == 0 or request.items > build.items_max:
@@ -399,9 +410,9 @@ class AdmissionControl:
         now_ns, longest_ns = self._view.now_ns, 0.0
         for task in request.tasks:
             waits_ns = [
-                (build.calendar.work_ns + build.calendar.busy_ns(now_ns)) / build.calendar.lanes
-                for build in self._builds.of_function[task.function.id]
-                if build.calendar.lanes > 0
+                (calendar.work_ns + calendar.busy_ns(now_ns)) / calendar.lanes
+                for calendar in map(Build.narrowest, self._builds.of_function[task.function.id])
+                if calendar.lanes > 0
             ]
             longest_ns = max(longest_ns, min(waits_ns, default=0.0))
         return int(longest_ns)
@@ -470,7 +481,7 @@ class AdmissionControl:
         return sorted(builds, key=lambda build: self._cost(build, task.request.items, window_ns))
 
     def _cost(self, build: Build, items: int, window_ns: int) -> float:
-        calendar = build.calendar
+        calendar = build.narrowest()
         if build.warm_pool is not None or calendar.lanes == 0 or items > build.items_max:
             return inf
         backlog_ns = calendar.work_ns + calendar.busy_ns(self._view.now_ns)
@@ -531,6 +542,7 @@ class AdmissionControl:
     ) -> Promise | None:
         """The promise of a build to run a stage between two times; None if it cannot."""
         now_ns, calendar = self._view.now_ns, build.calendar
+        own_lanes = build.narrowest().lanes
         alone_ns = build.cautious_ns(items, z)
         start_ns = self._start_ns(build, due_ns - int(alone_ns), alone_ns)
         if start_ns is None:
@@ -538,7 +550,7 @@ class AdmissionControl:
         alone_ns += start_ns
         if ready_ns + alone_ns > due_ns:
             return None
-        window_ns = (due_ns - ready_ns) * calendar.lanes / (calendar.lanes + 1.0)
+        window_ns = (due_ns - ready_ns) * own_lanes / (own_lanes + 1.0)
         size, base_ns, batches = self._marginal(build, items, window_ns, z)
         work_ns = base_ns * build.overrun
         # It will run with what waits already; with more, the batch starts sooner or is smaller.
@@ -547,9 +559,8 @@ class AdmissionControl:
         if latest_ns < ready_ns:
             latest_ns = due_ns - int(alone_ns)
         bucket = calendar.bucket(now_ns, latest_ns)
-        if (calendar.work_ns > 0 or calendar.free_in_ns(now_ns) > 0) and not self._balances(
-            build, latest_ns, bucket, work_ns, batches
-        ):
+        is_idle = calendar.work_ns == 0 and build.narrowest().free_in_ns(now_ns) == 0
+        if not is_idle and not self._balances(build, latest_ns, bucket, work_ns, batches):
             return None
         return Promise(
             build, due_ns, latest_ns, bucket, int(work_ns), batches, items, size, int(base_ns)
@@ -559,25 +570,19 @@ class AdmissionControl:
         self, build: Build, latest_ns: int, bucket: int, work_ns: float, batches: float
     ) -> bool:
         """Whether a batch can start by `latest_ns`, and everything promised for later still can."""
-        now_ns, calendar = self._view.now_ns, build.calendar
-        ahead_ns, slack_ns, least_ns = calendar.slack(now_ns, bucket)
-        mean_ns = calendar.mean_batch_ns(build.lane_ns(1))
-        # Starts are counted up to the time at which all that runs now has ended; from then on the
-        # time of the lanes is what counts.
-        inflation = calendar.inflation
-        # A batch that it joins may be due later: one must start by then in any case.
-        needed = max(build.weight, inflation * ahead_ns / mean_ns + batches)
-        if not calendar.can_start(now_ns, latest_ns, mean_ns, needed):
-            return False
-        last_ns = calendar.last_end_ns()
-        if latest_ns < last_ns and ahead_ns < calendar.work_ns:
-            last_bucket = calendar.bucket(now_ns, last_ns)
-            by_then_ns, _, least_ns = calendar.slack(now_ns, last_bucket)
-            needed = inflation * (by_then_ns + work_ns) / mean_ns
-            if by_then_ns > ahead_ns and not calendar.can_start(now_ns, last_ns, mean_ns, needed):
+        now_ns, calendar, weight = self._view.now_ns, build.calendar, build.weight
+        default_ns = build.lane_ns(1)
+        if build.own is not None:
+            own_bucket = build.own.bucket(now_ns, latest_ns)
+            own_work_ns, own_batches = work_ns / weight, batches / weight
+            if not build.own.fit(
+                now_ns, latest_ns, own_bucket, own_work_ns, own_batches, 1.0, default_ns
+            ):
                 return False
-        if least_ns + mean_ns < work_ns + (inflation - 1.0) * calendar.work_ns:
+        fit = calendar.fit(now_ns, latest_ns, bucket, work_ns, batches, weight, default_ns)
+        if fit is None:
             return False
+        ahead_ns, slack_ns = fit
         load, shares = self._loads.get(build.pool.id), self._shares[build.pool.id]
         if load is None:
             return True

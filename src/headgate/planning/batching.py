@@ -66,7 +66,7 @@ class Batching:
             is_own = build is promise.build
             build.on_formed(items, booked_ns if is_own else 0, is_contended=is_contended)
             if is_own:
-                build.calendar.on_sent(self._view.now_ns - promise.start_ns)
+                build.narrowest().on_sent(self._view.now_ns - promise.start_ns)
         self._queues.update_heads(queue, build.function_id, promise)
         return batch
 
@@ -106,7 +106,7 @@ class Batching:
         if 2 * items_max >= promise.size or queue.items <= items_max:
             return False
         # Does the calendar still balance with a batch of only these?
-        calendar = build.calendar
+        calendar = build.narrowest()
         share_ns = calendar.mean_batch_ns(build.lane_ns(1)) * items_max / build.items_best
         least_ns = calendar.slack(now_ns, 0)[2]
         return least_ns + share_ns < build.lane_ns(items_max)

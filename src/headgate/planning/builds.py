@@ -66,9 +66,11 @@ class Build:
         "load",
         "network_ns",
         "overrun",
+        "own",
         "pending_batches",
         "pending_items",
         "pending_ns",
+        "per_node",
         "pool",
         "ratio",
         "share",
@@ -86,6 +88,7 @@ class Build:
         lanes: int,
         calendar: Calendar,
         warm_pool: WarmPool | None = None,
+        own: Calendar | None = None,
     ) -> None:
         profile = variant.profile
         slowdown = profile.slowdown_at(lanes)
@@ -95,6 +98,9 @@ class Build:
         self.pool = pool
         self.lanes = lanes  # batches that a node should run at once: the concurrency limit
         self.calendar = calendar
+        self.per_node = min(lanes, variant.concurrency)  # of its own batches on a node
+        # Where its concurrency is below the limit of the node: what is promised to it alone.
+        self.own = own
         self.cold_start_ns = profile.cold_start_ns
         self.network_ns = 2 * pool.network_ns
         self.items_max = profile.items_max
@@ -135,6 +141,10 @@ class Build:
         """The largest batch worth forming whose cautious time fits a window; at least 1."""
         exec_ns = (window_ns - self.network_ns) / (self.ratio * (1.0 + z * self.deviation))
         return max(1, min(self.items_best, bisect_right(self._times_ns, exec_ns)))
+
+    def narrowest(self) -> Calendar:
+        """The calendar with the fewest lanes for this build: its own, or that of the pool."""
+        return self.calendar if self.own is None else self.own
 
     def mean_pending_ns(self) -> float:
         """Mean time of the batches that are promised to this build; of a single item if none is."""
@@ -209,7 +219,8 @@ class Builds:
             for function_id, variant in enumerate(view.variants_by_pool[pool.id]):
                 if variant is None or pool.faas is not None:
                     continue
-                build = Build(len(self.all), variant, pool, lanes, self.calendars[pool.id])
+                own = Calendar(shortest_ns, longest_ns) if variant.concurrency < lanes else None
+                build = Build(len(self.all), variant, pool, lanes, self.calendars[pool.id], own=own)
                 self.all.append(build)
                 self.of_function[function_id].append(build)
                 row[function_id] = build
@@ -328,7 +339,7 @@ class Builds:
 
     def lanes_of(self, build: Build) -> int:
         """Lanes on which a build can run without being started first."""
-        return self.count_instances(build) * self._node_lanes[build.pool.id]
+        return self.count_instances(build) * build.per_node
 
     def on_node_joined(self, node: Node) -> None:
         """Count the lanes of a node. A rented node counts once it has an instance."""
@@ -366,14 +377,20 @@ class Builds:
         """Stop counting a node."""
         if node.id in self._counted:
             self._counted.remove(node.id)
-            calendar = self.calendars[node.pool.id]
-            calendar.resize(calendar.lanes - self._node_lanes[node.pool.id])
+            self._resize(node.pool.id, -1)
 
     def _count(self, node: Node) -> None:
         if node.id not in self._counted:
             self._counted.add(node.id)
-            calendar = self.calendars[node.pool.id]
-            calendar.resize(calendar.lanes + self._node_lanes[node.pool.id])
+            self._resize(node.pool.id, 1)
+
+    def _resize(self, pool_id: int, nodes: int) -> None:
+        """A pool has so many nodes more, or less."""
+        calendar = self.calendars[pool_id]
+        calendar.resize(calendar.lanes + nodes * self._node_lanes[pool_id])
+        for build in self.on_pool[pool_id]:
+            if build is not None and build.own is not None:
+                build.own.resize(build.own.lanes + nodes * build.per_node)
 
     def on_sent(self, build: Build, batch: Batch, start_ns: int) -> None:
         """A batch was sent; `start_ns` is the time that its instance needs first."""
@@ -384,6 +401,8 @@ class Builds:
         build.calendar.occupy(end_ns, lanes, spread_ns)
         if build.warm_pool is not None:
             build.warm_pool.lanes.occupy(end_ns, 1, spread_ns)
+        if build.own is not None:
+            build.own.occupy(end_ns, 1, spread_ns)
         self._ends[batch.id] = (build, end_ns, lanes)
         if batch.node is not None:
             self._node_ends_ns[batch.node.id] = end_ns
@@ -399,6 +418,8 @@ class Builds:
         build.calendar.release(end_ns, lanes)
         if build.warm_pool is not None:
             build.warm_pool.lanes.release(end_ns)
+        if build.own is not None:
+            build.own.release(end_ns)
         if batch.state == BATCH_FINISHED and batch.id not in self._cold:
             build.observe(batch.items, took_ns)
         self._cold.discard(batch.id)

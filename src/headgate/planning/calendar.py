@@ -132,13 +132,13 @@ class Calendar(Lanes):
         self.inflation = 1.0  # factor on booked work, learnt from starts that were late
         self.work_ns = 0  # of everything booked
         self.batches = 0.0  # lanes that the booked work starts on, one per batch or a little more
-        self._rebuild()
+        self._is_stale = True  # the tree does not know the number of lanes yet
 
     def resize(self, lanes: int) -> None:
-        """Set the number of lanes. O(buckets)."""
+        """Set the number of lanes; the tree follows when it is used next, in O(buckets)."""
         if lanes != self.lanes:
             self.lanes = lanes
-            self._rebuild()
+            self._is_stale = True
 
     def on_sent(self, slip_ns: int) -> None:
         """A promised batch was sent, so much after its latest start; negative: before it.
@@ -167,6 +167,8 @@ class Calendar(Lanes):
 
     def add(self, bucket: int, work_ns: int, batches: float) -> None:
         """Book work that is due in a bucket; a negative amount takes it back."""
+        if self._is_stale:
+            self._rebuild()
         self.work_ns += work_ns
         self.batches += batches
         leaf = bucket - self._base
@@ -191,6 +193,8 @@ class Calendar(Lanes):
         The slack at a deadline is the time of the lanes until then, less what runs and the work
         that is due by then.
         """
+        if self._is_stale:
+            self._rebuild()
         leaf = max(0, bucket - self._base)
         sums, least = self._sums, self._least
         node = leaf + self._size
@@ -209,6 +213,42 @@ class Calendar(Lanes):
         start_ns = (self._base - 1) * self._width_ns
         offset_ns = self.lanes * (start_ns - now_ns) - self.busy_ns(now_ns)
         return work_ns, before + own + offset_ns, before + lowest + offset_ns
+
+    def fit(
+        self,
+        now_ns: int,
+        latest_ns: int,
+        bucket: int,
+        work_ns: float,
+        batches: float,
+        lanes: float,
+        default_ns: float,
+    ) -> tuple[int, int] | None:
+        """Return the work ahead and the slack at a bucket; None if a newcomer does not fit there.
+
+        It fits if it can start by `latest_ns` on so many lanes, and if everything that is promised
+        for later still can. `batches` is the part of a batch that it adds; a batch takes
+        `default_ns` if none is booked.
+        """
+        ahead_ns, slack_ns, least_ns = self.slack(now_ns, bucket)
+        mean_ns = self.mean_batch_ns(default_ns)
+        # Starts are counted up to the time at which all that runs now has ended; from then on the
+        # time of the lanes is what counts.
+        inflation = self.inflation
+        # A batch that it joins may be due later: one must start by then in any case.
+        needed = max(lanes, inflation * ahead_ns / mean_ns + batches)
+        if not self.can_start(now_ns, latest_ns, mean_ns, needed):
+            return None
+        last_ns = self.last_end_ns()
+        if latest_ns < last_ns and ahead_ns < self.work_ns:
+            last_bucket = self.bucket(now_ns, last_ns)
+            by_then_ns, _, least_ns = self.slack(now_ns, last_bucket)
+            needed = inflation * (by_then_ns + work_ns) / mean_ns
+            if by_then_ns > ahead_ns and not self.can_start(now_ns, last_ns, mean_ns, needed):
+                return None
+        if least_ns + mean_ns < work_ns + (inflation - 1.0) * self.work_ns:
+            return None
+        return ahead_ns, slack_ns
 
     def _reach(self, now_ns: int, number: int) -> None:
         """Move the first bucket to the present, and add buckets up to twice as far as this one.
@@ -235,6 +275,7 @@ class Calendar(Lanes):
         self._rebuild()
 
     def _rebuild(self) -> None:
+        self._is_stale = False
         size, capacity_ns = self._size, self.lanes * self._width_ns
         sums, least = self._sums, self._least
         for leaf, work_ns in enumerate(self._works):

@@ -69,9 +69,10 @@ class KneeLimits(ConcurrencyLimits):
         average over the variants. One limit for all: a variant with a lower limit than others on
         its node would wait for the node to empty.
         """
-        scores = [0.0 for _ in range(pool.slots)]
+        most = max(1, min(pool.slots, sum(variant.concurrency for variant in variants)))
+        scores = [0.0 for _ in range(most)]
         for variant in variants:
-            rates = [self._rate(pool, variant, index + 1) for index in range(pool.slots)]
+            rates = [self._rate(pool, variant, index + 1) for index in range(most)]
             best = max(rates)
             scores = [score + rate / best for score, rate in zip(scores, rates, strict=True)]
         enough = _KNEE_THROUGHPUT * max(scores)

@@ -192,7 +192,7 @@ class Dispatch:
             return None
         items, now_ns = task.request.items, self._view.now_ns
         left_ns = self._admission.latest_ns(task.request, task.id % STAGES_MAX) - now_ns
-        wait_ns = promise.build.calendar.free_in_ns(now_ns)
+        wait_ns = promise.build.narrowest().free_in_ns(now_ns)
         if wait_ns + promise.build.cautious_ns(items, _LATE_Z) <= left_ns:
             return None
         if items > faas.items_max or faas.cautious_ns(items, _LATE_Z) > left_ns:
