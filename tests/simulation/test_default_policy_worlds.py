@@ -97,6 +97,11 @@ def test_requests_of_eight_items_rent_what_they_need(seed: int) -> None:
 
 
 @over_seeds
+def test_a_function_cannot_use_slots_beyond_its_concurrency(seed: int) -> None:
+    check(worlds.concurrency_below_the_slots, seed)
+
+
+@over_seeds
 def test_starts_count_and_not_seconds_of_work(seed: int) -> None:
     check(worlds.starts_count, seed)
 

@@ -513,6 +513,22 @@ def starts_count(policy: str, seed: int) -> list[Claim]:
     return [Claim("goodput/s", score.goodput_per_s(), 314.0), Claim("kept", score.kept(), 1.0)]
 
 
+def concurrency_below_the_slots(policy: str, seed: int) -> list[Claim]:
+    """4 nodes with 8 slots, of which a function may use one: 80/s in batches of 4, at 200/s."""
+    config = declare(
+        functions={"f": {"exec_time": {"1": "80ms", "4": "200ms"}}, "g": {"exec_time": "20ms"}},
+        pools={"gpu": {"nodes": 4, "slots": 8}},
+        slo={"latency": "700ms"},
+    )
+    streams = (Stream("poisson:rate=200/s", "f"), Stream("poisson:rate=20/s", "g"))
+    score = run_world(config, streams, 20.0, policy=policy, seed=seed)
+    return [
+        Claim("f's goodput/s", score.goodput_per_s("f"), 74.0),
+        Claim("f's kept", score.kept("f"), 0.99),
+        Claim("g's attainment", score.attainment("g"), 1.0),
+    ]
+
+
 def one_optimistic_profile(policy: str, seed: int) -> list[Claim]:
     """The profile of `bad` is ten times too optimistic, on 4 nodes with a true load of 0.7 and 0.9.
 
@@ -570,6 +586,7 @@ ROWS: Final[Mapping[str, Row]] = {
         stages_in_another_order,
         large_requests_on_a_rented_pool,
         starts_count,
+        concurrency_below_the_slots,
         one_optimistic_profile,
     )
 }
