@@ -33,6 +33,7 @@ PLANNING = (
     "batching",
     "builds",
     "calendar",
+    "dispatch",
     "forecast",
     "placement",
     "shares",

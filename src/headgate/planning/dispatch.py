@@ -27,7 +27,7 @@ _LATE_Z: Final = 2.0  # a task is called for if with so many standard deviations
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Send:
     """A decision: a batch from the head of a queue goes to a node, or to a FaaS pool."""
 
@@ -37,7 +37,7 @@ class Send:
 
 
 @final
-class Dispatch:
+class Dispatcher:
     """Chooses from the queues what runs next."""
 
     def __init__(

@@ -49,7 +49,7 @@ from headgate.core.states import TASK_READY, Outcome, Rejection, Settlement
 from headgate.planning.admission import AdmissionControl
 from headgate.planning.batching import Batching
 from headgate.planning.builds import Build, Builds
-from headgate.planning.dispatch import Dispatch, Send
+from headgate.planning.dispatch import Dispatcher, Send
 from headgate.planning.placement import Placement, has_room
 from headgate.planning.rent_or_call import NodeAutoscaler
 from headgate.planning.spillover import Spillover
@@ -82,7 +82,7 @@ class Headgate(Policy):
         self._queues = TaskQueues(app, self._builds, config.default_deadline_factor)
         self._batching = Batching(self.view, self._admission, self._queues)
         self._placement = Placement(self.view, self._builds)
-        self._dispatch = Dispatch(
+        self._dispatch = Dispatcher(
             self.view, self._builds, self._admission, self._queues, self._batching,
             self._placement, self._spillover,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What is sent where, and in which batches: the decisions of `Dispatch` and `Batching`.
+"""What is sent where, and in which batches: the decisions of `Dispatcher` and `Batching`.
 
 A batch of one takes 10 ms, one of four 16 ms.
 """
@@ -12,7 +12,7 @@ from planning_rig import CLOUD, MS, PlanningRig, make_app
 from headgate.core.model import Pool, Profile
 from headgate.core.records import Node, Task
 from headgate.planning.batching import Batching
-from headgate.planning.dispatch import Dispatch, Send
+from headgate.planning.dispatch import Dispatcher, Send
 from headgate.planning.task_queues import TaskQueues
 
 PROFILE = Profile((10 * MS, 12 * MS, 14 * MS, 16 * MS))
@@ -22,13 +22,13 @@ OTHER = Pool(1, "other", nodes=1)
 
 @final
 class DispatchRig:
-    """Dispatch over the components of a `PlanningRig`, which says what was promised."""
+    """A Dispatcher over the components of a `PlanningRig`, which says what was promised."""
 
     def __init__(self, *pools: Pool, latency_ms: float | None = 100.0) -> None:
         rig = self.rig = PlanningRig(make_app([PROFILE], *pools, latency_ms=latency_ms))
         self.queues = TaskQueues(rig.view.app, rig.builds, 30.0)
         self.batching = Batching(rig.view, rig.admission, self.queues)
-        self.dispatch = Dispatch(
+        self.dispatch = Dispatcher(
             rig.view, rig.builds, rig.admission, self.queues, self.batching, rig.placement,
             rig.spillover,
         )  # fmt: skip
