@@ -29,7 +29,7 @@ def pipeline_frontier(
     names = [stage.name or stage.function.name for stage in pipeline.stages]
     return PipelineFrontier(
         StageGraph([stage.after for stage in pipeline.stages], names),
-        [list(_candidates(app, stage.function, is_cold)) for stage in pipeline.stages],
+        [list(stage_candidates(app, stage.function, is_cold=is_cold)) for stage in pipeline.stages],
         edges=list(_edges(app, pipeline)),
         visits=visits(pipeline),
         tolerance=tolerance,
@@ -45,14 +45,17 @@ def visits(pipeline: Pipeline) -> list[float]:
     return expected
 
 
-def _candidates(app: App, function: Function, is_cold: bool) -> Iterator[StageConfig]:
+def stage_candidates(
+    app: App, function: Function, *, is_cold: bool = False
+) -> Iterator[StageConfig]:
+    """Yield the candidates of a function, with the ids of `pipeline_frontier`."""
     for variant in function.variants:
         for pool_id in variant.pool_ids:
             pool = app.pools[pool_id]
-            for times in variant.shapes:
+            for shape_id, times in enumerate(variant.shapes):
                 if _has_room(pool, variant, times.shape):
-                    for items, run_ns in enumerate(times.exec_ns, 1):
-                        yield _candidate(pool, variant, times.shape, items, run_ns, is_cold)
+                    for items in range(1, len(times.exec_ns) + 1):
+                        yield _candidate(pool, variant, shape_id, items, is_cold)
 
 
 def _has_room(pool: Pool, variant: Variant, shape: Shape) -> bool:
@@ -65,8 +68,9 @@ def _has_room(pool: Pool, variant: Variant, shape: Shape) -> bool:
 
 
 def _candidate(
-    pool: Pool, variant: Variant, shape: Shape, batch: int, run_ns: int, is_cold: bool
+    pool: Pool, variant: Variant, shape_id: int, batch: int, is_cold: bool
 ) -> StageConfig:
+    shape, run_ns = variant.shapes[shape_id].shape, variant.exec_ns(batch, shape_id)
     start_ns = variant.profile.cold_start_ns if is_cold else 0
     if pool.faas is None:
         part = max(
@@ -87,6 +91,7 @@ def _candidate(
         build=variant.id,
         place=pool.id,
         start_ns=start_ns,
+        shape_id=shape_id,
     )
 
 
