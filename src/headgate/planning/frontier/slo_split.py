@@ -66,7 +66,7 @@ def shares_of_rest(
 ) -> list[RestShare]:
     """By stage: how the time that is left when it starts is divided, in proportion to `split_slo`.
 
-    Stages must be in topological order. Within a group, time is divided by the stages' lengths.
+    Within a group, time is divided by the lengths of its stages.
 
     >>> stage = [StageConfig(time_ns=10, cost=1)]
     >>> shares = shares_of_rest(StageGraph([[], [0], [1], [2]]), [stage] * 4, group_max=3)
@@ -75,17 +75,18 @@ def shares_of_rest(
     """
     lengths = normalised_lengths(configs)
     groups = split_slo(graph, configs, _WHOLE_NS, group_max=group_max)
-    group_of = {index: group for group in groups for index in group.stages}
     ahead = [0.0] * len(configs)  # by stage: from its start to the end of the pipeline
-    shares: list[RestShare] = []
-    for index in reversed(range(len(configs))):
-        group = group_of[index]
-        rest = group.stages[group.stages.index(index) :]
+    shares: dict[int, RestShare] = {}
+    for group in reversed(groups):  # the parts of a series are in order, so successors are known
+        behind = max([ahead[each] for each in graph.successors[group.stages[-1]]], default=0.0)
         length = sum(lengths[each] for each in group.stages)
-        own = group.budget_ns * (sum(lengths[each] for each in rest) / length if length else 1.0)
-        ahead[index] = own + max([ahead[each] for each in graph.successors[rest[-1]]], default=0.0)
-        shares.append(RestShare(rest, own / ahead[index] if ahead[index] else 1.0))
-    return shares[::-1]
+        for number, index in enumerate(group.stages):
+            rest = group.stages[number:]
+            part = sum(lengths[each] for each in rest) / length if length else 1.0
+            ahead[index] = group.budget_ns * part + behind
+            is_all = not behind or not ahead[index]
+            shares[index] = RestShare(rest, 1.0 if is_all else 1.0 - behind / ahead[index])
+    return [shares[index] for index in range(len(configs))]
 
 
 def normalised_lengths(configs: Sequence[Sequence[StageConfig]]) -> list[float]:
