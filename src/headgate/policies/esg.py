@@ -1,8 +1,7 @@
 """ESG: at every stage the cheapest configurations for the rest of a pipeline in the time left.
 
 Hui, Xu, Guo and Shen, "ESG: Pipeline-Conscious Efficient Scheduling of DNN Workflows on Serverless
-Platforms with Shareable GPUs" (HPDC 2024). Its source is not public: [own] marks what the paper
-leaves open.
+Platforms with Shareable GPUs" (HPDC 2024). Rules marked [own] are ours, where it leaves one open.
 
 - Every stage of every pipeline has a queue, the oldest request first. Queues are served in turn.
 - *ESG_1Q* plans a queue, whatever is free: A* with the time blade and the cost blade finds the
@@ -14,7 +13,8 @@ leaves open.
 - *ESG_Dispatch* takes the first configuration of the list that fits a free node. Nodes with a warm
   instance come first [own: cold starts take seconds, moving data milliseconds]; then the node of
   the predecessor, the home node (a hash of the function's name over the nodes of the pool in the
-  order they joined), and the node with the least compute left [own].
+  order they joined), and the node with the least compute left [own]. Where all instances on a node
+  are busy and it has memory and compute to spare, another one is started, as OpenWhisk does.
 - A queue for which nothing fits goes on the recheck list. If nothing fits the next time either, or
   no batch is running whose end could help, the smallest shape is taken [own].
 - Successors are started ahead on the node of their predecessor, where this takes neither an
@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from operator import attrgetter
 from typing import final
@@ -52,9 +52,9 @@ from headgate.core.policy import (
 )
 from headgate.core.records import STAGES_MAX, Batch, Node, Task
 from headgate.core.states import NODE_UP, TASK_READY, Residency
-from headgate.core.view import has_free_room
+from headgate.core.view import has_free_compute, has_free_room
 from headgate.planning.esg_search import EsgSearch
-from headgate.planning.frontier.candidates import stage_candidates
+from headgate.planning.frontier.candidates import priced, stage_candidates
 from headgate.planning.frontier.configs import InfeasibleError, StageConfig, check_configs
 from headgate.planning.frontier.graph import StageGraph
 from headgate.planning.frontier.slo_split import GROUP_MAX, shares_of_rest
@@ -65,10 +65,8 @@ class Config(PolicyConfig):
     """Settings of `esg`."""
 
     paths_max: int = field(default=5, metadata=bounded(ge=1))  # K: configurations on the list
-    # Stages that are searched together.
-    group_max: int = field(default=GROUP_MAX, metadata=bounded(ge=1))
-    # Limit on a search, after which the paths found so far count.
-    expansions_max: int = field(default=20_000, metadata=bounded(ge=1))
+    group_max: int = field(default=GROUP_MAX, metadata=bounded(ge=1))  # stages searched together
+    expansions_max: int = field(default=20_000, metadata=bounded(ge=1))  # of a search
     prewarm: bool = True  # start successors on the node of their predecessor
 
 
@@ -153,7 +151,7 @@ class Esg(Policy):
         self._paths_max = config.paths_max
         self._expansions_max = config.expansions_max
         self._prewarms = config.prewarm
-        app = _priced(self.view.app)
+        app = priced(self.view.app)
         self._queues = [_make_queues(app, pipeline, config) for pipeline in app.pipelines]
         self._busy: dict[tuple[int, int], _StageQueue] = {}  # the next one to serve first
         # By pool id: the place of each node in the order in which they joined. Node ids are labels.
@@ -238,11 +236,10 @@ class Esg(Policy):
 
     def _recheck(self, queue: _StageQueue) -> None:
         """Keep a queue for which nothing fits on the recheck list, or send the smallest shape."""
-        now_ns = self.view.now_ns
         head = queue.head()
         if queue.failed_ns is None:
-            queue.failed_ns = now_ns
-        if head is None or (queue.failed_ns == now_ns and self.view.batches):
+            queue.failed_ns = self.view.now_ns
+        if head is None or (queue.failed_ns == self.view.now_ns and self.view.batches):
             return
         items = head.request.items
         if items > queue.items_most:  # more than any batch: the Scheduler fails it, and says so
@@ -266,9 +263,12 @@ class Esg(Policy):
         node = self._node_for(queue, head, config, variant)
         if node is None:
             return False
-        batch = queue.take(config.batch)
         queue.failed_ns = None
-        self.orders.dispatch(batch, node, variant, shape_id=config.shape_id)
+        instance = None
+        if not self.view.fits(node, variant, config.shape_id):
+            shape_id = config.shape_id if node.binds_at_start else 0
+            instance = self.orders.start(variant, node, shape_id)
+        self.orders.dispatch(queue.take(config.batch), node, variant, instance, config.shape_id)
         if self._prewarms:
             for function_id in queue.following:
                 self._prewarm(node, function_id, path[1:])
@@ -281,20 +281,30 @@ class Esg(Policy):
         places = self._places[config.place]
         before = {head.request.tasks[index].node_id for index in head.stage.after}
         best: Node | None = None
-        best_rank = (0, 0, 0, 0, 0)
+        best_rank = (0, 0, (0, 0), 0)
         for node in self.view.free_by_pool[config.place].values():
-            if not self.view.fits(node, variant, config.shape_id):
+            coldness = 2  # an instance must be started
+            if self.view.fits(node, variant, config.shape_id):
+                instance = self.view.instance_for(node, variant, config.shape_id)
+                if instance is not None:
+                    coldness = int(instance.residency != Residency.DEVICE)
+            elif not self._can_start(node, variant, config.shape_id):
                 continue
-            instance = self.view.instance_for(node, variant, config.shape_id)
-            coldness = 2 if instance is None else int(instance.residency != Residency.DEVICE)
             distance = (places[node.id] - queue.home_hash) % len(places)
             locality = 0 if node.id in before else 1 if distance == 0 else 2
-            gpu_left = node.pool.gpu_sevenths - node.gpu_sevenths_used
-            cpu_left = node.pool.cpu_milli - node.cpu_milli_used
-            rank = (coldness, locality, gpu_left, cpu_left, distance)
+            packing = (-node.gpu_sevenths_used, -node.cpu_milli_used)
+            rank = (coldness, locality, packing, distance)
             if best is None or rank < best_rank:
                 best, best_rank = node, rank
         return best
+
+    def _can_start(self, node: Node, variant: Variant, shape_id: int) -> bool:
+        """Whether a node can start an instance and run a batch on it, without any eviction."""
+        return (
+            variant.id not in self.view.load_failures
+            and has_free_room(node, variant, shape_id)
+            and has_free_compute(node, variant, shape_id)
+        )
 
     def _prewarm(self, node: Node, function_id: int, planned: Sequence[StageConfig]) -> None:
         """Start a successor on the node of its predecessor if there is room to spare."""
@@ -308,20 +318,11 @@ class Esg(Policy):
         if (
             variant is not None
             and not node.by_variant.get(variant.id)
-            and variant.id not in self.view.load_failures
             and node.id in self.view.free_nodes
             and node.running + 1 < node.slots
-            and has_free_room(node, variant, shape_id)
+            and self._can_start(node, variant, shape_id)
         ):
             self.orders.start(variant, node, shape_id)
-
-
-def _priced(app: App) -> App:
-    """The application, with the same price for every node if nothing has a price."""
-    for pool in app.pools:
-        if pool.usd_per_hour or pool.cpu_usd_per_hour or pool.gpu_usd_per_hour:
-            return app
-    return replace(app, pools=tuple(replace(pool, usd_per_hour=1.0) for pool in app.pools))
 
 
 def _make_queues(app: App, pipeline: Pipeline, config: Config) -> list[_StageQueue]:
@@ -341,9 +342,8 @@ def _make_queues(app: App, pipeline: Pipeline, config: Config) -> list[_StageQue
     for share in shares_of_rest(graph, candidates, group_max=config.group_max):
         index = share.stages[0]
         rest = [candidates[each] for each in share.stages]
-        function = pipeline.stages[index].function
         after = [pipeline.stages[each].function.id for each in pipeline.successors[index]]
-        queues.append(_StageQueue(function, rest, share.part, after))
+        queues.append(_StageQueue(pipeline.stages[index].function, rest, share.part, after))
     return queues
 
 

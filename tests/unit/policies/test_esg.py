@@ -41,10 +41,12 @@ SMALL, LARGE = Shape(1_000, 1), Shape(1_000, 3)
 SMALL_NS, LARGE_NS = (20 * MS, 30 * MS), (10 * MS, 15 * MS)
 
 
-def make_function(id: int, *, cold_start_ns: int = 0, memory_bytes: int = 0) -> Function:
+def make_function(
+    id: int, *, cold_start_ns: int = 0, memory_bytes: int = 0, concurrency: int = 8
+) -> Function:
     profile = Profile(SMALL_NS, cold_start_ns=cold_start_ns, memory_bytes=memory_bytes)
     more = (ShapeTimes(LARGE, LARGE_NS),)
-    variant = Variant(id, f"v{id}", id, (0,), profile, SMALL, concurrency=8, more_shapes=more)
+    variant = Variant(id, f"v{id}", id, (0,), profile, SMALL, concurrency, more)
     return Function(id, f"f{id}", (variant,))
 
 
@@ -190,6 +192,16 @@ def test_successors_are_started_ahead_unless_they_take_the_last_slot(
     driver = Driver(functions, 0, slots=slots)
     driver.arrive(0, 0)
     assert [each.variant_id for each in driver.started] == started
+
+
+@pytest.mark.parametrize(("memory_bytes", "batches"), [(30, 3), (20, 2)])
+def test_another_instance_is_started_where_all_are_busy(memory_bytes: int, batches: int) -> None:
+    """Each instance runs one batch at a time. The third one starts if there is memory for it."""
+    function = make_function(0, concurrency=1, memory_bytes=10)
+    driver = Driver([function], 0, memory_bytes=memory_bytes)
+    sent = [sent for id in range(3) for sent in driver.arrive(0, id)]
+    assert len(sent) == len(driver.started) == batches
+    assert len({each.instance_id for each in sent}) == batches
 
 
 def test_a_shape_that_binds_at_the_start_is_started_ahead() -> None:

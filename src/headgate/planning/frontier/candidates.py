@@ -10,6 +10,7 @@ the bandwidth of the receiving one.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from headgate.core.clock import HOUR_NS, SECOND_NS
 from headgate.core.model import App, Function, Pipeline, Pool, Shape, Variant
@@ -34,6 +35,17 @@ def pipeline_frontier(
         visits=visits(pipeline),
         tolerance=tolerance,
     )
+
+
+def priced(app: App) -> App:
+    """Return the application, with the same price for every node if nothing has a price.
+
+    Without prices all candidates would cost nothing, and a search could prefer none.
+    """
+    for pool in app.pools:
+        if pool.usd_per_hour or pool.cpu_usd_per_hour or pool.gpu_usd_per_hour or pool.faas:
+            return app
+    return replace(app, pools=tuple(replace(pool, usd_per_hour=1.0) for pool in app.pools))
 
 
 def visits(pipeline: Pipeline) -> list[float]:
