@@ -53,16 +53,24 @@ def make_function(
 class Driver:
     """A Scheduler under `esg` whose instances start at once; `sent` has every dispatch."""
 
-    def __init__(self, functions: list[Function], slo_ms: int, **pool: int) -> None:
+    def __init__(
+        self,
+        functions: list[Function],
+        slo_ms: int,
+        *,
+        nodes: int = 1,
+        slots: int = 8,
+        gpu_sevenths: int = 7,
+        memory_bytes: int = 100,
+        compute: int = Compute.PER_BATCH,
+    ) -> None:
         chain = tuple(Stage(f, (f.id - 1,) if f.id else ()) for f in functions)
         slo = Slo(slo_ms * MS) if slo_ms else Slo()
-        nodes = pool.pop("nodes", 1)
-        settings = {"slots": 8, "cpu_milli": 16_000, "gpu_sevenths": 7, **pool}
-        app = App(
-            tuple(functions),
-            (Pipeline(0, "p", chain, slo),),
-            (Pool(0, "gpu", nodes=nodes, gpu_usd_per_hour=1.0, **settings),),
-        )
+        pool = Pool(
+            0, "gpu", nodes=nodes, slots=slots, cpu_milli=16_000, gpu_sevenths=gpu_sevenths,
+            compute=compute, memory_bytes=memory_bytes, gpu_usd_per_hour=1.0,
+        )  # fmt: skip
+        app = App(tuple(functions), (Pipeline(0, "p", chain, slo),), (pool,))
         kind = find_policy("esg")
         config = make_config(kind.config, {}, "test")
         self.scheduler = Scheduler(app, kind, config, validate=True)
