@@ -288,7 +288,9 @@ class Esg(Policy):
                 instance = self.view.instance_for(node, variant, config.shape_id)
                 if instance is not None:
                     coldness = int(instance.residency != Residency.DEVICE)
-            elif not self._can_start(node, variant, config.shape_id):
+            elif not self._can_start(node, variant, config.shape_id) or not has_free_compute(
+                node, variant, config.shape_id
+            ):
                 continue
             distance = (places[node.id] - queue.home_hash) % len(places)
             locality = 0 if node.id in before else 1 if distance == 0 else 2
@@ -299,12 +301,9 @@ class Esg(Policy):
         return best
 
     def _can_start(self, node: Node, variant: Variant, shape_id: int) -> bool:
-        """Whether a node can start an instance and run a batch on it, without any eviction."""
-        return (
-            variant.id not in self.view.load_failures
-            and has_free_room(node, variant, shape_id)
-            and has_free_compute(node, variant, shape_id)
-        )
+        """Whether a node can start an instance without any eviction."""
+        may_start = variant.id not in self.view.load_failures
+        return may_start and has_free_room(node, variant, shape_id)
 
     def _prewarm(self, node: Node, function_id: int, planned: Sequence[StageConfig]) -> None:
         """Start a successor on the node of its predecessor if there is room to spare."""
