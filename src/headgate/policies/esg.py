@@ -20,7 +20,7 @@ Platforms with Shareable GPUs" (HPDC 2024). Rules marked [own] are ours, where i
 - Successors are started ahead on the node of their predecessor, where this takes neither an
   eviction nor the last slot [own]. Keep-alive is the pool's `idle_timeout`.
 
-Expansions are reported as work, for which the simulator can charge time (`work_unit_ns`). Where no
+Expansions are reported as work, for which the simulator charges `per_work_unit` of time. Where no
 pool has a price, all nodes cost the same. The time to move data is not planned for.
 Cost per decision: a search for each queue, then O(`paths_max` x free nodes).
 
