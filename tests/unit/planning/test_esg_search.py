@@ -16,7 +16,7 @@ from headgate.planning.esg_search import EsgSearch, brute_force
 from headgate.planning.frontier.configs import InfeasibleError, StageConfig
 from headgate.planning.frontier.graph import Decomposition, StageGraph, bits
 from headgate.planning.frontier.pipeline import PipelineFrontier
-from headgate.planning.frontier.slo_split import normalised_lengths, split_slo
+from headgate.planning.frontier.slo_split import normalised_lengths, shares_of_rest, split_slo
 
 
 def chain(stages: int) -> StageGraph:
@@ -149,6 +149,10 @@ def test_an_slo_is_distributed_along_every_path(seed: int) -> None:
         for group in groups:
             times[group.stages[-1]] = group.budget_ns
         assert graph.makespan_ns(times) <= 10**9
+        for index, share in enumerate(shares_of_rest(graph, configs, group_max=group_max)):
+            assert share.stages[0] == index
+            is_last = not graph.successors[share.stages[-1]]
+            assert share.part == 1 if is_last else 0 < share.part < 1
 
 
 def test_parallel_branches_have_the_same_time_and_the_longest_decides() -> None:
@@ -156,6 +160,9 @@ def test_parallel_branches_have_the_same_time_and_the_longest_decides() -> None:
     configs = [[StageConfig(ms, 1)] for ms in (10, 30, 20, 20, 10)]
     groups = {group.stages: group.budget_ns for group in split_slo(graph, configs, 600)}
     assert groups == {(0,): 100, (1,): 400, (2, 3): 400, (4,): 100}
+    parts = [round(share.part, 3) for share in shares_of_rest(graph, configs)]
+    assert parts[:3] == [round(100 / 600, 3), 0.8, 0.8]
+    assert parts[4] == 1.0
 
 
 def test_lengths_are_normalised_per_configuration() -> None:

@@ -10,6 +10,7 @@ the bandwidth of the receiving one.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from headgate.core.clock import HOUR_NS, SECOND_NS
 from headgate.core.model import App, Function, Pipeline, Pool, Shape, Variant
@@ -29,11 +30,22 @@ def pipeline_frontier(
     names = [stage.name or stage.function.name for stage in pipeline.stages]
     return PipelineFrontier(
         StageGraph([stage.after for stage in pipeline.stages], names),
-        [list(_candidates(app, stage.function, is_cold)) for stage in pipeline.stages],
+        [list(stage_candidates(app, stage.function, is_cold=is_cold)) for stage in pipeline.stages],
         edges=list(_edges(app, pipeline)),
         visits=visits(pipeline),
         tolerance=tolerance,
     )
+
+
+def priced(app: App) -> App:
+    """Return the application, with the same price for every node if nothing has a price.
+
+    Without prices all candidates would cost nothing, and a search could prefer none.
+    """
+    for pool in app.pools:
+        if pool.usd_per_hour or pool.cpu_usd_per_hour or pool.gpu_usd_per_hour or pool.faas:
+            return app
+    return replace(app, pools=tuple(replace(pool, usd_per_hour=1.0) for pool in app.pools))
 
 
 def visits(pipeline: Pipeline) -> list[float]:
@@ -45,14 +57,17 @@ def visits(pipeline: Pipeline) -> list[float]:
     return expected
 
 
-def _candidates(app: App, function: Function, is_cold: bool) -> Iterator[StageConfig]:
+def stage_candidates(
+    app: App, function: Function, *, is_cold: bool = False
+) -> Iterator[StageConfig]:
+    """Yield the candidates of a function, with the ids of `pipeline_frontier`."""
     for variant in function.variants:
         for pool_id in variant.pool_ids:
             pool = app.pools[pool_id]
-            for times in variant.shapes:
+            for shape_id, times in enumerate(variant.shapes):
                 if _has_room(pool, variant, times.shape):
-                    for items, run_ns in enumerate(times.exec_ns, 1):
-                        yield _candidate(pool, variant, times.shape, items, run_ns, is_cold)
+                    for items in range(1, len(times.exec_ns) + 1):
+                        yield _candidate(pool, variant, shape_id, items, is_cold)
 
 
 def _has_room(pool: Pool, variant: Variant, shape: Shape) -> bool:
@@ -65,8 +80,9 @@ def _has_room(pool: Pool, variant: Variant, shape: Shape) -> bool:
 
 
 def _candidate(
-    pool: Pool, variant: Variant, shape: Shape, batch: int, run_ns: int, is_cold: bool
+    pool: Pool, variant: Variant, shape_id: int, batch: int, is_cold: bool
 ) -> StageConfig:
+    shape, run_ns = variant.shapes[shape_id].shape, variant.exec_ns(batch, shape_id)
     start_ns = variant.profile.cold_start_ns if is_cold else 0
     if pool.faas is None:
         part = max(
@@ -87,6 +103,7 @@ def _candidate(
         build=variant.id,
         place=pool.id,
         start_ns=start_ns,
+        shape_id=shape_id,
     )
 
 

@@ -41,12 +41,13 @@ class StageConfig:
     build: int = 0  # id of the variant on a pool, or whatever the caller distinguishes
     place: int = 0  # data moves between stages at different places (see `Edge`)
     start_ns: int = 0  # part of `time_ns`: cold start, or a load of weights
+    shape_id: int = 0  # of the variant, where `build` is one
 
     def with_start(self, start_ns: int, cost: int = 0) -> StageConfig:
         """Return the configuration on an instance that has to be started first.
 
         >>> StageConfig(time_ns=5, cost=2).with_start(100, cost=7)
-        StageConfig(time_ns=105, cost=9, batch=1, ..., start_ns=100)
+        StageConfig(time_ns=105, cost=9, batch=1, ..., start_ns=100, shape_id=0)
         """
         return replace(
             self,

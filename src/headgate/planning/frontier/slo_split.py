@@ -21,6 +21,7 @@ from headgate.planning.frontier.configs import StageConfig
 from headgate.planning.frontier.graph import Decomposition, StageGraph
 
 GROUP_MAX: Final = 3  # stages; the paper's evaluation
+_WHOLE_NS: Final = 10**12  # an objective to divide where only the proportions are of interest
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,42 @@ def split_slo(
         raise ConfigError(f"the maximum group size is {group_max}", allowed="1 or more")
     lengths = normalised_lengths(configs)
     return list(_split(graph.group_by_dominators(), lengths, slo_ns, group_max))
+
+
+@dataclass(frozen=True, slots=True)
+class RestShare:
+    """A stage with those behind it in its group, and their part of the time that is left."""
+
+    stages: tuple[int, ...]
+    part: float  # of the time from the start of the first stage to the end of the pipeline
+
+
+def shares_of_rest(
+    graph: StageGraph, configs: Sequence[Sequence[StageConfig]], *, group_max: int = GROUP_MAX
+) -> list[RestShare]:
+    """By stage: how the time that is left when it starts is divided, in proportion to `split_slo`.
+
+    Within a group, time is divided by the lengths of its stages.
+
+    >>> stage = [StageConfig(time_ns=10, cost=1)]
+    >>> shares = shares_of_rest(StageGraph([[], [0], [1], [2]]), [stage] * 4, group_max=3)
+    >>> [(share.stages, round(share.part, 3)) for share in shares]
+    [((0, 1, 2), 0.75), ((1, 2), 0.667), ((2,), 0.5), ((3,), 1.0)]
+    """
+    lengths = normalised_lengths(configs)
+    groups = split_slo(graph, configs, _WHOLE_NS, group_max=group_max)
+    ahead = [0.0] * len(configs)  # by stage: from its start to the end of the pipeline
+    shares: dict[int, RestShare] = {}
+    for group in reversed(groups):  # the parts of a series are in order, so successors are known
+        behind = max([ahead[each] for each in graph.successors[group.stages[-1]]], default=0.0)
+        length = sum(lengths[each] for each in group.stages)
+        for number, index in enumerate(group.stages):
+            rest = group.stages[number:]
+            part = sum(lengths[each] for each in rest) / length if length else 1.0
+            ahead[index] = group.budget_ns * part + behind
+            is_all = not behind or not ahead[index]
+            shares[index] = RestShare(rest, 1.0 if is_all else 1.0 - behind / ahead[index])
+    return [shares[index] for index in range(len(configs))]
 
 
 def normalised_lengths(configs: Sequence[Sequence[StageConfig]]) -> list[float]:
