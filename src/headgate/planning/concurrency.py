@@ -67,7 +67,7 @@ class KneeLimits(ConcurrencyLimits):
         Batches and concurrency compete for the time that a stage has. The limit is the smallest
         concurrency within 3 % of the best throughput, relative to each variant's own best and on
         average over the variants. One limit for all: a variant with a lower limit than others on
-        its node would wait for the node to empty.
+        its node would wait for the node to empty. It is no more than all of them together may run.
         """
         most = max(1, min(pool.slots, sum(variant.concurrency for variant in variants)))
         scores = [0.0 for _ in range(most)]

@@ -13,6 +13,7 @@ The general-purpose policy, meant to work with one configuration. Its parts, eac
 - *Batching* (`batching`). As large as the promises of the members allow.
 - *Placement* (`placement`, `builds`). A free node that holds the weights. Where memory is scarce,
   functions share the nodes in proportion to their load, and a cold start respects these shares.
+- *Dispatch* (`dispatch`). Which queue goes next to a free node, or to a FaaS platform.
 - *Spillover* (`spillover`). What no node can do in time is promised a call of a FaaS platform; the
   concurrency that such calls need sets how many instances are kept warm.
 - *Renting* (`rent_or_call`). A node of an elastic pool is rented and released when the calls that

@@ -138,7 +138,8 @@ def test_variants_on_a_node_have_one_limit() -> None:
     measured = replace(declared.variants[0], concurrency=1)
     unmeasured = replace(measured, id=1, profile=Profile((10,)))
     limits = KneeLimits(declared)
-    assert (limits.limit(POOL, unmeasured), limits.node_limit(POOL, [unmeasured])) == (1, 20)
+    assert (limits.limit(POOL, unmeasured), limits.node_limit(POOL, [unmeasured])) == (1, 1)
+    assert [limits.node_limit(POOL, [unmeasured] * count) for count in (3, 20, 30)] == [3, 20, 20]
     assert (limits.limit(POOL, measured), limits.node_limit(POOL, [measured])) == (1, 1)
     assert 1 <= limits.node_limit(POOL, [measured, unmeasured]) <= 20
 
