@@ -2,14 +2,13 @@
 
 *Supply* is the time of the pool's lanes (a lane is one batch at a time): each is free from the
 predicted end of what it runs. *Demand* is the work of every admitted task that is not running yet,
-by its deadline. Three questions are asked of it, each in O(log buckets + lanes examined):
+by its deadline. Two questions are asked of it, each in O(log buckets + lanes examined):
 
 - Can a newcomer start in time? Starts are counted, not seconds (list scheduling, Graham 1966): of
   the batches that are due before it, fewer must be waiting than the lanes can start by then. A test
   in seconds of work is wrong where a batch takes about as long as its slack.
 - Does it push out what is promised for later? The processor-demand test of EDF (Baruah 1990): at
   every later deadline, the work that is due by then fits into the time of the lanes.
-- From when on, and with which deadline, would it fit?
 
 Deadlines are rounded down to buckets of a fixed width. The buckets are the leaves of a tree of sums
 and least prefix sums of (capacity - work), so the least slack at or after a deadline is one walk
