@@ -10,6 +10,8 @@ import pytest
 
 from headgate.lab.regret.search import RegretReport, recorded_rivals, search
 
+pytestmark = pytest.mark.long
+
 RECORDED: Final = Path(__file__).with_name("regret.json")
 SEEDS: Final = range(20_000, 20_060)
 

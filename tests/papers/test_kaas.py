@@ -88,6 +88,7 @@ def test_mlfq_seed_is_the_smallest_that_matches() -> None:
     assert results == [MLFQ_SEED]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FIGURES)
 def test_failing_claims_are_those_documented(name: str, tmp_path: Path) -> None:
     """Also: claims are unique, figures are written, and the result is valid JSON."""

@@ -32,7 +32,7 @@ def _has_compiler() -> bool:
     return shutil.which(compiler.split()[0]) is not None
 
 
-@pytest.mark.compiled
+@pytest.mark.long
 @pytest.mark.skipif(not _has_compiler(), reason="there is no C compiler")
 @pytest.mark.parametrize(
     ("opt_level", "folder"),

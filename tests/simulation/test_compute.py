@@ -103,8 +103,11 @@ def compute_cases(count: int) -> list[int]:
     return found
 
 
+COMPUTE_CASES = compute_cases(40)
+
+
 # In the last three, a start is called off while the node is full.
-@pytest.mark.parametrize("seed", [*compute_cases(40), 27, 416, 555])
+@pytest.mark.parametrize("seed", [*COMPUTE_CASES, 27, 416, 555])
 def test_what_the_view_says_fits_is_never_refused(seed: int) -> None:
     """Also while an instance starts: a start takes a slot in both books, and compute in neither.
 
@@ -121,7 +124,7 @@ def test_what_the_view_says_fits_is_never_refused(seed: int) -> None:
 
 
 @pytest.mark.parametrize("compute", range(3), ids=COMPUTE_NAMES)
-@pytest.mark.parametrize("seed", compute_cases(15))
+@pytest.mark.parametrize("seed", COMPUTE_CASES[:15])
 def test_shapes_chosen_at_random_stay_within_the_compute_of_a_node(seed: int, compute: int) -> None:
     """Under all checkers; and again, nothing that the view allows is refused."""
     case = random_case(SHAPER.capabilities, seed)

@@ -34,6 +34,7 @@ from tidy_sources import DISCOVERED, PACKAGE, ROOT, kept_files, name_of, tree
 
 NEEDS = frozenset(("cloud", "cluster", "gpu", "minutes", "model"))
 BIN = Path(sys.executable).parent
+USED = ("<!-- file: ", "<!-- recorded: ", "<!-- edit: ")  # blocks that commands need
 TIMEOUT_S = 600
 PORT = re.compile(r"(?<=--port )\d{4}|(?<=127\.0\.0\.1:)\d{4}|(?<=port: )\d{4}")
 DOCUMENTS = sorted(path for path in kept_files() if path.suffix == ".md")
@@ -133,9 +134,8 @@ def make_edit(path: Path, block: Block) -> None:
     path.write_text(text.replace(before, after), encoding="utf-8")
 
 
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """A copy of the repository, with the environment that runs the tests as its own."""
+def check_out(tmp_path: Path) -> Path:
+    """Make a copy of the repository, with the environment that runs the tests as its own."""
     for path in kept_files():
         target = tmp_path / "headgate" / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -149,10 +149,28 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path / "headgate"
 
 
+@pytest.fixture
+def heeded_interrupts() -> Iterator[None]:
+    """Commands end on SIGINT, also where the tests run in the background of a shell.
+
+    Such a shell has it ignored, what it runs inherits that, and the platform of functions, which
+    respects it, would have to be killed after a minute. A handler is not inherited.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("heeded_interrupts")
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
-def test_commands_run(document: Path, checkout: Path) -> None:
+def test_commands_run(document: Path, tmp_path: Path) -> None:
+    found = blocks(on_free_ports(document.read_text(encoding="utf-8")))
+    if not any(block.mark.startswith(USED) or commands(block) for block in found):
+        return  # two documents of three: a copy of the repository takes longer than the rest
+    checkout = check_out(tmp_path)
     with ExitStack() as background:
-        for block in blocks(on_free_ports(document.read_text(encoding="utf-8"))):
+        for block in found:
             file = re.fullmatch(r"<!-- file: (\S+) -->", block.mark)
             if file is not None:
                 (checkout / file[1]).write_text("\n".join([*block.lines, ""]), encoding="utf-8")
@@ -273,6 +291,7 @@ def _in_background(command: Command, checkout: Path, where: str) -> Iterator[Non
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+            raise
 
 
 def _compare(command: Command, expected: list[str], printed: str, where: str) -> None:

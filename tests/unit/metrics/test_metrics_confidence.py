@@ -1,22 +1,29 @@
 from __future__ import annotations
 
 import math
+from importlib import import_module
+from types import ModuleType
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from headgate.metrics.confidence import batch_means, mean_interval, student_t
 
 
+@pytest.fixture(scope="module")
+def stats() -> ModuleType:
+    """Imported late: it takes a second, and every process of `make test` collects all tests."""
+    return import_module("scipy.stats")
+
+
 @pytest.mark.parametrize("level", [0.5, 0.8, 0.9, 0.95, 0.99, 0.999])
-def test_student_t_agrees_with_scipy(level: float) -> None:
+def test_student_t_agrees_with_scipy(stats: ModuleType, level: float) -> None:
     for dof in [*range(1, 40), 100, 199, 200, 201, 1000, 1_000_000]:
         expected = stats.t.ppf((1 + level) / 2, dof)
         assert student_t(level, dof) == pytest.approx(expected, rel=1e-5)
 
 
-def test_interval_agrees_with_scipy() -> None:
+def test_interval_agrees_with_scipy(stats: ModuleType) -> None:
     values = [3.1, 2.7, 4.4, 3.9, 3.3]
     low, high = stats.t.interval(0.9, 4, np.mean(values), stats.sem(values))
     interval = mean_interval(values, 0.9)
