@@ -358,7 +358,7 @@ class AdmissionControl:
                 to / max(1.0, to + after - own)
                 for to, after, own in zip(to_ns, from_ns, lengths_ns, strict=True)
             ]
-        z = self.margins.z[pipeline.id] / self._depth_roots[pipeline.id]
+        z = self.stage_z(request.tasks[0])
         if self._is_idle(request):
             z = 0.0
         else:
@@ -404,6 +404,18 @@ class AdmissionControl:
             return False
         z = self.margins.z[task.request.pipeline.id]
         return self._view.now_ns + build.cautious_ns(items, z) <= promise.due_ns
+
+    def left_ns(self, task: Task) -> float:
+        """The time that is left to a request, less its margin."""
+        request = task.request
+        left_ns = float(request.deadline_ns - self._view.now_ns)
+        allowed_ns = request.deadline_ns - request.arrival_ns
+        return left_ns - self.margins.z[request.pipeline.id] * _UNIT * allowed_ns
+
+    def stage_z(self, task: Task) -> float:
+        """Standard deviations of its time that a stage keeps as a margin."""
+        pipeline_id = task.request.pipeline.id
+        return self.margins.z[pipeline_id] / self._depth_roots[pipeline_id]
 
     def wait_ns(self, request: Request) -> int:
         """How long the work ahead of a request keeps the pools busy that it needs."""
@@ -543,7 +555,8 @@ class AdmissionControl:
         """The promise of a build to run a stage between two times; None if it cannot."""
         now_ns, calendar = self._view.now_ns, build.calendar
         own_lanes = build.narrowest().lanes
-        alone_ns = build.cautious_ns(items, z)
+        shape_id = build.shape_within(items, due_ns - ready_ns, z)
+        alone_ns = build.lane_ns_in(items, shape_id, z)
         start_ns = self._start_ns(build, due_ns - int(alone_ns), alone_ns)
         if start_ns is None:
             return None
@@ -552,6 +565,9 @@ class AdmissionControl:
             return None
         window_ns = (due_ns - ready_ns) * own_lanes / (own_lanes + 1.0)
         size, base_ns, batches = self._marginal(build, items, window_ns, z)
+        if shape_id != build.shape_id:  # a larger one, because little time is left
+            weight = build.weight_of(shape_id)
+            size, base_ns, batches = items, build.lane_ns_in(items, shape_id) * weight, weight
         work_ns = base_ns * build.overrun
         # It will run with what waits already; with more, the batch starts sooner or is smaller.
         together = min(size, build.pending_items + items)
