@@ -15,7 +15,8 @@ one of the plans. Rules marked [own] are ours, where the paper leaves one open.
 - A queue for which nothing fits goes on the recheck list. If nothing fits the next time either, or
   no batch is running whose end could help, the smallest shape is taken [own].
 - Successors are started ahead on the node of their predecessor, where this takes neither an
-  eviction nor the last slot [own]. Keep-alive is the pool's `idle_timeout`.
+  eviction nor the last slot [own]. Keep-alive is the pool's `idle_timeout`. Nodes that join start
+  the functions whose `prewarm_nodes` they are among.
 """
 
 from __future__ import annotations
@@ -163,9 +164,17 @@ class StagePolicy(Policy):
             self._serve()  # no `on_capacity` follows, for which the recheck list may wait
 
     def on_node_joined(self, node: Node) -> None:
-        """Give the node its place among the home nodes of its pool."""
+        """Give the node its place among the home nodes of its pool, and load what is pre-warmed."""
         places = self._places[node.pool.id]
-        places.setdefault(node.id, len(places))
+        place = places.setdefault(node.id, len(places))
+        for function in self.view.app.functions:
+            variant = node.variants[function.id]
+            if (
+                variant is not None
+                and place < function.prewarm_nodes
+                and self._can_start(node, variant, 0)
+            ):
+                self.orders.start(variant, node)
 
     def _serve(self) -> None:
         """Plan and dispatch one queue after the other, until none has a batch that fits."""
