@@ -33,14 +33,19 @@ def pipeline_frontier(
     `build` of a configuration is the id of its variant, `place` that of its pool. Raises
     `ConfigError` if a stage fits no pool.
     """
-    names = [stage.name or stage.function.name for stage in pipeline.stages]
     return PipelineFrontier(
-        StageGraph([stage.after for stage in pipeline.stages], names),
+        pipeline_graph(pipeline),
         [list(stage_candidates(app, stage.function, is_cold=is_cold)) for stage in pipeline.stages],
         edges=list(_edges(app, pipeline)),
         visits=visits(pipeline),
         tolerance=tolerance,
     )
+
+
+def pipeline_graph(pipeline: Pipeline) -> StageGraph:
+    """Return the order of a pipeline's stages; one without a name has that of its function."""
+    names = [stage.name or stage.function.name for stage in pipeline.stages]
+    return StageGraph([stage.after for stage in pipeline.stages], names)
 
 
 def priced(app: App) -> App:
