@@ -50,6 +50,7 @@ class Batching:
             items_max = build.items_max
             if promise is None:
                 items_max = admission.unblocking_items(build, build.items_best)
+        stage = entry[1].id % STAGES_MAX
         bytes_max = UNLIMITED if build.pool.faas is None else build.pool.faas.payload_bytes_max
         batch: list[Task] = []
         items = booked_ns = 0
@@ -76,7 +77,11 @@ class Batching:
             booked_ns = booked_ns if is_own else 0
             build.on_formed(items, booked_ns, shape_id, is_contended=is_contended)
             if is_own:
-                build.narrowest().on_sent(self._view.now_ns - promise.start_ns)
+                slip_ns = self._view.now_ns - promise.start_ns
+                if len(build.shape_ids) > 1:  # the latest start depends on the shape
+                    end_ns = self._view.now_ns + int(build.lane_ns_in(items, shape_id))
+                    slip_ns = end_ns - int(admission.latest_ns(batch[0].request, stage))
+                build.narrowest().on_sent(slip_ns)
         self._queues.update_heads(queue, build.function_id, promise)
         return batch
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from itertools import islice
-from math import sqrt
+from math import inf, sqrt
 from typing import Final, final
 
 from headgate.core.clock import NEVER_NS
@@ -52,6 +52,7 @@ class Build:
     __slots__ = (
         "_fastest_ns",
         "_lanes_due",
+        "_least_work",
         "_seen",
         "_shape_times_ns",
         "_surprises",
@@ -143,6 +144,7 @@ class Build:
         # Lanes of a batch: above 1 where it takes more of a node than its part of the slots.
         self.weight = self._weights[shape_id]
         self._lanes_due = 0.0
+        self._least_work: dict[int, tuple[list[float], list[int]]] = {}  # by items
         self.pending_ns = 0
         self.pending_items = 0  # promised to this build and not sent
         self.pending_batches = 0.0
@@ -164,17 +166,31 @@ class Build:
         """Lanes that a batch in a shape holds."""
         return self._weights[shape_id]
 
-    def shape_within(self, items: int, window_ns: float, z: float) -> int:
-        """The shape to plan a batch with: the usual one, or the smallest that fits a window."""
-        if len(self.shape_ids) == 1 or self.cautious_ns(items, z) <= window_ns:
-            return self.shape_id
-        for shape_id in self.shape_ids:
-            if (
-                items <= len(self._shape_times_ns[shape_id])
-                and self.lane_ns_in(items, shape_id, z) <= window_ns
-            ):
-                return shape_id
-        return self.shape_id
+    def shape_within(self, items: int, window_ns: float, z: float) -> int | None:
+        """The shape in which a batch that fits a window takes least of a node; None: none fits."""
+        known = self._least_work.get(items)
+        if known is None:
+            known = self._least_work[items] = self._by_work(items)
+        times_ns, shape_ids = known
+        exec_ns = (window_ns - self.network_ns) / (self.ratio * (1.0 + z * self.deviation))
+        index = bisect_right(times_ns, exec_ns) - 1
+        return shape_ids[index] if index >= 0 else None
+
+    def _by_work(self, items: int) -> tuple[list[float], list[int]]:
+        """Times of a batch, ascending, and the shapes that take less work than all faster ones."""
+        times_ns: list[float] = []
+        shape_ids: list[int] = []
+        least_ns = inf
+        for time_ns, shape_id in sorted(
+            (self._shape_times_ns[id][items - 1], id)
+            for id in self.shape_ids
+            if items <= len(self._shape_times_ns[id])
+        ):
+            if time_ns * self._weights[shape_id] < least_ns:
+                least_ns = time_ns * self._weights[shape_id]
+                times_ns.append(time_ns)
+                shape_ids.append(shape_id)
+        return times_ns, shape_ids
 
     def cautious_ns(self, items: int, z: float) -> float:
         """The expected time of a batch and `z` standard deviations more."""
@@ -211,6 +227,10 @@ class Build:
     def likely_items(self, window_ns: float, z: float) -> int:
         """The batch size to plan with: what fits the window, and not far above recent batches."""
         return min(self.items_within(window_ns, z), int(_GROWTH * self.batch_mean) + 1)
+
+    def likely_size(self) -> int:
+        """The size of batches to plan with where their shape is chosen: that of recent ones."""
+        return max(1, min(self.items_max, int(self.batch_mean + 0.5)))
 
     def on_formed(
         self, items: int, booked_ns: int, shape_id: int = 0, *, is_contended: bool

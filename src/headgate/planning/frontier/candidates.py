@@ -22,7 +22,7 @@ from headgate.planning.frontier.graph import StageGraph
 from headgate.planning.frontier.pipeline import Edge, PipelineFrontier, PipelinePlan
 
 # Of an objective: the time that plans give to running batches. The rest is for waiting.
-_RUNNING_SHARE: Final = 0.7
+_RUNNING_SHARE: Final = 0.9
 
 
 def pipeline_frontier(
