@@ -57,6 +57,7 @@ class Promise:
         "build",
         "due_ns",
         "items",
+        "order_ns",
         "own_bucket",
         "size",
         "start_ns",
@@ -79,6 +80,7 @@ class Promise:
         self.build = build
         self.due_ns = due_ns  # the stage's deadline, less the margin
         self.start_ns = start_ns  # the latest start with which it is done by then
+        self.order_ns = start_ns  # by which tasks queue
         self.bucket = bucket
         self.own_bucket = 0  # in the build's own calendar, if it has one
         self.work_ns = work_ns
@@ -472,6 +474,11 @@ class AdmissionControl:
         from_ns = request.pipeline.longest_from(times_ns)
         return request.deadline_ns - max(from_ns[index] for index in after)
 
+    def _latest_start_ns(self, request: Request, stage: int) -> int:
+        """When a stage must start at its fastest for the request to be in time."""
+        time_ns = self.fastest_ns(request.tasks[stage].function.id, request.items)
+        return int(self.latest_ns(request, stage) - time_ns)
+
     def _fit(
         self, request: Request, stage: int, ready_ns: int, due_ns: int, z: float
     ) -> Promise | None:
@@ -482,8 +489,13 @@ class AdmissionControl:
                     if promise is not None:
                         return promise
                     continue
-                fit = self._fit_build if len(build.shape_ids) == 1 else self._fit_shape
-                promise = fit(build, request.items, ready_ns, due_ns, z)
+                if len(build.shape_ids) > 1:
+                    promise = self._fit_shape(build, request.items, ready_ns, due_ns, z)
+                    if promise is not None:
+                        # The shape sets the latest start, and is not chosen yet.
+                        promise.order_ns = self._latest_start_ns(request, stage)
+                else:
+                    promise = self._fit_build(build, request.items, ready_ns, due_ns, z)
                 if promise is not None:
                     return promise
         return None

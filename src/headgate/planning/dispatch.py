@@ -19,7 +19,7 @@ from headgate.planning.admission import AdmissionControl
 from headgate.planning.batching import Batching
 from headgate.planning.builds import Build, Builds
 from headgate.planning.placement import Placement
-from headgate.planning.shapes import ShapeChooser
+from headgate.planning.shapes import Choice, ShapeChooser
 from headgate.planning.spillover import Spillover
 from headgate.planning.task_queues import ANYWHERE, CALLS_ONLY, EdfQueue, Heads, TaskQueues
 
@@ -37,7 +37,7 @@ class Send:
     build: Build
     node: Node | None  # None: the batch is a call of the build's FaaS pool
     shape_id: int = 0
-    items_max: int | None = None  # of the batch, where its size was chosen with its shape
+    choice: Choice | None = None  # where the size of the batch was chosen with its shape
 
 
 @final
@@ -154,10 +154,10 @@ class Dispatcher:
                 if choice is None and now_ns < promise.start_ns:
                     return None  # another node, or this one a little later, has room for it
         if choice is not None:
-            return Send(queue, build, node, choice.shape_id, choice.items)
+            return Send(queue, build, node, choice.shape_id, choice)
         items = min(task.request.items, build.items_max)
         shape_id = self._shapes.fastest(build, items, node)
-        return None if shape_id is None else Send(queue, build, node, shape_id, items)
+        return None if shape_id is None else Send(queue, build, node, shape_id)
 
     def to_other_pool(self, queue: EdfQueue) -> Send | None:
         """Send the head of a queue to another pool where it is in time and nothing waits."""

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Final, final
 
 from headgate.core.model import Variant
-from headgate.core.records import Instance, Node
+from headgate.core.records import Instance, Node, Task
 from headgate.core.states import INSTANCE_STARTING, ON_HOST
 from headgate.core.view import View, has_free_room
 from headgate.planning.builds import Build, Builds
@@ -78,6 +78,24 @@ class Placement:
                 if node.running == 0:
                     break
         return best
+
+    def node_with_input(self, build: Build, task: Task) -> Node | None:
+        """The free node that holds a build and the input of a task, where moving it takes time."""
+        if not task.stage.after or build.pool.bytes_per_s <= 0.0:
+            return None
+        for index in task.stage.after:
+            node_id = task.request.tasks[index].node_id
+            node = None if node_id is None else self._view.free_by_pool[build.pool.id].get(node_id)
+            held = None if node is None else node.instances.get(build.variant.id)
+            if (
+                node is not None
+                and held is not None
+                and _can_run_soon(held)
+                and node.running < build.lanes
+                and self._can_take(node, build)
+            ):
+                return node
+        return None
 
     def node_for(self, build: Build) -> Node | None:
         """The free node on which a batch of a build should run now; None to wait."""

@@ -173,7 +173,10 @@ def _rate(
         configs = frontier.capped(1).plan(slos_ns[app]).configs
         gpu_s.append(sum(c.gpu_sevenths * c.time_ns for c in configs) / SECOND_NS)
         cpu_s.append(sum(c.cpu_milli * c.time_ns for c in configs) / SECOND_NS / 1000)
-    limits = {"vGPU": NODES * SEVENTHS / (fmean(gpu_s) or 1e-9), "vCPU": NODES * VCPUS / fmean(cpu_s)}
+    limits = {
+        "vGPU": NODES * SEVENTHS / (fmean(gpu_s) or 1e-9),
+        "vCPU": NODES * VCPUS / fmean(cpu_s),
+    }
     binding = min(limits, key=limits.__getitem__)
     return utilisation * limits[binding], binding
 
