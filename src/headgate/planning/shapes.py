@@ -75,7 +75,13 @@ class ShapeChooser:
         arrivals.observe(self._view.now_ns, items * _RATE_UNIT_NS)
 
     def choose(
-        self, build: Build, task: Task, waiting: int, left_ns: float, z: float, node: Node | None
+        self,
+        build: Build,
+        task: Task,
+        waiting: int,
+        left_ns: float,
+        z: float,
+        node: Node | None = None,
     ) -> Choice | None:
         """The cheapest choice for a batch with a task at its head; None if none is in time.
 

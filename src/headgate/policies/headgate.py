@@ -169,7 +169,7 @@ class Headgate(Policy):
         promise = self._admission.booked(task)
         if promise is None:
             self._offer_best_effort(task.function.id)
-        elif promise.build.warm_pool is not None or not self._offer(promise.build, task):
+        elif promise.build.warm_pool is not None or not self._offer(promise.build):
             send = self._dispatch.to_other_pool(self._queues.promised[promise.build.id])
             if send is not None:
                 self._send(send)
@@ -203,13 +203,9 @@ class Headgate(Policy):
         while (function_id := self._queues.take_given_up()) is not None:
             self._offer_best_effort(function_id)
 
-    def _offer(self, build: Build, task: Task | None = None) -> bool:
-        """Offer a free node that can take a build to the most urgent tasks of its pool.
-
-        For the sake of a task it is the one that has its input, if that one is free.
-        """
-        node = None if task is None else self._placement.node_with_input(build, task)
-        node = node or self._placement.node_for(build)
+    def _offer(self, build: Build) -> bool:
+        """Offer a free node that can take a build to the most urgent tasks of its pool."""
+        node = self._placement.node_for(build)
         if node is None:
             return False
         self._serve(node)
