@@ -34,6 +34,7 @@ _Z_MAX: Final = 8.0
 _Z_STEP: Final = 0.25  # of z per miss
 _MISS_TARGET: Final = 0.3  # misses to aim at, relative to what the objective allows
 _MARGIN_MAX: Final = 0.5  # of the slack
+_SENT_MARGIN: Final = 0.33
 _UNIT: Final = 0.01  # share of the allowed time that is kept per unit of z
 _EQUAL_SHARE: Final = 0.25  # of a pipeline's time that is divided equally
 _LEFT_TO_OTHERS: Final = 0.25  # of the calendar, by a class that has used its share
@@ -423,12 +424,15 @@ class AdmissionControl:
         request = task.request
         left_ns = float(request.deadline_ns - self._view.now_ns)
         allowed_ns = request.deadline_ns - request.arrival_ns
-        return left_ns - self.margins.z[request.pipeline.id] * _UNIT * allowed_ns
+        return left_ns - _SENT_MARGIN * self.margins.z[request.pipeline.id] * _UNIT * allowed_ns
 
     def stage_z(self, task: Task) -> float:
         """Standard deviations of its time that a stage keeps as a margin."""
         pipeline_id = task.request.pipeline.id
         return self.margins.z[pipeline_id] / self._depth_roots[pipeline_id]
+
+    def sent_z(self, task: Task) -> float:
+        return _SENT_MARGIN * self.stage_z(task)
 
     def wait_ns(self, request: Request) -> int:
         """How long the work ahead of a request keeps the pools busy that it needs."""

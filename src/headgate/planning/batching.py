@@ -80,7 +80,7 @@ class Batching:
                 break
             entry = queue.head()
         if choice is not None and items < choice.items and promise is not None:
-            left_ns, z = admission.left_ns(head) - start_ns, admission.stage_z(head)
+            left_ns, z = admission.left_ns(head) - start_ns, admission.sent_z(head)
             shape_id = self._shapes.refine(build, head, items, left_ns, z, node, choice)
         lane_ns = build.lane_ns_in(items, shape_id)
         self._queues.on_sent(
@@ -103,7 +103,7 @@ class Batching:
     def _gains(self, build: Build, task: Task, start_ns: int, choice: Choice) -> bool:
         """Whether a task should join a batch rather than be the head of another one."""
         left_ns = self._admission.left_ns(task) - start_ns
-        return self._shapes.gains(build, task, left_ns, self._admission.stage_z(task), choice)
+        return self._shapes.gains(build, task, left_ns, self._admission.sent_z(task), choice)
 
     def _limit(self, build: Build, task: Task, promise: Promise, start_ns: int) -> int:
         """The largest batch with which a task is done when it is due, or else at least in time."""
@@ -134,9 +134,9 @@ class Batching:
         left_ns = self._admission.latest_ns(task.request, task.id % STAGES_MAX) - now_ns
         if self._admission.fastest_ns(task.function.id, items) > left_ns:
             return True
-        if 2 * items > promise.size or queue.items <= items:
-            return False
         build = promise.build
+        if 2 * items > promise.size or queue.items <= items or len(build.shape_ids) > 1:
+            return False
         items_max = build.items_within(left_ns, 0.0)
         if 2 * items_max >= promise.size or queue.items <= items_max:
             return False

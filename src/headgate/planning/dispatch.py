@@ -143,7 +143,7 @@ class Dispatcher:
         left_ns, z = _NO_LIMIT_NS, 0.0
         if promise is not None:
             left_ns = self._admission.left_ns(task) - self._builds.start_ns(build, node)
-            z = self._admission.stage_z(task)
+            z = self._admission.sent_z(task)
         best = shapes.choose(build, task, waiting, left_ns, z)
         if best is None:  # too late for any margin
             shape_id = shapes.fastest(build, task.request.items, node)

@@ -12,6 +12,7 @@ from bisect import bisect_right
 from math import inf
 from typing import Final, final
 
+from headgate.core.clock import SECOND_NS
 from headgate.core.errors import ConfigError
 from headgate.core.model import Compute
 from headgate.core.records import STAGES_MAX, Node, Task
@@ -122,7 +123,8 @@ class ShapeChooser:
         if rest is None:
             return True
         stretch = (1.0 + z * build.deviation) * build.ratio
-        after_ns = left_ns - build.lane_ns_in(choice.items, choice.shape_id, z)
+        time_ns = build.lane_ns_in(choice.items, choice.shape_id, z)
+        after_ns = left_ns - time_ns - choice.items * self._moving_ns(build, task)
         index = bisect_right(rest.times_ns, after_ns / stretch) - 1
         if index < 0:
             return False
@@ -144,6 +146,7 @@ class ShapeChooser:
             return None
         times_ns, costs = rest.times_ns, rest.costs
         stretch = (1.0 + z * build.deviation) * build.ratio
+        left_ns -= items * self._moving_ns(build, task)
         best, best_cost, best_own = -1, _NO_COST, 0
         for cost, shape_id in self._of(build, items):
             if cost + costs[-1] >= best_cost:
@@ -155,6 +158,14 @@ class ShapeChooser:
             if index >= 0 and cost + costs[index] < best_cost and time_ns <= longest_ns:
                 best, best_cost, best_own = shape_id, cost + costs[index], cost
         return None if best < 0 else Choice(best, items, best_cost, best_own)
+
+    def _moving_ns(self, build: Build, task: Task) -> float:
+        """The time to move the input of an item to a node, should it be on another one."""
+        if build.pool.bytes_per_s <= 0.0 or not task.stage.after:
+            return 0.0
+        stages = task.request.pipeline.stages
+        sizes = [stages[i].function.variants[0].profile.output_bytes for i in task.stage.after]
+        return sum(sizes) / build.pool.bytes_per_s * SECOND_NS
 
     def fastest(self, build: Build, items: int, node: Node) -> int | None:
         """The shape in which a batch ends soonest on a node; None if none fits there."""
