@@ -309,19 +309,24 @@ class AdmissionControl:
             promise.own_bucket = build.own.bucket(self._view.now_ns, promise.start_ns)
             build.own.add(promise.own_bucket, work_ns, batches)
 
-    def isolated_ns(self, request: Request) -> float:
+    def isolated_ns(self, request: Request, *, as_observed: bool = False) -> float:
         """Latency of a request on an idle system."""
         tasks, items = request.tasks, request.items
         if len(tasks) == 1:
-            return self.fastest_ns(tasks[0].function.id, items)
-        times_ns = [self.fastest_ns(task.function.id, items) for task in tasks]
+            return self.fastest_ns(tasks[0].function.id, items, as_observed=as_observed)
+        times_ns = [
+            self.fastest_ns(task.function.id, items, as_observed=as_observed) for task in tasks
+        ]
         return max(request.pipeline.longest_to(times_ns))
 
-    def fastest_ns(self, function_id: int, items: int) -> float:
-        """Least time of a task on any build, by the profile or as observed if that is less."""
+    def fastest_ns(self, function_id: int, items: int, *, as_observed: bool = False) -> float:
+        """Least time of a task on any build, by the profile or as observed if that is less.
+
+        With `as_observed`, as observed even if that is more.
+        """
         best_ns = inf
         for build in self._builds.of_function[function_id]:
-            time_ns = build.fastest_ns(min(items, build.items_max))
+            time_ns = build.fastest_ns(min(items, build.items_max), as_observed=as_observed)
             best_ns = min(best_ns, time_ns)
         return 0.0 if best_ns == inf else best_ns
 
@@ -391,8 +396,9 @@ class AdmissionControl:
         """
         builds = [build for t in request.tasks for build in self._builds.of_function[t.function.id]]
         deviation = max((build.deviation for build in builds), default=0.0)
-        slack_ns = max(0.0, allowed_ns - self._isolated_ns)
-        return _MARGIN_MAX * slack_ns / max(1.0, self._isolated_ns * deviation)
+        least_ns = self.isolated_ns(request, as_observed=True)
+        slack_ns = max(0.0, allowed_ns - least_ns)
+        return _MARGIN_MAX * slack_ns / max(1.0, least_ns * deviation)
 
     def _is_idle(self, request: Request) -> bool:
         """Whether nothing runs or waits where the request could run."""

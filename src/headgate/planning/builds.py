@@ -225,7 +225,7 @@ class Build:
 
     def likely_size(self) -> int:
         """The size of batches to plan with where their shape is chosen: that of recent ones."""
-        return max(1, min(self.items_max, int(self.batch_mean + 0.5)))
+        return max(1, min(self.items_max, int(_GROWTH * self.batch_mean) + 1))
 
     def on_formed(
         self, items: int, booked_ns: int, shape_id: int = 0, *, is_contended: bool
@@ -243,9 +243,10 @@ class Build:
             ratio = min(_OVERRUN_MAX, work_ns / booked_ns)
         self.overrun += _BATCH_STEP * (ratio - self.overrun)
 
-    def fastest_ns(self, items: int) -> float:
-        """Time of a batch by the profile, or as observed if that is less."""
-        return self._fastest_ns[items - 1] * min(1.0, self.ratio) + self.network_ns
+    def fastest_ns(self, items: int, *, as_observed: bool = False) -> float:
+        """Time of a batch by the profile, or as observed if that is less, or if that is asked."""
+        ratio = self.ratio if as_observed else min(1.0, self.ratio)
+        return self._fastest_ns[items - 1] * ratio + self.network_ns
 
     def observe(self, items: int, took_ns: int, shape_id: int = 0) -> None:
         """Learn from the time of a batch; two surprises in a row make it forget what was before."""
