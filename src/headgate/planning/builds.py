@@ -283,6 +283,7 @@ class Builds:
         app = view.app
         self._view = view
         shortest_ns, longest_ns = _windows_ns(app)
+        self._longest_ns = longest_ns
         self.calendars = [Calendar(shortest_ns, longest_ns) for _ in app.pools]
         self.all: list[Build] = []
         self.of_function: list[list[Build]] = [[] for _ in app.functions]
@@ -340,7 +341,8 @@ class Builds:
         self._ends: dict[int, tuple[Build, int, int]] = {}  # by batch id
         self._node_ends_ns: dict[int, int] = {}  # by node id: predicted end of what was sent last
         self._cold: set[int] = set()  # batches that waited for a start: their time teaches nothing
-        self._starts: dict[int, tuple[Calendar, int]] = {}  # by instance id
+        # By instance id: calendar, predicted end, and whether it counts as a lane less.
+        self._starts: dict[int, tuple[Calendar, int, bool]] = {}
         self._counted: set[int] = set()  # nodes whose lanes are in their calendar
 
     def observe_load(self, build: Build, work_ns: float) -> None:
@@ -439,14 +441,24 @@ class Builds:
         node = instance.node
         if node is not None and not node.pool.is_elastic:
             calendar = self.calendars[node.pool.id]
-            end_ns = self._view.now_ns + instance.variant.profile.cold_start_ns
-            calendar.occupy(end_ns)
-            self._starts[instance.id] = (calendar, end_ns)
+            cold_start_ns = instance.variant.profile.cold_start_ns
+            end_ns = self._view.now_ns + cold_start_ns
+            # The time of a lane is counted up to its end, beyond every deadline if that is later.
+            is_long = cold_start_ns > self._longest_ns
+            if is_long:
+                calendar.resize(calendar.lanes - 1)
+            else:
+                calendar.occupy(end_ns)
+            self._starts[instance.id] = (calendar, end_ns, is_long)
 
     def _end_start(self, instance: Instance) -> None:
         entry = self._starts.pop(instance.id, None)
         if entry is not None:
-            entry[0].release(entry[1])
+            calendar, end_ns, is_long = entry
+            if is_long:
+                calendar.resize(calendar.lanes + 1)
+            else:
+                calendar.release(end_ns)
 
     def on_instance_started(self, instance: Instance) -> None:
         """Count a rented node whose instance is ready."""
