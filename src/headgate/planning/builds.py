@@ -76,8 +76,8 @@ class Build:
     """One variant on one pool of nodes, with the work that is promised to it."""
 
     __slots__ = (
-        "_fastest_ns",
         "_cpu_lanes",
+        "_fastest_ns",
         "_gpu_lanes",
         "_lanes_due",
         "_least_work",
