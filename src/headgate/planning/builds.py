@@ -351,15 +351,9 @@ class Builds:
                     continue
                 own = Calendar(shortest_ns, longest_ns) if variant.concurrency < lanes else None
                 shape_id = shapes.get((variant.id, pool.id), 0)
+                calendar = self.calendars[pool.id]
                 build = Build(
-                    len(self.all),
-                    variant,
-                    pool,
-                    lanes,
-                    self.calendars[pool.id],
-                    None,
-                    own,
-                    shape_id,
+                    len(self.all), variant, pool, lanes, calendar, None, own, shape_id, mix
                 )
                 self.all.append(build)
                 self.of_function[function_id].append(build)

@@ -255,7 +255,7 @@ def is_compute_priced(build: Build) -> bool:
 
 
 def _useful(configs: list[StageConfig]) -> list[tuple[int, int]]:
-    """Cost and shape of configurations, without those that take no less of anything than another."""
+    """Cost and shape of configurations, without those that another one replaces."""
     useful: list[tuple[int, int]] = []
     taken: list[tuple[int, int, int]] = []
     for config in sorted(configs, key=lambda each: (each.cost, each.time_ns)):
