@@ -25,7 +25,8 @@ from headgate.core.model import App
 from headgate.core.records import STAGES_MAX, Request, Task
 from headgate.core.states import Outcome
 from headgate.core.view import View
-from headgate.planning.builds import Build, Builds
+from headgate.planning.build import Build
+from headgate.planning.builds import Builds
 from headgate.planning.frontier.candidates import has_choice
 from headgate.planning.shares import ClassLoad, PoolShares
 from headgate.planning.spillover import Spillover

@@ -17,7 +17,8 @@ from headgate.core.errors import ConfigError
 from headgate.core.model import Compute, Pipeline
 from headgate.core.records import STAGES_MAX, Node, Task
 from headgate.core.view import View, has_free_compute
-from headgate.planning.builds import Build, Builds
+from headgate.planning.build import Build
+from headgate.planning.builds import Builds
 from headgate.planning.forecast import OfferedLoad
 from headgate.planning.frontier.candidates import (
     has_choice,
