@@ -35,6 +35,7 @@ PLANNING = (
     "builds",
     "calendar",
     "dispatch",
+    "feasibility",
     "forecast",
     "placement",
     "shapes",
