@@ -27,6 +27,7 @@ from headgate.metrics.columns import NOWHERE, Int8, RequestColumns, RunColumns
 from headgate.metrics.confidence import mean_interval
 from headgate.metrics.summary import GroupSummary, summarise
 from headgate.policies import find_policy
+from headgate.sim.faults import FaultAction
 from headgate.sim.ground_truth import GroundTruthConfig
 from headgate.sim.interfaces import Observer, SimClient
 from headgate.sim.run import Setup, simulate
@@ -91,6 +92,8 @@ class Environment:
     clients: tuple[SimClient, ...] = ()  # that react to responses, in addition to the arrivals
     request_ns: int = 0  # client-side latency on top of what the Scheduler sees
     since_ns: int = 0  # requests that arrive earlier are a warm-up, and not counted
+    work_unit_ns: int = 0  # simulated time per unit of work that the policy reports
+    faults: tuple[tuple[int, FaultAction], ...] = ()
 
     def simulate(
         self, policy: PolicyCase, seed: int, *, observer: Observer | None = None
@@ -105,6 +108,8 @@ class Environment:
             truth=self.truth,
             request_ns=self.request_ns,
             announces=policy.announces,
+            work_unit_ns=self.work_unit_ns,
+            faults=self.faults,
         )
         return simulate(setup, self.arrivals, clients=self.clients, observer=observer)
 

@@ -117,6 +117,7 @@ class RunColumns:
     # By pipeline: the policy's `admission_margins` at the end; empty if it keeps none.
     admission_margins: tuple[float, ...] = ()
     instances: tuple[InstanceUse, ...] = ()  # of pools with a price of compute
+    work: int = 0  # units of work that the policy reported, for example expansions of a search
 
 
 # By column: the type code, and the value where nothing is known.

@@ -1,34 +1,23 @@
-"""Builds: a variant on the nodes of a pool, how long its batches take there, and its calendar.
-
-The time of a batch is the profile's, at the node's concurrency limit, times the mean of recently
-observed over expected times, plus the network both ways: for all of that time a batch holds a lane.
-"""
+"""All builds, the calendars of their pools, and what nodes, instances and batches do to them."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from itertools import islice
-from math import sqrt
+from math import inf
 from typing import Final, final
 
 from headgate.core.clock import NEVER_NS
-from headgate.core.model import App, Pool, Variant
-from headgate.core.records import Batch, Instance, Node, Task
+from headgate.core.model import App, Pool
+from headgate.core.records import Batch, Instance, Node, Request, Task
 from headgate.core.states import BATCH_FINISHED, INSTANCE_STARTING, ON_HOST
 from headgate.core.view import View
+from headgate.planning.build import Build, ComputeMix
 from headgate.planning.calendar import Calendar
 from headgate.planning.concurrency import KneeLimits, tightest_objectives_ns
-from headgate.planning.forecast import OfferedLoad
+from headgate.planning.frontier.candidates import planned_shapes
 from headgate.planning.targets import FaasTarget, choose_faas_target
 from headgate.planning.warm_pool import WarmPool, burst_of
 
-_DEVIATION: Final = 0.1  # relative standard deviation of a service time before any was observed
-_PRIOR: Final = 2  # observations that the profile counts for
-_CLIP: Final = 4.0  # one observation counts at most as this much more or less than expected
-_SURPRISE: Final = 4.0  # standard deviations
-_MEMORY: Final = 20  # observations after which older ones are forgotten
-_LOAD_STARTS: Final = 50  # time constant of the load of a build, in cold starts or in runs
-_LOAD_RUNS: Final = 200
 _LOAD_MIN: Final = 0.02  # nodes
 _REVIEW: Final = 64  # arrivals between two divisions of a pool's memory
 _WARM_MEMORY_NS: Final = 3_600_000_000_000  # time constant of the demand for warm instances
@@ -37,164 +26,7 @@ _SPARE_BACKLOG: Final = (
 )
 _END_CAUTION: Final = 1.0  # standard deviations that a lane is expected to be free later
 _HOLDERS_MAX: Final = 16  # nodes that are asked when they will be free
-_GROWTH: Final = 1.5  # batches may grow by this factor over recent ones
-_BATCH_STEP: Final = 0.1  # weight of one batch in what is learnt about batches
-_OVERRUN_MAX: Final = 3.0
-_KNEE_TOLERANCE: Final = 1.02
 _DEFAULT_WINDOW_NS: Final = 1_000_000_000
-
-
-@final
-class Build:
-    """One variant on one pool of nodes, with the work that is promised to it."""
-
-    __slots__ = (
-        "_lanes_due",
-        "_seen",
-        "_surprises",
-        "_times_ns",
-        "_variance",
-        "batch_mean",
-        "calendar",
-        "cold_start_ns",
-        "deviation",
-        "function_id",
-        "id",
-        "items_best",
-        "items_max",
-        "lanes",
-        "load",
-        "network_ns",
-        "overrun",
-        "own",
-        "pending_batches",
-        "pending_items",
-        "pending_ns",
-        "per_node",
-        "pool",
-        "ratio",
-        "share",
-        "variant",
-        "warm_pool",
-        "weight",
-        "window_ns",
-    )
-
-    def __init__(
-        self,
-        id: int,
-        variant: Variant,
-        pool: Pool,
-        lanes: int,
-        calendar: Calendar,
-        warm_pool: WarmPool | None = None,
-        own: Calendar | None = None,
-    ) -> None:
-        profile = variant.profile
-        slowdown = profile.slowdown_at(lanes)
-        self.id = id
-        self.variant = variant
-        self.function_id = variant.function_id
-        self.pool = pool
-        self.lanes = lanes  # batches that a node should run at once: the concurrency limit
-        self.calendar = calendar
-        self.per_node = min(lanes, variant.concurrency)  # of its own batches on a node
-        # Where its concurrency is below the limit of the node: what is promised to it alone.
-        self.own = own
-        self.cold_start_ns = profile.cold_start_ns
-        self.network_ns = 2 * pool.network_ns
-        self.items_max = profile.items_max
-        self._times_ns = [time_ns * slowdown for time_ns in profile.exec_ns]
-        self.items_best = _knee([time_ns + self.network_ns for time_ns in self._times_ns])
-        self.overrun = 1.0  # mean of the lane time of recent batches over what was booked for them
-        self.batch_mean = 1.0  # items of recent batches that were formed while others waited
-        self.ratio = 1.0  # mean of observed over profiled time
-        self._variance = _DEVIATION**2  # of that ratio, relative to the mean
-        self.deviation = _DEVIATION  # its root
-        self._seen = _PRIOR
-        self._surprises = 0
-        self.warm_pool = warm_pool  # of a FaaS pool: its instances are the lanes; None for nodes
-        memory_ns = max(_LOAD_STARTS * profile.cold_start_ns, _LOAD_RUNS * profile.exec_ns[0])
-        self.load = OfferedLoad(memory_ns, 10 * profile.exec_ns[0])
-        self.window_ns = 0.0  # the shortest objective of a pipeline that uses it
-        self.share = 0.0  # nodes that should hold it, by its load
-        self.weight = 1.0  # lanes of a batch: above 1 where the limit is below that of other builds
-        self._lanes_due = 0.0
-        self.pending_ns = 0
-        self.pending_items = 0  # promised to this build and not sent
-        self.pending_batches = 0.0
-
-    def profiled_ns(self, items: int) -> float:
-        """Time of a batch by the profile alone."""
-        return self._times_ns[items - 1] + self.network_ns
-
-    def lane_ns(self, items: int) -> float:
-        """Expected time for which a batch holds its lane."""
-        return self._times_ns[items - 1] * self.ratio + self.network_ns
-
-    def cautious_ns(self, items: int, z: float) -> float:
-        """The expected time of a batch and `z` standard deviations more."""
-        exec_ns = self._times_ns[items - 1] * self.ratio
-        return exec_ns * (1.0 + z * self.deviation) + self.network_ns
-
-    def items_within(self, window_ns: float, z: float) -> int:
-        """The largest batch worth forming whose cautious time fits a window; at least 1."""
-        exec_ns = (window_ns - self.network_ns) / (self.ratio * (1.0 + z * self.deviation))
-        return max(1, min(self.items_best, bisect_right(self._times_ns, exec_ns)))
-
-    def narrowest(self) -> Calendar:
-        """The calendar with the fewest lanes for this build: its own, or that of the pool."""
-        return self.calendar if self.own is None else self.own
-
-    def mean_pending_ns(self) -> float:
-        """Mean time of the batches that are promised to this build; of a single item if none is."""
-        if self.pending_batches > 0.5:
-            return max(1.0, self.pending_ns / self.pending_batches)
-        return self.lane_ns(1)
-
-    def take_lanes(self) -> int:
-        """Lanes that the next batch takes: the weight, as whole numbers that average to it."""
-        self._lanes_due += self.weight
-        lanes = int(self._lanes_due)
-        self._lanes_due -= lanes
-        return lanes
-
-    def likely_items(self, window_ns: float, z: float) -> int:
-        """The batch size to plan with: what fits the window, and not far above recent batches."""
-        return min(self.items_within(window_ns, z), int(_GROWTH * self.batch_mean) + 1)
-
-    def on_formed(self, items: int, booked_ns: int, *, is_contended: bool) -> None:
-        """A batch was formed for which this much work was booked, before correction.
-
-        A batch that nobody was left to join is small because few were admitted: more would have
-        cost little. To learn from it would keep batches small for ever.
-        """
-        if is_contended or items > self.batch_mean:
-            self.batch_mean += _BATCH_STEP * (items - self.batch_mean)
-        ratio = 1.0
-        if is_contended and booked_ns > 0:
-            ratio = min(_OVERRUN_MAX, self.lane_ns(items) * self.weight / booked_ns)
-        self.overrun += _BATCH_STEP * (ratio - self.overrun)
-
-    def fastest_ns(self, items: int) -> float:
-        """Time of a batch by the profile, or as observed if that is less."""
-        return self._times_ns[items - 1] * min(1.0, self.ratio) + self.network_ns
-
-    def observe(self, items: int, took_ns: int) -> None:
-        """Learn from the time of a batch; two surprises in a row make it forget what was before."""
-        ratio = (took_ns - self.network_ns) / max(1.0, self._times_ns[items - 1])
-        ratio = min(max(ratio, self.ratio / _CLIP), self.ratio * _CLIP)
-        error = ratio - self.ratio
-        is_surprise = abs(error) > _SURPRISE * self.ratio * max(self.deviation, _DEVIATION)
-        self._surprises = self._surprises + 1 if is_surprise else 0
-        if self._surprises >= 2:
-            self._seen = _PRIOR
-        self._seen = min(self._seen + 1, _MEMORY)
-        step = 1.0 / self._seen
-        self.ratio = max(0.01, self.ratio + step * error)
-        if not is_surprise:
-            self._variance += step * ((error / self.ratio) ** 2 - self._variance)
-            self.deviation = sqrt(self._variance)
 
 
 @final
@@ -205,22 +37,29 @@ class Builds:
         app = view.app
         self._view = view
         shortest_ns, longest_ns = _windows_ns(app)
+        self._longest_ns = longest_ns
         self.calendars = [Calendar(shortest_ns, longest_ns) for _ in app.pools]
         self.all: list[Build] = []
         self.of_function: list[list[Build]] = [[] for _ in app.functions]
         self.on_pool: list[list[Build | None]] = []
         limits = KneeLimits(app)
         objectives_ns = tightest_objectives_ns(app)
+        shapes = planned_shapes(app)
         self._node_lanes: list[int] = []  # by pool id
         for pool in app.pools:
             row: list[Build | None] = [None for _ in app.functions]
             variants = [v for v in view.variants_by_pool[pool.id] if v is not None]
             lanes = 0 if pool.faas is not None else limits.node_limit(pool, variants)
+            mix = ComputeMix()
             for function_id, variant in enumerate(view.variants_by_pool[pool.id]):
                 if variant is None or pool.faas is not None:
                     continue
                 own = Calendar(shortest_ns, longest_ns) if variant.concurrency < lanes else None
-                build = Build(len(self.all), variant, pool, lanes, self.calendars[pool.id], own=own)
+                shape_id = shapes.get((variant.id, pool.id), 0)
+                calendar = self.calendars[pool.id]
+                build = Build(
+                    len(self.all), variant, pool, lanes, calendar, None, own, shape_id, mix
+                )
                 self.all.append(build)
                 self.of_function[function_id].append(build)
                 row[function_id] = build
@@ -229,7 +68,6 @@ class Builds:
             for each in row:
                 if each is not None:
                     each.window_ns = float(objectives_ns[each.function_id])
-                    each.weight = max(1.0, lanes * _share_of_node(each))
         self._is_scarce = [
             _is_scarce(pool, row) for pool, row in zip(app.pools, self.on_pool, strict=True)
         ]
@@ -252,8 +90,40 @@ class Builds:
         self._ends: dict[int, tuple[Build, int, int]] = {}  # by batch id
         self._node_ends_ns: dict[int, int] = {}  # by node id: predicted end of what was sent last
         self._cold: set[int] = set()  # batches that waited for a start: their time teaches nothing
-        self._starts: dict[int, tuple[Calendar, int]] = {}  # by instance id
+        # By instance id: calendar, predicted end, and whether it counts as a lane less.
+        self._starts: dict[int, tuple[Calendar, int, bool]] = {}
         self._counted: set[int] = set()  # nodes whose lanes are in their calendar
+
+    def isolated_ns(self, request: Request, *, as_observed: bool = False) -> float:
+        """Latency of a request on an idle system."""
+        tasks, items = request.tasks, request.items
+        if len(tasks) == 1:
+            return self.fastest_ns(tasks[0].function.id, items, as_observed=as_observed)
+        times_ns = [
+            self.fastest_ns(task.function.id, items, as_observed=as_observed) for task in tasks
+        ]
+        return max(request.pipeline.longest_to(times_ns))
+
+    def fastest_ns(self, function_id: int, items: int, *, as_observed: bool = False) -> float:
+        """Least time of a task on any build, by the profile or as observed if that is less.
+
+        With `as_observed`, as observed even if that is more.
+        """
+        best_ns = inf
+        for build in self.of_function[function_id]:
+            time_ns = build.fastest_ns(min(items, build.items_max), as_observed=as_observed)
+            best_ns = min(best_ns, time_ns)
+        return 0.0 if best_ns == inf else best_ns
+
+    def latest_ns(self, request: Request, stage: int) -> float:
+        """When a stage must be done for the request to be in time, with nothing to spare."""
+        after = request.pipeline.successors[stage]
+        if not after:
+            return request.deadline_ns
+        items = request.items
+        times_ns = [self.fastest_ns(t.function.id, items) for t in request.tasks]
+        from_ns = request.pipeline.longest_from(times_ns)
+        return request.deadline_ns - max(from_ns[index] for index in after)
 
     def observe_load(self, build: Build, work_ns: float) -> None:
         """Record work that was offered to a build, admitted or not."""
@@ -351,14 +221,24 @@ class Builds:
         node = instance.node
         if node is not None and not node.pool.is_elastic:
             calendar = self.calendars[node.pool.id]
-            end_ns = self._view.now_ns + instance.variant.profile.cold_start_ns
-            calendar.occupy(end_ns)
-            self._starts[instance.id] = (calendar, end_ns)
+            cold_start_ns = instance.variant.profile.cold_start_ns
+            end_ns = self._view.now_ns + cold_start_ns
+            # The time of a lane is counted up to its end, beyond every deadline if that is later.
+            is_long = cold_start_ns > self._longest_ns
+            if is_long:
+                calendar.resize(calendar.lanes - 1)
+            else:
+                calendar.occupy(end_ns)
+            self._starts[instance.id] = (calendar, end_ns, is_long)
 
     def _end_start(self, instance: Instance) -> None:
         entry = self._starts.pop(instance.id, None)
         if entry is not None:
-            entry[0].release(entry[1])
+            calendar, end_ns, is_long = entry
+            if is_long:
+                calendar.resize(calendar.lanes + 1)
+            else:
+                calendar.release(end_ns)
 
     def on_instance_started(self, instance: Instance) -> None:
         """Count a rented node whose instance is ready."""
@@ -394,10 +274,11 @@ class Builds:
 
     def on_sent(self, build: Build, batch: Batch, start_ns: int) -> None:
         """A batch was sent; `start_ns` is the time that its instance needs first."""
-        expected_ns = build.lane_ns(batch.items)
-        spread_ns = int(build.cautious_ns(batch.items, 1.0) - expected_ns)
+        expected_ns = build.lane_ns_in(batch.items, batch.shape_id)
+        spread_ns = int(build.lane_ns_in(batch.items, batch.shape_id, 1.0) - expected_ns)
         end_ns = self._view.now_ns + int(start_ns + expected_ns + _END_CAUTION * spread_ns)
-        lanes = build.take_lanes()
+        lanes = build.take_lanes(batch.shape_id)
+        build.on_sent(batch.items, batch.shape_id)
         build.calendar.occupy(end_ns, lanes, spread_ns)
         if build.warm_pool is not None:
             build.warm_pool.lanes.occupy(end_ns, 1, spread_ns)
@@ -421,7 +302,7 @@ class Builds:
         if build.own is not None:
             build.own.release(end_ns)
         if batch.state == BATCH_FINISHED and batch.id not in self._cold:
-            build.observe(batch.items, took_ns)
+            build.observe(batch.items, took_ns, batch.shape_id)
         self._cold.discard(batch.id)
 
     def fits_call(self, task: Task) -> bool:
@@ -471,27 +352,10 @@ class Builds:
         return build.variant.id not in self._view.load_failures or self.has_instance(build)
 
 
-def _share_of_node(build: Build) -> float:
-    """The part of a node that one batch takes: of its concurrency limit, its CPUs or its GPU."""
-    shape, pool = build.variant.shape, build.pool
-    return max(
-        1.0 / build.lanes,
-        shape.cpu_milli / max(1, pool.cpu_milli),
-        shape.gpu_sevenths / max(1, pool.gpu_sevenths),
-    )
-
-
 def _is_scarce(pool: Pool, builds: list[Build | None]) -> bool:
     """Whether a node of the pool cannot hold all of its builds."""
     need = sum(b.variant.profile.memory_bytes for b in builds if b is not None)
     return need > pool.memory_bytes
-
-
-def _knee(times_ns: list[float]) -> int:
-    """The smallest batch whose time per item is within a few per cent of the best."""
-    per_item_ns = [time_ns / (index + 1) for index, time_ns in enumerate(times_ns)]
-    enough_ns = _KNEE_TOLERANCE * min(per_item_ns)
-    return next(index + 1 for index, item_ns in enumerate(per_item_ns) if item_ns <= enough_ns)
 
 
 def _windows_ns(app: App) -> tuple[float, float]:

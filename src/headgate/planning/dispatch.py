@@ -17,12 +17,15 @@ from headgate.core.records import STAGES_MAX, Node, Task
 from headgate.core.view import View
 from headgate.planning.admission import AdmissionControl
 from headgate.planning.batching import Batching
-from headgate.planning.builds import Build, Builds
+from headgate.planning.build import Build
+from headgate.planning.builds import Builds
 from headgate.planning.placement import Placement
+from headgate.planning.shapes import Choice, ShapeChooser
 from headgate.planning.spillover import Spillover
 from headgate.planning.task_queues import ANYWHERE, CALLS_ONLY, EdfQueue, Heads, TaskQueues
 
 _HEADS_EXAMINED: Final = 8  # queues that are tried for a free node
+_NO_LIMIT_NS: Final = float(1 << 60)
 _LATE_Z: Final = 2.0  # a task is called for if with so many standard deviations a node is too late
 
 
@@ -34,6 +37,8 @@ class Send:
     queue: EdfQueue
     build: Build
     node: Node | None  # None: the batch is a call of the build's FaaS pool
+    shape_id: int = 0
+    choice: Choice | None = None  # where the size of the batch was chosen with its shape
 
 
 @final
@@ -49,6 +54,7 @@ class Dispatcher:
         batching: Batching,
         placement: Placement,
         spillover: Spillover,
+        shapes: ShapeChooser,
     ) -> None:
         self._view = view
         self._builds = builds
@@ -57,6 +63,16 @@ class Dispatcher:
         self._batching = batching
         self._placement = placement
         self._spillover = spillover
+        self._shapes = shapes
+        self._held: dict[int, int] = {}  # by build id: when to look again at what waits for more
+
+    def take_held(self) -> list[tuple[int, int]]:
+        """The builds whose tasks wait for more to fill a batch, and when to offer them a node."""
+        if not self._held:
+            return []
+        held = list(self._held.items())
+        self._held.clear()
+        return held
 
     def to_node(self, node: Node) -> Send | None:
         """The next batch for a node; None if it has no free slot, or should run nothing now.
@@ -90,12 +106,19 @@ class Dispatcher:
             send = self._call_instead(queue, task)
             if send is not None:
                 break
-            if node.running >= build.lanes or not self._view.has_compute(node, build.variant):
+            has_choice = len(build.shape_ids) > 1
+            if not has_choice and (
+                node.running >= build.lanes
+                or not self._view.has_compute(node, build.variant, build.shape_id)
+            ):
                 break  # kept for a build that needs more of it, which would starve otherwise
             if task.request.items > build.items_max:
                 send = self.to_faas(task.function.id)  # perhaps no node can take it
             elif self._placement.suits(node, build):
-                send = Send(queue, build, node)
+                if has_choice:
+                    send = self._in_shape(queue, task, build, node)
+                else:
+                    send = Send(queue, build, node, build.shape_id)
         for queue in examined:
             heads.push(queue)
         return send
@@ -116,8 +139,37 @@ class Dispatcher:
                 and self._admission.is_in_time(entry[1], build)
                 and self._placement.suits(node, build)
             ):
-                return Send(queue, build, node)
+                return Send(queue, build, node, build.shape_id)
         return None
+
+    def _in_shape(self, queue: EdfQueue, task: Task, build: Build, node: Node) -> Send | None:
+        """A batch in the cheapest shape that is in time; None while it waits for more, or room.
+
+        It goes to this node if the node has room for the shape, or else to another one.
+        """
+        shapes, promise = self._shapes, self._admission.booked(task)
+        waiting = task.request.items if task.must_run_alone else queue.items
+        left_ns, z = _NO_LIMIT_NS, 0.0
+        if promise is not None:
+            left_ns, z = self._admission.left_ns(task), self._admission.sent_z(task)
+        best = shapes.choose(build, task, waiting, left_ns, z)
+        if best is not None:
+            if promise is not None and not task.must_run_alone:
+                at_ns = shapes.hold_until_ns(build, task, waiting, left_ns, z, best.cost)
+                if at_ns > self._view.now_ns:
+                    self._held[build.id] = at_ns
+                    return None
+            roomy = self._placement.node_with_room(build, task, best.shape_id, node)
+            if roomy is not None:
+                return Send(queue, build, roomy, best.shape_id, best)
+        start_ns = self._builds.start_ns(build, node)
+        choice = shapes.choose(build, task, waiting, left_ns - start_ns, z, node)
+        if choice is not None:
+            return Send(queue, build, node, choice.shape_id, choice)
+        if best is not None or start_ns > 0:
+            return None  # what holds the build will have room for it
+        shape_id = shapes.fastest(build, task.request.items, node)  # too late for any margin
+        return None if shape_id is None else Send(queue, build, node, shape_id)
 
     def to_other_pool(self, queue: EdfQueue) -> Send | None:
         """Send the head of a queue to another pool where it is in time and nothing waits."""
@@ -132,7 +184,7 @@ class Dispatcher:
             if build.calendar.work_ns == 0 and self._admission.is_in_time(task, build):
                 node = self._placement.warm_node(build)
                 if node is not None:
-                    return Send(queue, build, node)
+                    return Send(queue, build, node, build.shape_id)
         return None
 
     def to_faas(self, function_id: int) -> Send | None:
@@ -191,7 +243,7 @@ class Dispatcher:
         if faas is None or promise is None or promise.build is faas:
             return None
         items, now_ns = task.request.items, self._view.now_ns
-        left_ns = self._admission.latest_ns(task.request, task.id % STAGES_MAX) - now_ns
+        left_ns = self._builds.latest_ns(task.request, task.id % STAGES_MAX) - now_ns
         wait_ns = promise.build.narrowest().free_in_ns(now_ns)
         if wait_ns + promise.build.cautious_ns(items, _LATE_Z) <= left_ns:
             return None

@@ -12,10 +12,11 @@ from itertools import islice
 from typing import Final, final
 
 from headgate.core.model import Variant
-from headgate.core.records import Instance, Node
+from headgate.core.records import Instance, Node, Task
 from headgate.core.states import INSTANCE_STARTING, ON_HOST
 from headgate.core.view import View, has_free_room
-from headgate.planning.builds import Build, Builds
+from headgate.planning.build import Build
+from headgate.planning.builds import Builds
 
 _CANDIDATES_MAX: Final = 16  # free nodes looked at for a cold start
 _PRESTART_LOAD: Final = 0.05  # a build with less load, in lanes, is started on demand only
@@ -38,6 +39,12 @@ class Placement:
         self._view = view
         self._builds = builds
 
+    def _can_take(self, node: Node, build: Build) -> bool:
+        """Whether a free node can begin a batch of a build now, in its smallest shape at least."""
+        if build.shape_ids[0] == 0:
+            return self._view.can_take(node, build.function_id)
+        return self._view.fits(node, build.variant, build.shape_ids[0])
+
     def warm_node(self, build: Build) -> Node | None:
         """A free node that holds the weights of a build and can take a batch."""
         view, free = self._view, self._view.free_by_pool[build.pool.id]
@@ -51,7 +58,7 @@ class Placement:
                     and node.id in free
                     and _can_run_soon(instance)
                     and node.running < build.lanes
-                    and view.can_take(node, build.function_id)
+                    and self._can_take(node, build)
                     and (best is None or node.running < best.running)
                 ):
                     best = node
@@ -65,13 +72,44 @@ class Placement:
                 held is not None
                 and _can_run_soon(held)
                 and node.running < build.lanes
-                and view.can_take(node, build.function_id)
+                and self._can_take(node, build)
                 and (best is None or node.running < best.running)
             ):
                 best = node
                 if node.running == 0:
                     break
         return best
+
+    def node_with_room(self, build: Build, task: Task, shape_id: int, offered: Node) -> Node | None:
+        """A free node that holds a build and has room for a batch in a shape.
+
+        First the one that has the task's input, where moving it takes time; then the one with the
+        least compute left, which keeps room together on others.
+        """
+        free = self._view.free_by_pool[build.pool.id]
+        if build.pool.bytes_per_s > 0.0:
+            for index in task.stage.after:
+                node_id = task.request.tasks[index].node_id
+                node = None if node_id is None else free.get(node_id)
+                if node is not None and self._has_room_for(node, build, shape_id):
+                    return node
+        best = offered if self._has_room_for(offered, build, shape_id) else None
+        for node in islice(free.values(), _CANDIDATES_MAX):
+            if (best is None or _compute_used(node) > _compute_used(best)) and self._has_room_for(
+                node, build, shape_id
+            ):
+                best = node
+        return best
+
+    def _has_room_for(self, node: Node, build: Build, shape_id: int) -> bool:
+        """Whether a free node that holds a build can begin a batch in a shape now."""
+        held = node.instances.get(build.variant.id)
+        return (
+            held is not None
+            and held.state != INSTANCE_STARTING
+            and held.residency != ON_HOST
+            and self._view.fits(node, build.variant, shape_id)
+        )
 
     def node_for(self, build: Build) -> Node | None:
         """The free node on which a batch of a build should run now; None to wait."""
@@ -80,7 +118,7 @@ class Placement:
 
     def suits(self, node: Node, build: Build) -> bool:
         """Whether a node should run a build now: it holds it, or a cold start is worth it."""
-        if not self._view.can_take(node, build.function_id):
+        if not self._can_take(node, build):
             return False
         instance = node.instances.get(build.variant.id)
         if instance is not None and instance.residency != ON_HOST:
@@ -100,6 +138,8 @@ class Placement:
         load; in the latter case one idle node stays free.
         """
         view = self._view
+        if build.cold_start_ns == 0 or build.warm_pool is not None or build.pool.is_elastic:
+            return None
         if not self._is_startable(build, self._builds.node_count(build.pool.id)):
             return None
         is_worth_it = is_awaited or (
@@ -109,6 +149,13 @@ class Placement:
         if not is_worth_it or not self._builds.wants_instance(build):
             return None
         return self._idle_node(build)
+
+    def should_prewarm(self, build: Build, node: Node) -> bool:
+        """Whether a node that joined should start a build of which it lacks the declared number."""
+        wanted = self._view.app.functions[build.function_id].prewarm_nodes
+        return self._builds.count_instances(build) < wanted and has_room(
+            self._view, node, build.variant
+        )
 
     def _is_startable(self, build: Build, below: int) -> bool:
         """Whether fewer nodes than `below` hold a build, and it can be loaded."""
@@ -140,10 +187,10 @@ class Placement:
                 continue
             if (
                 node.running < build.lanes
-                and view.can_take(node, build.function_id)
+                and self._can_take(node, build)
                 and self._may_start(node, build, is_urgent=is_urgent)
             ):
-                if has_room(view, node, build.variant):
+                if has_room(self._view, node, build.variant):
                     return node
                 fallback = fallback or node
         return fallback
@@ -174,6 +221,10 @@ class Placement:
             if other is not None and other is not build and not self._builds.can_spare(other):
                 return False
         return True
+
+
+def _compute_used(node: Node) -> tuple[int, int]:
+    return node.gpu_sevenths_used, node.cpu_milli_used
 
 
 def _can_run_soon(instance: Instance) -> bool:

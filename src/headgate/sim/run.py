@@ -167,6 +167,7 @@ def _columns(engine: Engine, cursor: ArrivalCursor, window_ns: int, request_ns: 
         end_ns=end_ns,
         admission_margins=_admission_margins(engine.schedulers),
         instances=tuple(sorted(instances, key=lambda use: use.id)),
+        work=sum(scheduler.work for scheduler in engine.schedulers),
     )
 
 

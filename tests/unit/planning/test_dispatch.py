@@ -13,6 +13,7 @@ from headgate.core.model import Pool, Profile
 from headgate.core.records import Node, Task
 from headgate.planning.batching import Batching
 from headgate.planning.dispatch import Dispatcher, Send
+from headgate.planning.shapes import ShapeChooser
 from headgate.planning.task_queues import TaskQueues
 
 PROFILE = Profile((10 * MS, 12 * MS, 14 * MS, 16 * MS))
@@ -27,10 +28,11 @@ class DispatchRig:
     def __init__(self, *pools: Pool, latency_ms: float | None = 100.0) -> None:
         rig = self.rig = PlanningRig(make_app([PROFILE], *pools, latency_ms=latency_ms))
         self.queues = TaskQueues(rig.view.app, rig.builds, 30.0)
-        self.batching = Batching(rig.view, rig.admission, self.queues)
+        self.shapes = ShapeChooser(rig.view, rig.builds)
+        self.batching = Batching(rig.view, rig.builds, rig.admission, self.queues, self.shapes)
         self.dispatch = Dispatcher(
             rig.view, rig.builds, rig.admission, self.queues, self.batching, rig.placement,
-            rig.spillover,
+            rig.spillover, self.shapes,
         )  # fmt: skip
 
     def node(self, pool_id: int = 0) -> Node:
@@ -52,7 +54,7 @@ class DispatchRig:
     def send(self, send: Send | None) -> list[Task]:
         """Form the batch of a decision, and order it."""
         assert send is not None
-        tasks = self.batching.take(send.queue, send.build, 0)
+        tasks, _ = self.batching.take(send.queue, send.build, 0)
         if send.node is not None:
             batch = self.rig.orders.dispatch(tasks, send.node, send.build.variant)
             self.rig.builds.on_sent(send.build, batch, 0)
