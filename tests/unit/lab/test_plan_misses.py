@@ -105,9 +105,18 @@ def test_a_batch_that_is_not_there_is_a_miss() -> None:
     policy = fixed("shape 0, batch 2", "shape 0, batch 1")
     _, misses = simulate_with_misses(make_environment(make_app(100), 0, 1_000), policy, 0)
     assert counts(misses) == [(2, {"batch": 2}), (2, {})]
+    assert misses.short_batch_rate == 0.5
     busy = make_app(400, gpu_sevenths=1)  # one batch at a time: the second and third wait
     _, misses = simulate_with_misses(make_environment(busy, 0, 1, 2), policy, 0)
     assert counts(misses)[0] == (2, {"batch": 1})
+
+
+def test_a_batch_that_is_not_there_is_the_last_of_the_reasons() -> None:
+    """The large shape costs more than needed, for whatever batch; only one item ever waits."""
+    policy = fixed("shape 1, batch 2", "shape 0, batch 2")
+    _, misses = simulate_with_misses(make_environment(make_app(100), 0, 1_000), policy, 0)
+    assert counts(misses) == [(2, {"cost": 2}), (2, {"batch": 2})]
+    assert misses.short_batch_rate == 1.0
 
 
 def test_a_shape_for_which_there_is_no_room_is_a_miss() -> None:
