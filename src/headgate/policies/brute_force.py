@@ -6,9 +6,9 @@ cheapest ones that are in time make the list; the fastest one if none is. Everyt
 `esg`: the queues, the groups and their shares of the time left, and the dispatch.
 
 Combinations are reported as work, one unit each, for which the simulator charges `per_work_unit`
-of time. All paths are listed once, by cost, for each number of items that may wait, and the list is
-kept: whoever runs this does not wait as long as those who would look at every path each time.
-A pipeline with a stage that has more than `combinations_max` of them is a `ConfigError`.
+of time. For each number of items that may wait, all paths are listed once, by cost, and the list is
+kept: a run takes less time than it is charged for. A pipeline with a stage that has
+more than `combinations_max` combinations is a `ConfigError`.
 Cost per decision: at most O(combinations) for each queue, then O(`paths_max` x free nodes).
 
 >>> from headgate.policies import find_policy
