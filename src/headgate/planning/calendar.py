@@ -2,13 +2,18 @@
 
 *Supply* is the time of the pool's lanes (a lane is one batch at a time): each is free from the
 predicted end of what it runs. *Demand* is the work of every admitted task that is not running yet,
-by its deadline. Two questions are asked of it, each in O(log buckets + lanes examined):
+by its deadline. Two questions decide whether a newcomer fits (`fit`), each in O(log buckets + lanes
+examined):
 
 - Can a newcomer start in time? Starts are counted, not seconds (list scheduling, Graham 1966): of
   the batches that are due before it, fewer must be waiting than the lanes can start by then. A test
   in seconds of work is wrong where a batch takes about as long as its slack.
 - Does it push out what is promised for later? The processor-demand test of EDF (Baruah 1990): at
   every later deadline, the work that is due by then fits into the time of the lanes.
+
+Two more are for those who were refused, and for who scales: from when on would it fit, which is
+also the question for the earliest deadline (`fits_from_ns`), and with how many lanes more
+(`lanes_missing`).
 
 Deadlines are rounded down to buckets of a fixed width. The buckets are the leaves of a tree of sums
 and least prefix sums of (capacity - work), so the least slack at or after a deadline is one walk
@@ -26,6 +31,7 @@ _NOTHING: Final = 1 << 62  # least slack where nothing is promised
 _LATE_STARTS: Final = 0.02  # share of the starts that may be late
 _LATE_START_STEP: Final = 0.02  # inflation of the booked work per late start
 _INFLATION_MAX: Final = 2.0
+_BEYOND: Final = 0.25  # of a batch per lane that may run beyond its latest start, of 0.5 at most
 _LANES_EXAMINED: Final = 48  # of more lanes, every k-th is examined and counts k times
 
 
@@ -245,9 +251,57 @@ class Calendar(Lanes):
             needed = inflation * (by_then_ns + work_ns) / mean_ns
             if by_then_ns > ahead_ns and not self.can_start(now_ns, last_ns, mean_ns, needed):
                 return None
-        if least_ns + mean_ns < work_ns + (inflation - 1.0) * self.work_ns:
+        # What starts by its latest start may end after it: on average half a batch per lane.
+        beyond_ns = mean_ns * max(1.0, _BEYOND * self.lanes)
+        if least_ns + beyond_ns < work_ns + (inflation - 1.0) * self.work_ns:
             return None
         return ahead_ns, slack_ns
+
+    def fits_from_ns(
+        self, now_ns: int, work_ns: float, batches: float, lanes: float, default_ns: float
+    ) -> int | None:
+        """The earliest latest start with which a newcomer fits; None: not within the calendar.
+
+        Rounded up to buckets. Later is taken to be no worse, which holds for what is booked in the
+        order of its deadlines. O(log buckets) calls of `fit`.
+        """
+        first = self.bucket(now_ns, now_ns)
+        low, high = first - 1, self._base + self._size
+        while high - low > 1:
+            bucket = (low + high) // 2
+            latest_ns = max(now_ns, bucket * self._width_ns)
+            if self.fit(now_ns, latest_ns, bucket, work_ns, batches, lanes, default_ns) is None:
+                low = bucket
+            else:
+                high = bucket
+        return max(now_ns, high * self._width_ns) if high < self._base + self._size else None
+
+    def lanes_missing(
+        self,
+        now_ns: int,
+        latest_ns: int,
+        work_ns: float,
+        batches: float,
+        lanes: float,
+        default_ns: float,
+        lanes_max: int,
+    ) -> int | None:
+        """How many lanes more a newcomer needs to fit; None if `lanes_max` more are not enough.
+
+        O(buckets log lanes): a question for the slow time scale.
+        """
+        present = self.lanes
+        bucket = self.bucket(now_ns, latest_ns)
+        low, high = -1, lanes_max + 1  # with `low` it does not fit, with `high` it does
+        while high - low > 1:
+            middle = (low + high) // 2
+            self.resize(present + middle)
+            if self.fit(now_ns, latest_ns, bucket, work_ns, batches, lanes, default_ns) is None:
+                low = middle
+            else:
+                high = middle
+        self.resize(present)
+        return high if high <= lanes_max else None
 
     def _reach(self, now_ns: int, number: int) -> None:
         """Move the first bucket to the present, and add buckets up to twice as far as this one.
