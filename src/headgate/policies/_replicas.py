@@ -495,6 +495,11 @@ class ReplicaPolicy(Policy):
     def _revive(self, deployment: Deployment, head: Task) -> None:
         """Have a stage served that has tasks and no live replica for the head of its queue."""
         items = head.request.items
+        if items > deployment.queue.items_most:  # the Scheduler fails it, and says so
+            free = self.view.first_free(head.function.id)
+            if free is not None:
+                self.orders.dispatch(deployment.take(1), free)
+            return
         for replica in [each for each in deployment.replicas if each.takes(head)]:
             if self.view.is_barred(replica.node, replica.variant):
                 self.remove_replica(deployment, replica)  # it may run as another variant
