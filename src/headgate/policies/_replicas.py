@@ -91,12 +91,12 @@ class StageReplicas:
     @property
     def rate_max(self) -> float:
         """What its replicas serve at most, in items per second."""
-        return sum(replica.rating.rate_max for replica in self.replicas)
+        return sum([replica.rating.rate_max for replica in self.replicas])
 
     @property
     def rate_min(self) -> float:
         """What its replicas need to fill their batches in time, in items per second."""
-        return sum(replica.rating.rate_min for replica in self.replicas)
+        return sum([replica.rating.rate_min for replica in self.replicas])
 
     def add(self, task: Task, now_ns: int) -> None:
         """Enqueue a task."""

@@ -123,14 +123,14 @@ class Infless(ReplicaPolicy):
 
     def scale(self, demands: Mapping[StageReplicas, float]) -> None:
         """Scale out for residual rates; release what is below the band."""
-        self.scale_out([d for d, rate in demands.items() if rate > d.rate_max], demands)
+        self.scale_out([each for each, rate in demands.items() if rate > each.rate_max], demands)
         for stage, rate in demands.items():
             self._release(stage, rate)
             self._set_shares(stage, rate)
 
     def _release(self, stage: StageReplicas, rate: float) -> None:
-        by_cost = sorted(stage.replicas, key=lambda each: -each.config.cost)
-        for replica in by_cost:
+        """Release instances, the least efficient first, while the others can serve the rate."""
+        for replica in sorted(stage.replicas, key=lambda each: -each.config.cost):
             rate_max = stage.rate_max
             floor = self._alpha * stage.rate_min + (1 - self._alpha) * rate_max
             if rate >= floor:
@@ -150,7 +150,7 @@ class Infless(ReplicaPolicy):
     def share_out(self, stage: StageReplicas, items: int) -> None:
         """Give the items to the instance that has had the least of its share so far."""
         ready = [replica for replica in stage.replicas if self.is_ready(replica)]
-        total = sum(replica.share for replica in ready)
+        total = sum([replica.share for replica in ready])
         if not total:
             return
         for replica in ready:
