@@ -150,6 +150,7 @@ class _Searched:
     median_ms: float
     p99_ms: float
     expansions_max: int
+    us_per_expansion: float  # all searches together: what an experiment charges for one
     infeasible: int  # searches that could only say so
     cut: int  # searches that reached the limit of expansions
 
@@ -161,6 +162,7 @@ class _Searched:
             "median_ms": round(self.median_ms, 3),
             "p99_ms": round(self.p99_ms, 3),
             "most_expansions": self.expansions_max,
+            "us_per_expansion": round(self.us_per_expansion, 1),
             "infeasible": self.infeasible,
         }
 
@@ -375,7 +377,7 @@ def _searches(
     *,
     is_plain: bool = False,
 ) -> _Searched:
-    times, most, infeasible, cut = [], 0, 0, 0
+    times, most, expansions, infeasible, cut = [], 0, 0, 0, 0
     for app, budgets_ns in zip(apps, budgets, strict=True):
         for budget_ns in budgets_ns:
             started = thread_time_ns()
@@ -388,6 +390,7 @@ def _searches(
             finally:
                 times.append(thread_time_ns() - started)
             most = max(most, found.expansions)
+            expansions += found.expansions
             cut += not found.is_complete
     times.sort()
     return _Searched(
@@ -398,6 +401,7 @@ def _searches(
         median(times) / 1e6,
         _p99(times) / 1e6,
         most,
+        sum(times) / 1e3 / max(1, expansions),
         infeasible,
         cut,
     )

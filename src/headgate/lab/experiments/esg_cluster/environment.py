@@ -47,8 +47,9 @@ from headgate.workload.generators import Float64, column_stream
 
 Process = Literal["band", "poisson", "bursty"]
 
-# Time per expansion of ESG_1Q: the price at which the work of a search is charged.
-EXPANSION_NS: Final = 2_000
+# Time per expansion of ESG_1Q, at which the work of a search is charged: about the mean of the
+# column `us_per_expansion` of `headgate bench planner` over both tables and all objectives.
+EXPANSION_NS: Final = 20_000
 PRICES: Final = Prices()
 _CV: Final = 0.01  # the GPU table's 95th percentiles are on average 1.5 % above the medians
 _WARM_UP: Final = 0.1  # share of the requests

@@ -1,0 +1,123 @@
+"""ESG and its rivals on a cluster of shareable GPUs: the evaluation of the ESG paper.
+
+Sixteen nodes of 16 vCPUs and a GPU in sevenths, four applications of three to five stages, three
+cells of objective and load (`esg_cluster.environment`), on up to three profile sets
+(`esg_cluster.profiles`). What a policy plans is charged as simulated time. Then the cluster
+changes: load up to three times heavy, nodes that fail, profiles that are wrong.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from headgate.lab.experiments import Progress, Result
+from headgate.lab.experiments.esg_cluster.environment import CELLS, ClusterScenario
+from headgate.lab.experiments.esg_cluster.figures import (
+    cells_figure,
+    dynamics_figure,
+    latency_figure,
+)
+from headgate.lab.experiments.esg_cluster.profiles import (
+    INFLESS,
+    MEASURED,
+    RECALLED,
+    infless_table,
+)
+from headgate.lab.experiments.esg_cluster.results import (
+    ESG,
+    OURS,
+    RIVALS,
+    DynamicsTable,
+    ResultTable,
+    limit_rows,
+)
+from headgate.lab.experiments.esg_cluster.runs import ClusterCase, run_cell, run_unobserved
+from headgate.lab.figures import write_figures
+from headgate.lab.harness import PolicyCase, over_seeds
+from headgate.policies import policy_names
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NAME = "esg"
+TITLE = "ESG and its rivals: pipelines on shareable GPUs"
+
+_LOAD: Final = "load"
+_FAILURES: Final = "failing nodes"
+_PROFILES: Final = "wrong profiles"
+_ARRIVALS: Final = "arrivals"
+_HEAVY: Final = 0.85
+_LOAD_FACTORS: Final = (0.2, 0.5, 0.85, 1.275, 1.7, 2.55)  # light to three times heavy
+_NORMAL: Final = CELLS[1]
+_ORION_LIMITS: Final = (10, 100, 1_000, 10_000)
+
+
+def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
+    """Run every policy in every cell, Orion with several limits, and the dynamics."""
+    directory = _traces(os.environ.get("HEADGATE_TRACES"))
+    sets = [MEASURED, RECALLED]
+    if infless_table(directory) is None:
+        progress("without INFless's tables (HEADGATE_TRACES)")
+    elif not quick:
+        sets.append(INFLESS)
+    requests, seeds = (400, 2) if quick else (4000, 5)
+    policies = [p for p in (ESG, *RIVALS, OURS) if p.name in policy_names()]
+    progress(f"{len(policies)} policies in {len(CELLS)} cells of {', '.join(sets)}")
+    cases = [
+        ClusterCase(policy, ClusterScenario(name, cell, requests, directory))
+        for name in sets
+        for cell in CELLS
+        for policy in policies
+    ]
+    table = ResultTable(over_seeds(run_cell, cases, seeds, is_parallel=not quick))
+    progress("load, failures and wrong profiles")
+    conditions = _conditions(requests, is_quick=quick)
+    changed = [
+        ClusterCase(policy, scenario)
+        for scenarios in conditions.values()
+        for scenario in scenarios
+        for policy in policies
+    ]
+    runs = over_seeds(run_unobserved, changed, seeds, is_parallel=not quick)
+    dynamics = DynamicsTable(runs, conditions)
+    return Result(
+        NAME,
+        [*table.rows(), *dynamics.rows()],
+        [*table.checks(), *dynamics.checks()],
+        write_figures(out, NAME, lambda: _figures(table, dynamics)),
+    )
+
+
+def _traces(named: str | None) -> Path | None:
+    return Path(named) if named else None
+
+
+def _conditions(requests: int, *, is_quick: bool) -> dict[str, list[ClusterScenario]]:
+    """Return, by what changes, scenarios with the moderate objective of the measured set."""
+    factors = _LOAD_FACTORS[::2] if is_quick else _LOAD_FACTORS
+    errors = ((1.3,), (0.7,), (0.7, 1.3))
+    return {
+        _LOAD: [
+            ClusterScenario(
+                MEASURED, _NORMAL, requests, load_factor=factor / _NORMAL.utilisation
+            )
+            for factor in factors
+        ],
+        _FAILURES: [
+            ClusterScenario(MEASURED, _NORMAL, requests, failed_nodes=count)
+            for count in (2, 4, 8)
+        ],
+        _PROFILES: [
+            ClusterScenario(MEASURED, _NORMAL, requests, profile_errors=error) for error in errors
+        ],
+    }
+
+
+def _figures(table: ResultTable, dynamics: DynamicsTable) -> dict[str, Figure]:
+    return {
+        "cells": cells_figure(table),
+        "latency": latency_figure(table),
+        "dynamics": dynamics_figure(dynamics, _LOAD, (_FAILURES, _PROFILES)),
+    }
