@@ -9,6 +9,7 @@ changes: load up to three times heavy, nodes that fail, profiles that are wrong.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -31,11 +32,10 @@ from headgate.lab.experiments.esg_cluster.results import (
     RIVALS,
     DynamicsTable,
     ResultTable,
-    limit_rows,
 )
 from headgate.lab.experiments.esg_cluster.runs import ClusterCase, run_cell, run_unobserved
 from headgate.lab.figures import write_figures
-from headgate.lab.harness import PolicyCase, over_seeds
+from headgate.lab.harness import over_seeds
 from headgate.policies import policy_names
 
 if TYPE_CHECKING:
@@ -44,13 +44,14 @@ if TYPE_CHECKING:
 NAME = "esg"
 TITLE = "ESG and its rivals: pipelines on shareable GPUs"
 
+# What changes, in the dynamics.
 _LOAD: Final = "load"
 _FAILURES: Final = "failing nodes"
 _PROFILES: Final = "wrong profiles"
 _ARRIVALS: Final = "arrivals"
-_HEAVY: Final = 0.85
-_LOAD_FACTORS: Final = (0.2, 0.5, 0.85, 1.275, 1.7, 2.55)  # light to three times heavy
-_NORMAL: Final = CELLS[1]
+_PLANNING: Final = "planning"
+_LOADS: Final = (0.2, 0.5, 0.85, 1.275, 1.7, 2.55)  # from light to three times heavy
+_ERRORS: Final = ((1.3,), (0.7,), (0.7, 1.3))  # true over profiled times
 _ORION_LIMITS: Final = (10, 100, 1_000, 10_000)
 
 
@@ -62,7 +63,7 @@ def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
         progress("without INFless's tables (HEADGATE_TRACES)")
     elif not quick:
         sets.append(INFLESS)
-    requests, seeds = (400, 2) if quick else (4000, 5)
+    requests, seeds = (200, 3) if quick else (4000, 5)
     policies = [p for p in (ESG, *RIVALS, OURS) if p.name in policy_names()]
     progress(f"{len(policies)} policies in {len(CELLS)} cells of {', '.join(sets)}")
     cases = [
@@ -96,23 +97,18 @@ def _traces(named: str | None) -> Path | None:
 
 def _conditions(requests: int, *, is_quick: bool) -> dict[str, list[ClusterScenario]]:
     """Return, by what changes, scenarios with the moderate objective of the measured set."""
-    factors = _LOAD_FACTORS[::2] if is_quick else _LOAD_FACTORS
-    errors = ((1.3,), (0.7,), (0.7, 1.3))
-    return {
-        _LOAD: [
-            ClusterScenario(
-                MEASURED, _NORMAL, requests, load_factor=factor / _NORMAL.utilisation
-            )
-            for factor in factors
-        ],
-        _FAILURES: [
-            ClusterScenario(MEASURED, _NORMAL, requests, failed_nodes=count)
-            for count in (2, 4, 8)
-        ],
-        _PROFILES: [
-            ClusterScenario(MEASURED, _NORMAL, requests, profile_errors=error) for error in errors
-        ],
+    normal = ClusterScenario(MEASURED, CELLS[1], requests)
+    loads = [replace(normal, load_factor=load / normal.cell.utilisation) for load in _LOADS]
+    conditions = {
+        _LOAD: loads,
+        _FAILURES: [replace(normal, failed_nodes=count) for count in (2, 4, 8)],
+        _PROFILES: [replace(normal, profile_errors=errors) for errors in _ERRORS],
+        _ARRIVALS: [replace(normal, process="poisson"), replace(normal, process="bursty")],
+        _PLANNING: [replace(load, charges_work=False) for load in loads[-2:]],
     }
+    if is_quick:
+        return {change: [each[0], each[-1]] for change, each in conditions.items()}
+    return conditions
 
 
 def _figures(table: ResultTable, dynamics: DynamicsTable) -> dict[str, Figure]:

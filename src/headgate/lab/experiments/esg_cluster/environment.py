@@ -43,7 +43,8 @@ from headgate.planning.frontier.pipeline import PipelineFrontier
 from headgate.sim.faults import Fault, FaultPlan
 from headgate.sim.ground_truth import GroundTruthConfig
 from headgate.workload import Arrivals, arrivals_at, assign, gamma, poisson
-from headgate.workload.generators import Float64, column_stream
+from headgate.workload.arrivals import Int64
+from headgate.workload.generators import column_stream
 
 Process = Literal["band", "poisson", "bursty"]
 
@@ -174,7 +175,10 @@ def _rate(
         configs = frontier.capped(1).plan(slos_ns[app]).configs
         gpu_s.append(sum(c.gpu_sevenths * c.time_ns for c in configs) / SECOND_NS)
         cpu_s.append(sum(c.cpu_milli * c.time_ns for c in configs) / SECOND_NS / 1000)
-    limits = {"vGPU": NODES * SEVENTHS / (fmean(gpu_s) or 1e-9), "vCPU": NODES * VCPUS / fmean(cpu_s)}
+    limits = {
+        "vGPU": NODES * SEVENTHS / (fmean(gpu_s) or 1e-9),
+        "vCPU": NODES * VCPUS / fmean(cpu_s),
+    }
     binding = min(limits, key=limits.__getitem__)
     return utilisation * limits[binding], binding
 
@@ -188,16 +192,15 @@ def _draw(
         drawn = gamma(rate_per_s, _BURSTY_CV, duration_ns, seed=seed).times_ns
     else:
         drawn = _band(rate_per_s, duration_ns, seed)
-    return arrivals_at(begin_ns + drawn.astype(np.int64), begin_ns + duration_ns)
+    return arrivals_at(begin_ns + drawn, begin_ns + duration_ns)
 
 
-def _band(rate_per_s: float, duration_ns: int, seed: int) -> Float64:
+def _band(rate_per_s: float, duration_ns: int, seed: int) -> Int64:
     """Return arrivals with intervals that are uniform in a band, as wide as the paper's."""
     low, high = (2 * edge / sum(_BAND) * SECOND_NS / rate_per_s for edge in _BAND)
     count = int(1.1 * duration_ns / (0.5 * (low + high))) + 100
     times = np.cumsum(column_stream(seed, "esg/intervals").uniform(low, high, count))
-    inside: Float64 = times[times < duration_ns]
-    return inside
+    return times[times < duration_ns].astype(np.int64)
 
 
 def _failures(count: int, begin_ns: int, duration_ns: int) -> FaultPlan:

@@ -10,15 +10,13 @@ import numpy as np
 
 from headgate.lab.experiments.esg_cluster.environment import ClusterScenario
 from headgate.lab.experiments.esg_cluster.results import (
-    ESG,
-    OURS,
     CellTable,
     DynamicsTable,
     ResultTable,
     condition_label,
 )
 from headgate.lab.figures import DASHES
-from headgate.lab.harness import PolicyCase, margin
+from headgate.lab.harness import margin
 from headgate.metrics.report.style import INK, MARKERS, MUTED, SERIES, new_figure, style_axes
 
 if TYPE_CHECKING:
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _RATIO_MAX: Final = 1.5  # of the response time over the objective, drawn
-_LOADS: Final = "load"
 
 
 def cells_figure(table: ResultTable) -> Figure:
@@ -60,6 +57,7 @@ def latency_figure(table: ResultTable) -> Figure:
         for each_axes, each in zip(row, cells, strict=False):
             _draw_distributions(each_axes, each)
             style_axes(each_axes, title=f"{name}: {each.label}", grid="both")
+            each_axes.title.set_fontsize(9)
         row[0].set_ylabel("share of all requests", fontsize=9, color=MUTED)
     for each_axes in axes[-1]:
         each_axes.set_xlabel("response time / SLO", fontsize=9, color=MUTED)

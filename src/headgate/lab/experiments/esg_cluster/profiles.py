@@ -135,7 +135,9 @@ def infless_table(directory: Path | None) -> Path | None:
     if directory is None:
         return None
     places = (directory / "profiles", directory.parent / "profiles")
-    return next((place / _INFLESS_FILE for place in places if (place / _INFLESS_FILE).is_file()), None)
+    return next(
+        (place / _INFLESS_FILE for place in places if (place / _INFLESS_FILE).is_file()), None
+    )
 
 
 def build_app(profiles: ProfileSet, slos_ns: Mapping[str, int], prices: Prices) -> App:
@@ -183,9 +185,7 @@ def _function(number: int, table: FunctionTable) -> Function:
         table.name,
         number,
         (0,),
-        Profile(
-            own.exec_ns, cold_start_ns=table.cold_start_ns, output_bytes=table.output_bytes
-        ),
+        Profile(own.exec_ns, cold_start_ns=table.cold_start_ns, output_bytes=table.output_bytes),
         own.shape,
         concurrency=_SLOTS,
         more_shapes=tuple(more),

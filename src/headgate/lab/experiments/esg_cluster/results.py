@@ -9,7 +9,6 @@ from typing import Final, final
 
 from headgate.lab.experiments import Check, Row, none_check
 from headgate.lab.experiments.esg_cluster.environment import (
-    CELLS,
     Cell,
     ClusterScenario,
     SizedCell,
@@ -68,10 +67,11 @@ class CellTable:
     def gap_closed(self, policy: PolicyCase) -> float:
         """Share of the gap between ESG's cost and the bound that a policy closes.
 
-        Not counted as closed is what a policy saves because it does not serve: cost is per hit.
+        Nothing is gained by serving less: ESG's cost is per request, that of the policy per hit.
         """
-        ours = fmean(run.usd_per_hit for run in self.runs[policy])
-        esg = fmean(run.usd_per_hit for run in self.runs[ESG])
+        hits = fmean(self.hits(policy))
+        ours = fmean(run.usd_per_request for run in self.runs[policy]) / max(hits, 1e-9)
+        esg = fmean(run.usd_per_request for run in self.runs[ESG])
         return (esg - ours) / (esg - self.sized.bound_usd)
 
 
@@ -351,8 +351,9 @@ def condition_label(scenario: ClusterScenario) -> str:
     if scenario.profile_errors:
         return f"times x {', '.join(f'{error:g}' for error in scenario.profile_errors)}"
     if scenario.process != "band":
-        return f"{scenario.process} arrivals"
-    return f"{100 * scenario.cell.utilisation * scenario.load_factor:.0f} %"
+        return scenario.process
+    load = f"{100 * scenario.cell.utilisation * scenario.load_factor:.0f} %"
+    return load if scenario.charges_work else f"{load}, planning free"
 
 
 def limit_rows(runs: Runs) -> list[Row]:

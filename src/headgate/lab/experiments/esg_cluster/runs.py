@@ -25,8 +25,7 @@ from headgate.core.events import BatchFinished, Event, RequestArrived
 from headgate.core.model import App, Shape
 from headgate.core.records import STAGES_MAX
 from headgate.lab.experiments.esg_cluster.environment import Cell, ClusterScenario, sized_cell
-from headgate.lab.harness import Case, Floats, request_times, count_unserved
-from headgate.metrics.columns import RunColumns
+from headgate.lab.harness import Case, Floats, count_unserved, request_times
 from headgate.planning.frontier.candidates import pipeline_frontier
 from headgate.planning.frontier.decision import StageDecider, fits_any
 from headgate.planning.frontier.pipeline import PipelineFrontier
@@ -78,9 +77,9 @@ def _run(case: ClusterCase, seed: int, observer: DispatchObserver | None) -> Clu
     times, requests = request_times(columns, environment.since_ns)
     count = len(requests)
     served = np.isfinite(times.response_ms) & (requests.outcome <= 1)
-    slos_ms = np.array(
-        [p.slo.latency_ns / MILLISECOND_NS for p in environment.app.pipelines]
-    )[requests.pipeline]
+    slos_ms = np.array([p.slo.latency_ns / MILLISECOND_NS for p in environment.app.pipelines])[
+        requests.pipeline
+    ]
     usd = sum(use.allocation_usd for use in columns.resources)
     met = float(times.is_met.mean())
     dispatches = observer.dispatches if observer else 0
@@ -124,6 +123,10 @@ class DispatchObserver(Observer):
         self.dispatches = self.items = self.misses = 0
         self._app = app
         self._frontiers = frontiers
+        self._items_max = [
+            [max(config.batch for config in each) for each in frontier.configs]
+            for frontier in frontiers
+        ]
         self._deciders: dict[tuple[int, int, int], StageDecider] = {}  # by pipeline, stage, batch
         self._pool = app.pools[0]
         self._requests: dict[int, tuple[int, int]] = {}  # id -> arrival ns, pipeline id
@@ -180,11 +183,11 @@ class DispatchObserver(Observer):
 
     def _decider(self, pipeline: int, stage: int) -> StageDecider:
         """Return the decider for batches of as many items as wait."""
-        largest = max(config.batch for config in self._frontiers[pipeline].configs[stage])
-        key = (pipeline, stage, min(self._waiting[pipeline, stage], largest))
+        items = min(self._waiting[pipeline, stage], self._items_max[pipeline][stage])
+        key = (pipeline, stage, items)
         decider = self._deciders.get(key)
         if decider is None:
-            frontier = self._frontiers[pipeline].capped(key[2])
+            frontier = self._frontiers[pipeline].capped(items)
             decider = self._deciders[key] = StageDecider(frontier, stage)
         return decider
 
