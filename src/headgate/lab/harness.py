@@ -33,7 +33,7 @@ from headgate.sim.interfaces import Observer, SimClient
 from headgate.sim.run import Setup, simulate
 from headgate.workload import Arrivals
 
-Setting = float | int | bool | str
+Setting = float | int | bool | str | tuple[str, ...]
 Settings = tuple[tuple[str, Setting], ...]
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -71,7 +71,7 @@ class PolicyCase:
         """
         return " ".join(
             f"{key.removesuffix('_ns')}={value / SECOND_NS:g}s"
-            if key.endswith("_ns") and not isinstance(value, str)
+            if key.endswith("_ns") and not isinstance(value, str | tuple)
             else f"{key}={value}"
             for key, value in self.settings
         )

@@ -28,9 +28,10 @@ from operator import attrgetter
 from typing import final
 from zlib import crc32
 
+from headgate.core.clock import NEVER_NS
 from headgate.core.model import App, Pipeline, Variant
 from headgate.core.policy import Context, LazyDeletions, Policy, PolicyConfig
-from headgate.core.records import STAGES_MAX, Batch, Node, Task
+from headgate.core.records import STAGES_MAX, Batch, Node, Request, Task
 from headgate.core.states import NODE_UP, TASK_READY, Residency
 from headgate.core.view import has_free_compute, has_free_room
 from headgate.planning.frontier.candidates import pipeline_graph, priced, stage_candidates
@@ -53,8 +54,9 @@ class StageQueue:
         self.pipeline_id = pipeline.id
         self.index = index  # of the stage in its pipeline
         self.configs = configs  # candidates on nodes, in the order of declaration
-        # Ids of the functions of its successors.
-        self.following = [pipeline.stages[each].function.id for each in pipeline.successors[index]]
+        self.after = pipeline.stages[index].after  # the stages that it waits for
+        self.successors = pipeline.successors[index]  # those that wait for it
+        self.following = [pipeline.stages[each].function.id for each in self.successors]
         self.home_hash = crc32(function.name.encode())
         self.items_most = max(config.batch for config in configs)
         size = attrgetter("gpu_sevenths", "cpu_milli", "batch", "time_ns")
@@ -141,6 +143,13 @@ class StagePolicy(Policy):
         The head has no more items than the largest batch of its stage.
         """
         raise NotImplementedError
+
+    def budget_ns(self, request: Request, share: float = 1.0) -> int:
+        """A share of the time that a request has left; `NEVER_NS` or more without a deadline."""
+        deadline_ns = request.deadline_ns
+        if deadline_ns >= NEVER_NS:
+            return deadline_ns
+        return int((deadline_ns - self.view.now_ns) * share)
 
     def on_task_ready(self, task: Task) -> None:
         """Enqueue the task, and serve the queues."""
@@ -307,6 +316,24 @@ class StagePolicy(Policy):
             and self._can_start(node, variant, shape_id)
         ):
             self.orders.start(variant, node, shape_id)
+
+
+def planned_path(queue: StageQueue, plan: Sequence[StageConfig]) -> Path:
+    """The path of a queue's stage in a plan that has a configuration for every stage."""
+    return [plan[queue.index], *[plan[index] for index in queue.successors]]
+
+
+def within_batches(
+    stages: Sequence[list[StageConfig]], items: int, items_max: int
+) -> list[list[StageConfig]]:
+    """The candidates of some stages with batches of `items` to `items_max`.
+
+    A stage that has none keeps them all: it may have only larger ones, or shapes too small.
+    """
+    return [
+        [config for config in configs if items <= config.batch <= items_max] or configs
+        for configs in stages
+    ]
 
 
 def _node_candidates(app: App, pipeline: Pipeline) -> list[list[StageConfig]]:

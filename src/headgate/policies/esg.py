@@ -28,13 +28,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import final
 
-from headgate.core.clock import NEVER_NS
 from headgate.core.policy import Capabilities, Context, PolicyConfig, PolicyKind, bounded
 from headgate.core.records import Task
 from headgate.planning.esg_search import EsgSearch
 from headgate.planning.frontier.configs import InfeasibleError, StageConfig
 from headgate.planning.frontier.slo_split import GROUP_MAX, shares_of_rest
-from headgate.policies._stages import Path, StagePolicy, StageQueue
+from headgate.policies._stages import Path, StagePolicy, StageQueue, within_batches
 
 
 @dataclass(frozen=True)
@@ -61,11 +60,8 @@ class _GroupRest:
         key = (items, items_max)
         search = self._searches.get(key)
         if search is None:
-            within = [
-                [config for config in configs if items <= config.batch <= items_max] or configs
-                for configs in self._rest
-            ]
-            search = self._searches[key] = EsgSearch(within)
+            search = EsgSearch(within_batches(self._rest, items, items_max))
+            self._searches[key] = search
         return search
 
 
@@ -91,9 +87,7 @@ class Esg(StagePolicy):
         """ESG_1Q: the cheapest paths within this group's share of the time that is left."""
         rest = self._rests[queue.pipeline_id][queue.index]
         search = rest.search(head.request.items, queue.batch_max(head))
-        budget_ns = deadline_ns = head.request.deadline_ns
-        if deadline_ns < NEVER_NS:
-            budget_ns = int((deadline_ns - self.view.now_ns) * rest.share)
+        budget_ns = self.budget_ns(head.request, rest.share)
         try:
             found = search.search(budget_ns, self._paths_max, expansions_max=self._expansions_max)
         except InfeasibleError:

@@ -49,6 +49,7 @@ from headgate.core.model import (
 from headgate.core.model import Client as DeclaredClient
 from headgate.core.policy import Capabilities, PolicyConfig, PolicyKind
 from headgate.core.rng import stream
+from headgate.core.scheduler.scheduler import Scheduler
 from headgate.core.states import OUTCOME_NAMES
 from headgate.metrics.columns import RunColumns
 from headgate.policies import find_policy
@@ -457,9 +458,11 @@ def _config(case: RandomCase, kind: PolicyKind, seed: int) -> PolicyConfig:
         elif isinstance(default, float):
             drawn[field.name] = rng.choice((default, 1.5 * default))
     try:
-        return kind.config(**drawn)
-    except ConfigError:  # the policy does not allow this combination
+        config = kind.config(**drawn)
+        Scheduler(case.app, kind, config)
+    except ConfigError:  # the policy does not allow this combination, or not in this application
         return kind.config()
+    return config
 
 
 def _clients(case: RandomCase) -> list[SimClient]:

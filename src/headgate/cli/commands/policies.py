@@ -73,4 +73,6 @@ def _bounds(config: type[PolicyConfig]) -> dict[str, str]:
 
 
 def _yaml(value: object) -> str:
+    if isinstance(value, tuple):
+        value = list(value)
     return str(value).lower() if isinstance(value, bool) else str(value)

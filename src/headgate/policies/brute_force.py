@@ -1,0 +1,85 @@
+"""Brute force: `esg` with a look at every path instead of a search, for small pipelines.
+
+What the search of "ESG" (HPDC 2024) is compared with there: at every stage all combinations of
+configurations of this stage and those that follow in its group are looked at, and the `paths_max`
+cheapest ones that are in time make the list; the fastest one if none is. Everything else is as in
+`esg`: the queues, the groups and their shares of the time left, and the dispatch.
+
+Combinations are reported as work, one unit each, for which the simulator charges `per_work_unit`
+of time. A pipeline with a stage that has more than `combinations_max` of them is a `ConfigError`:
+their number is the product of the stages' configurations, and a decision takes about a
+microsecond for each.
+Cost per decision: O(combinations) for each queue, then O(`paths_max` x free nodes).
+
+>>> from headgate.policies import find_policy
+>>> find_policy("brute_force").config().combinations_max
+20000
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+from typing import final
+
+from headgate.core.errors import ConfigError
+from headgate.core.policy import Capabilities, Context, PolicyConfig, PolicyKind, bounded
+from headgate.core.records import Task
+from headgate.planning.esg_search import brute_force
+from headgate.planning.frontier.configs import StageConfig
+from headgate.planning.frontier.slo_split import GROUP_MAX, shares_of_rest
+from headgate.policies._stages import Path, StagePolicy, StageQueue, within_batches
+
+
+@dataclass(frozen=True)
+class Config(PolicyConfig):
+    """Settings of `brute_force`."""
+
+    paths_max: int = field(default=5, metadata=bounded(ge=1))  # configurations on the list
+    group_max: int = field(default=GROUP_MAX, metadata=bounded(ge=1))  # stages combined
+    combinations_max: int = field(default=20_000, metadata=bounded(ge=1))  # of a decision
+    prewarm: bool = True  # start successors on the node of their predecessor
+
+
+@final
+class BruteForce(StagePolicy):
+    """A queue per stage of each pipeline, planned by looking at every path."""
+
+    def __init__(self, context: Context, config: Config) -> None:
+        super().__init__(context, config, prewarms=config.prewarm)
+        self._paths_max = config.paths_max
+        # By pipeline id and stage: the candidates of the stage and those behind it in its group,
+        # and their share of the time left.
+        self._rests: list[list[tuple[list[list[StageConfig]], float]]] = []
+        for graph, candidates in zip(self.graphs, self.candidates, strict=True):
+            rests = [
+                ([candidates[index] for index in share.stages], share.part)
+                for share in shares_of_rest(graph, candidates, group_max=config.group_max)
+            ]
+            for name, (rest, _) in zip(graph.names, rests, strict=True):
+                count = prod(map(len, rest))
+                if count > config.combinations_max:
+                    raise ConfigError(
+                        f"stage {name}: {count} combinations of configurations",
+                        key="policy.combinations_max",
+                        value=config.combinations_max,
+                        allowed=f"{count} or more, a smaller policy.group_max, or another policy",
+                    )
+            self._rests.append(rests)
+
+    def paths_for(self, queue: StageQueue, head: Task) -> list[Path]:
+        """The cheapest of all paths within this group's share of the time that is left."""
+        rest, share = self._rests[queue.pipeline_id][queue.index]
+        stages = within_batches(rest, head.request.items, queue.batch_max(head))
+        self.orders.report_work(prod(map(len, stages)))
+        found = brute_force(stages, self.budget_ns(head.request, share), self._paths_max)
+        if found:
+            return [path.configs[:2] for path in found]
+        return [[min(configs, key=_by_time) for configs in stages[:2]]]
+
+
+def _by_time(config: StageConfig) -> tuple[int, int]:
+    return config.time_ns, config.cost
+
+
+POLICY = PolicyKind(BruteForce, Config, Capabilities(batches=True, mixed_pools=True))
