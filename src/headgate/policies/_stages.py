@@ -127,7 +127,7 @@ class StagePolicy(Policy):
         app = priced(self.view.app)
         self.graphs: list[StageGraph] = [pipeline_graph(pipeline) for pipeline in app.pipelines]
         self.candidates: list[list[list[StageConfig]]] = [
-            _node_candidates(app, pipeline) for pipeline in app.pipelines
+            node_candidates(app, pipeline) for pipeline in app.pipelines
         ]
         self.queues: list[list[StageQueue]] = [
             [StageQueue(pipeline, index, each) for index, each in enumerate(configs)]
@@ -336,7 +336,7 @@ def within_batches(
     ]
 
 
-def _node_candidates(app: App, pipeline: Pipeline) -> list[list[StageConfig]]:
+def node_candidates(app: App, pipeline: Pipeline) -> list[list[StageConfig]]:
     """By stage: the candidates on nodes. Raises `ConfigError` if a stage fits no pool."""
     candidates = [
         [c for c in stage_candidates(app, stage.function) if app.pools[c.place].faas is None]

@@ -1,0 +1,668 @@
+"""A base of policies that keep replicas of every stage, each in a fixed configuration.
+
+The objective of a pipeline is divided over its stages once, in proportion to their average
+normalised lengths, and every stage is scaled for itself: that is how the ESG paper (HPDC 2024)
+frames INFless and FaST-GShare. A *replica* runs one batch of a stage at a time, in the
+configuration (variant, shape, largest batch) and on the node that it was placed with. It has its
+resources reserved while it lives. A policy says in which configurations a stage is in time
+(`rate_configs`), which of them comes next (`choose`) and when stages grow and shrink (`scale`).
+The rest is here, and all of it is ours: the papers leave it to their platforms.
+
+- A replica is a claim on compute, memory and a slot of its node. Instances are started for
+  replicas: one per replica, or fewer where an instance runs several batches at once. An instance
+  that no replica needs is a warm spare: it is used again first, stopped after `keep_alive_ns`, and
+  stopped at once where its room is needed. An idle timeout of the pool stays in force.
+- Requests are counted as they arrive, and every stage of their pipeline is scaled with that rate:
+  no cold start waits for the one before it. What waits beyond one batch per replica counts as
+  demand as well, so that a backlog is worked off within `drain_ns`.
+- A stage is scaled for `utilisation` of what its replicas could do without a pause, and to be done
+  `margin` of its time before it is over: arrivals are random, and so are execution times.
+- Where there is not room for all, replicas are added one at a time to the stage with the least
+  capacity for its demand.
+- A stage with waiting tasks and no replica gets one at once, without a rate; where nothing is left
+  to reserve, it shares a node in its smallest configuration. If no instance can be started there,
+  the node is held for it until running batches have ended. So no stage starves.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, final
+
+from headgate.core.clock import NEVER_NS, SECOND_NS
+from headgate.core.model import UNLIMITED, Pipeline, Variant
+from headgate.core.policy import NOT_NEGATIVE, POSITIVE, Context, Policy, PolicyConfig, bounded
+from headgate.core.records import STAGES_MAX, Batch, Instance, Node, Request, Task
+from headgate.core.states import INSTANCE_STARTING, NODE_UP, ON_HOST
+from headgate.core.view import has_free_room, is_evictable
+from headgate.planning.frontier.candidates import pipeline_graph, priced, visits
+from headgate.planning.frontier.configs import StageConfig
+from headgate.planning.frontier.slo_split import split_slo
+from headgate.policies._stages import StageQueue, node_candidates
+
+_MONITOR: Final = "monitor"  # the timers: of the next evaluation,
+_FILL: Final = "fill"  # and, by the number of a stage, of a batch that waits to be filled
+_NEARLY_FASTEST: Final = 1.25  # times the shortest time: candidates where nothing is in time
+
+
+@dataclass(frozen=True)
+class ReplicaConfig(PolicyConfig):
+    """Settings that these policies share."""
+
+    # Part of a stage's time that is kept free for what is not planned for.
+    margin: float = field(default=0.1, metadata=bounded(ge=0, lt=1))
+    # Of a replica, up to which load is planned.
+    utilisation: float = field(default=0.8, metadata=POSITIVE)
+    # Within which a backlog is to be worked off.
+    drain_ns: int = field(default=10 * SECOND_NS, metadata=POSITIVE)
+    # After which a spare instance stops.
+    keep_alive_ns: int = field(default=60 * SECOND_NS, metadata=NOT_NEGATIVE)
+
+
+@dataclass(frozen=True, slots=True)
+class RatedConfig:
+    """A configuration with the rates that a replica in it serves, in items per second."""
+
+    config: StageConfig
+    rate_max: float
+    rate_min: float = 0.0  # below which its batches are not filled in time
+    wait_ns: int = 0  # how long the oldest task may wait for its batch to be filled
+
+
+def rated(config: StageConfig, *, rate_min: float = 0.0, wait_ns: int = 0) -> RatedConfig:
+    """Return a configuration with the rate of one that runs batch after batch.
+
+    >>> rated(StageConfig(time_ns=500_000_000, cost=1, batch=4)).rate_max
+    8.0
+    """
+    return RatedConfig(config, config.batch * SECOND_NS / max(1, config.time_ns), rate_min, wait_ns)
+
+
+@final
+class Replica:
+    """Runs batches of one stage, one at a time, in one configuration on one node."""
+
+    def __init__(self, rating: RatedConfig, variant: Variant, node: Node) -> None:
+        self.rating = rating
+        self.config = rating.config
+        self.build = variant
+        self.place = node
+        # The shape of its instance, where instances have one.
+        self.start_shape_id = rating.config.shape_id if node.binds_at_start else 0
+        self.batch_id: int | None = None  # in flight
+        # Where the load is divided: its part of it, in items per second; what it has been given too
+        # little so far; and the waiting items that are meant for it.
+        self.share = rating.rate_max
+        self.turn = 0.0
+        self.credit = 0
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """What it shares instances with: replicas of the same node, variant and shape."""
+        return (self.place.id, self.build.id, self.start_shape_id)
+
+    def takes(self, task: Task) -> bool:
+        """Whether a task fits a batch in its shape."""
+        return task.request.items <= self.build.items_max(self.config.shape_id)
+
+
+@final
+class Deployment:
+    """One stage of a pipeline: its queue, the configurations it may run in, and its replicas."""
+
+    def __init__(
+        self, number: int, queue: StageQueue, visits: float, ratings: list[RatedConfig]
+    ) -> None:
+        self.number = number
+        self.queue = queue
+        self.visits = visits  # how often the stage runs per request
+        self.ratings = ratings
+        self.replicas: list[Replica] = []  # the fastest first
+        self.items_waiting = 0
+        self._ready_ns: dict[int, int] = {}  # by id of a waiting task
+
+    @property
+    def rate_max(self) -> float:
+        """What its replicas serve at most, in items per second."""
+        return sum(replica.rating.rate_max for replica in self.replicas)
+
+    @property
+    def rate_min(self) -> float:
+        """What its replicas need to fill their batches in time, in items per second."""
+        return sum(replica.rating.rate_min for replica in self.replicas)
+
+    def add(self, task: Task, now_ns: int) -> None:
+        """Enqueue a task."""
+        self.queue.add(task)
+        self.items_waiting += task.request.items
+        self._ready_ns[task.id] = now_ns
+
+    def take(self, items_max: int) -> list[Task]:
+        """Dequeue a batch."""
+        batch = self.queue.take(items_max)
+        for task in batch:
+            self._forget(task)
+        return batch
+
+    def withdraw(self, task: Task) -> None:
+        """Forget a task that was cancelled or has expired."""
+        self.queue.withdraw()
+        self._forget(task)
+
+    def waited_ns(self, task: Task, now_ns: int) -> int:
+        """How long a task has waited in this stage."""
+        return now_ns - self._ready_ns[task.id]
+
+    def backlog(self) -> int:
+        """Items that wait beyond one batch for every replica."""
+        return max(0, self.items_waiting - sum(r.config.batch for r in self.replicas))
+
+    def _forget(self, task: Task) -> None:
+        if self._ready_ns.pop(task.id, None) is not None:
+            self.items_waiting -= task.request.items
+
+
+@final
+class _Reserved:
+    """What the replicas on one node have reserved of it."""
+
+    def __init__(self) -> None:
+        self.slots = 0
+        self.cpu_milli = 0
+        self.gpu_sevenths = 0
+        self.memory_bytes = 0
+
+
+class ReplicaPolicy(Policy):
+    """Places replicas, gives them batches, and counts arrivals.
+
+    `interval_ns` is the time between evaluations, over the last `window` of which rates are
+    averaged; the first evaluation is `first_ns` after the first arrival. A decision costs
+    O(replicas of the stage); an evaluation O(instances), and for each replica that is added
+    O(configurations of the stage x free nodes).
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        config: ReplicaConfig,
+        *,
+        interval_ns: int,
+        first_ns: int,
+        window: int,
+    ) -> None:
+        super().__init__(context, config)
+        self._settings = config
+        self._interval_ns = interval_ns
+        self._first_ns = first_ns
+        app = priced(self.view.app)  # where no pool has a price, all nodes cost the same
+        self.deployments: list[list[Deployment]] = []  # by pipeline id and stage
+        self._all: list[Deployment] = []
+        for pipeline in app.pipelines:
+            self._deploy(pipeline, node_candidates(app, pipeline))
+        self._busy: dict[int, Deployment] = {}  # with waiting tasks, the next one to serve first
+        self._sent: dict[int, Replica] = {}  # by batch id
+        self._reserved: dict[int, _Reserved] = {}  # by node id
+        self._counts: dict[tuple[int, int, int], int] = {}  # replicas by their key
+        self._claims: dict[int, tuple[Deployment, Replica]] = {}  # nodes held, by node id
+        # By pipeline id: items that arrived since the last evaluation, and before.
+        self._arrived = [0 for _ in app.pipelines]
+        self._history: deque[tuple[int, list[int]]] = deque(maxlen=window)  # (ns, items)
+        self._evaluated_ns = 0
+
+    def _deploy(self, pipeline: Pipeline, candidates: list[list[StageConfig]]) -> None:
+        """Divide the objective of a pipeline over its stages, for good."""
+        budgets_ns: list[int | None] = [None for _ in candidates]
+        if pipeline.slo.latency_ns < NEVER_NS:
+            slo_ns = int(pipeline.slo.latency_ns * (1 - self._settings.margin))
+            for group in split_slo(pipeline_graph(pipeline), candidates, slo_ns, group_max=1):
+                budgets_ns[group.stages[0]] = group.budget_ns
+        stages: list[Deployment] = []
+        for index, (configs, often) in enumerate(zip(candidates, visits(pipeline), strict=True)):
+            ratings = list(self.rate_configs(_on_grid(configs), budgets_ns[index]))
+            ratings = ratings or [rated(config) for config in _fastest(configs)]
+            queue = StageQueue(pipeline, index, configs)
+            stages.append(Deployment(len(self._all), queue, often, ratings))
+            self._all.append(stages[-1])
+        self.deployments.append(stages)
+
+    def rate_configs(
+        self, configs: Sequence[StageConfig], budget_ns: int | None
+    ) -> Iterable[RatedConfig]:
+        """Return the configurations in which a stage is in time; None: it has any time.
+
+        If there are none, those of one item that are nearly the fastest are used.
+        """
+        raise NotImplementedError
+
+    def choose(
+        self, deployment: Deployment, missing: float, items: int
+    ) -> tuple[RatedConfig, Node] | None:
+        """Return the next replica of a stage that lacks so many items per second.
+
+        It must take a request of so many items, and `has_room` on its node.
+        """
+        raise NotImplementedError
+
+    def scale(self, demands: Mapping[Deployment, float]) -> None:
+        """Add and remove replicas, by the demand of each stage in items per second."""
+        raise NotImplementedError
+
+    def share_out(self, deployment: Deployment, items: int) -> None:
+        """Items have come to wait: decide which replicas they are meant for."""
+
+    def available(self, deployment: Deployment, replica: Replica) -> int:
+        """How many of the items that wait a replica may take before they are overdue."""
+        return deployment.items_waiting
+
+    def on_arrival(self, request: Request) -> None:
+        """Count the request, and start stages of its pipeline that have no replica."""
+        pipeline_id = request.pipeline.id
+        self._arrived[pipeline_id] += request.items
+        if (_MONITOR, 0) not in self.view.timers:
+            self._evaluated_ns = self.view.now_ns
+            self.orders.set_timer(_MONITOR, self.view.now_ns + self._first_ns)
+        for deployment in self.deployments[pipeline_id]:
+            if not deployment.replicas:
+                self.add_replica(deployment, 0.0, request.items)
+
+    def on_task_ready(self, task: Task) -> None:
+        """Enqueue the task, and serve the stages."""
+        deployment = self._deployment_of(task)
+        deployment.add(task, self.view.now_ns)
+        self.share_out(deployment, task.request.items)
+        self._busy.setdefault(deployment.number, deployment)
+        self._serve()
+
+    def on_task_withdrawn(self, task: Task) -> None:
+        """Forget the task."""
+        self._deployment_of(task).withdraw(task)
+
+    def on_capacity(self, node: Node) -> None:
+        """Serve the stages."""
+        self._serve()
+
+    def on_batch_ended(self, batch: Batch, took_ns: int) -> None:
+        """Free the replica of the batch."""
+        replica = self._sent.pop(batch.id, None)
+        if replica is not None:
+            replica.batch_id = None
+        if batch.node is None or batch.node.state != NODE_UP:
+            self._serve()  # no `on_capacity` follows
+
+    def on_node_lost(self, node: Node) -> None:
+        """Remove the node's replicas; their stages go on elsewhere."""
+        for deployment in self._all:
+            for replica in [r for r in deployment.replicas if r.place is node]:
+                self.remove_replica(deployment, replica)
+        self._claims.pop(node.id, None)
+        self._serve()
+
+    def on_timer(self, name: str, number: int) -> None:
+        """Evaluate the rates, or serve a stage whose batch has waited long enough."""
+        if name == _MONITOR:
+            self._evaluate()
+        self._serve()
+
+    def _deployment_of(self, task: Task) -> Deployment:
+        return self.deployments[task.request.pipeline.id][task.id % STAGES_MAX]
+
+    # Evaluation
+
+    def _evaluate(self) -> None:
+        """Update the rates, scale, and see to instances that are missing or spare."""
+        now_ns = self.view.now_ns
+        self._history.append((max(1, now_ns - self._evaluated_ns), self._arrived))
+        self._arrived = [0 for _ in self._arrived]
+        self._evaluated_ns = now_ns
+        self.scale({each: self._demand(each) for each in self._all})
+        for deployment in self._all:
+            for replica in deployment.replicas:
+                if self._lacks_instance(replica):
+                    self._start(replica, evicts=False)
+        self._stop_idle_spares()
+        has_work = self.view.requests or self.view.instances
+        if has_work or any(each.replicas for each in self._all):
+            self.orders.set_timer(_MONITOR, now_ns + self._interval_ns)
+        else:
+            self._history.clear()
+
+    def _demand(self, deployment: Deployment) -> float:
+        """What a stage has to serve, in items per second of replicas that never pause."""
+        pipeline_id = deployment.queue.pipeline_id
+        span_ns = sum(length_ns for length_ns, _ in self._history)
+        items = sum(arrived[pipeline_id] for _, arrived in self._history)
+        rate = items * deployment.visits * SECOND_NS / max(1, span_ns)
+        backlog = deployment.backlog() * SECOND_NS / self._settings.drain_ns
+        return (rate + backlog) / self._settings.utilisation
+
+    def scale_out(self, demands: Mapping[Deployment, float]) -> None:
+        """Add replicas until these stages can serve their demands, or nothing more has room."""
+        lacking = dict(demands)
+        while lacking:
+            least = min(lacking, key=lambda each: each.rate_max / max(lacking[each], 1e-9))
+            missing = lacking[least] - least.rate_max
+            if missing <= 0 or not self.add_replica(least, missing):
+                del lacking[least]
+
+    # Replicas
+
+    def add_replica(self, deployment: Deployment, missing: float, items: int = 1) -> bool:
+        """Add the replica that `choose` names, and start an instance for it; whether it could."""
+        choice = self.choose(deployment, missing, items)
+        if choice is None:
+            return False
+        replica = self._place(deployment, *choice)
+        if self._lacks_instance(replica) and not self._start(replica, evicts=False):
+            self.remove_replica(deployment, replica)
+            return False
+        return True
+
+    def remove_replica(self, deployment: Deployment, replica: Replica) -> None:
+        """Remove a replica; a batch that it runs goes on, and its instance becomes a spare."""
+        self._reserve(replica, -1)
+        deployment.replicas.remove(replica)
+
+    def _place(self, deployment: Deployment, rating: RatedConfig, node: Node) -> Replica:
+        replica = Replica(rating, self.view.app.variants[rating.config.build], node)
+        self._reserve(replica, 1)
+        deployment.replicas.append(replica)
+        deployment.replicas.sort(key=lambda each: each.config.time_ns)
+        return replica
+
+    def rooms(self, ratings: Iterable[RatedConfig]) -> Iterator[tuple[RatedConfig, Node, bool]]:
+        """Yield where there is room for a replica, and whether a warm instance is there."""
+        variants, failures = self.view.app.variants, self.view.load_failures
+        tried = 0
+        for rating in ratings:
+            variant = variants[rating.config.build]
+            for node in self.view.free_by_pool[rating.config.place].values():
+                tried += 1
+                if self._has_room(node, rating.config, variant):
+                    is_warm = self._has_spare(node, rating.config, variant)
+                    if is_warm or variant.id not in failures:
+                        yield rating, node, is_warm
+        self.orders.report_work(tried)
+
+    def left_over(self, node: Node, config: StageConfig) -> float:
+        """The part of what is left of a node that a replica would leave, weighed by prices.
+
+        Where compute has no price, a node's CPUs weigh as much as its GPU; where it has no limit,
+        slots are what counts.
+        """
+        pool, reserved = node.pool, self._reserved.get(node.id) or _Reserved()
+        cpu_weight, gpu_weight = pool.cpu_usd_per_hour / 1000, pool.gpu_usd_per_hour / 7
+        if not cpu_weight and not gpu_weight:
+            cpu_weight, gpu_weight = 1 / max(1, pool.cpu_milli), 1 / max(1, pool.gpu_sevenths)
+        free = need = 0.0
+        if pool.cpu_milli < UNLIMITED:
+            free += cpu_weight * (pool.cpu_milli - reserved.cpu_milli)
+            need += cpu_weight * config.cpu_milli
+        if pool.gpu_sevenths < UNLIMITED:
+            free += gpu_weight * (pool.gpu_sevenths - reserved.gpu_sevenths)
+            need += gpu_weight * config.gpu_sevenths
+        if not free:
+            free, need = float(node.slots - reserved.slots), 1.0
+        return 1 - need / free if free > 0 else 0.0
+
+    def _has_room(self, node: Node, config: StageConfig, variant: Variant) -> bool:
+        """Whether a node has a slot, compute and memory that no replica has reserved."""
+        reserved = self._reserved.get(node.id)
+        if reserved is None:
+            return True  # the candidates of a pool fit its nodes
+        shape_id = config.shape_id if node.binds_at_start else 0
+        held = self._counts.get((node.id, variant.id, shape_id), 0)
+        new = _instances_for(held + 1, variant) - _instances_for(held, variant)
+        shapes = new if node.has_resident_compute else 1
+        pool = node.pool
+        return (
+            reserved.slots < node.slots
+            and reserved.cpu_milli + shapes * config.cpu_milli <= pool.cpu_milli
+            and reserved.gpu_sevenths + shapes * config.gpu_sevenths <= pool.gpu_sevenths
+            and reserved.memory_bytes + new * variant.profile.memory_bytes <= pool.memory_bytes
+        )
+
+    def _reserve(self, replica: Replica, count: int) -> None:
+        """Reserve what a replica needs, or with a count of -1 give it back."""
+        node, variant, config = replica.place, replica.build, replica.config
+        reserved = self._reserved.setdefault(node.id, _Reserved())
+        held = self._counts.get(replica.key, 0)
+        self._counts[replica.key] = held + count
+        new = _instances_for(held + count, variant) - _instances_for(held, variant)
+        shapes = new if node.has_resident_compute else count
+        reserved.slots += count
+        reserved.cpu_milli += shapes * config.cpu_milli
+        reserved.gpu_sevenths += shapes * config.gpu_sevenths
+        reserved.memory_bytes += new * variant.profile.memory_bytes
+
+    # Instances
+
+    def _lacks_instance(self, replica: Replica) -> bool:
+        """Whether fewer instances exist than the replicas with this key need."""
+        node, variant = replica.place, replica.build
+        needed = _instances_for(self._counts.get(replica.key, 0), variant)
+        return len(_instances(node, variant, replica.start_shape_id)) < needed
+
+    def _has_spare(self, node: Node, config: StageConfig, variant: Variant) -> bool:
+        """Whether a node has an instance for one more replica, and it has started."""
+        shape_id = config.shape_id if node.binds_at_start else 0
+        held = self._counts.get((node.id, variant.id, shape_id), 0)
+        ready = [
+            instance
+            for instance in _instances(node, variant, shape_id)
+            if instance.state != INSTANCE_STARTING
+        ]
+        return len(ready) >= _instances_for(held + 1, variant)
+
+    def _start(self, replica: Replica, *, evicts: bool) -> bool:
+        """Start an instance for a replica; spares, or with `evicts` idle ones, make room for it."""
+        node, variant, shape_id = replica.place, replica.build, replica.start_shape_id
+        if node.id not in self.view.free_nodes or variant.id in self.view.load_failures:
+            return False
+        for spare in self._spares(node):
+            if has_free_room(node, variant, shape_id):
+                break
+            self.orders.stop(spare)
+        may_start = has_free_room(node, variant, shape_id) or (
+            evicts and self.view.can_make_room(node, variant, shape_id)
+        )
+        if not may_start:
+            return False
+        self.orders.start(variant, node, shape_id)
+        return True
+
+    def _spares(self, node: Node) -> list[Instance]:
+        """The idle instances on a node that no replica needs, least recently used first."""
+        spares: list[Instance] = []
+        for group in node.by_variant.values():
+            variant = group[0].variant
+            for shape_id in sorted({instance.shape_id for instance in group}):
+                held = self._counts.get((node.id, variant.id, shape_id), 0)
+                instances = _instances(node, variant, shape_id)
+                idle = [each for each in instances if is_evictable(each)]
+                idle.sort(key=lambda each: each.last_used_ns)
+                spares += idle[: max(0, len(instances) - _instances_for(held, variant))]
+        spares.sort(key=lambda each: each.last_used_ns)
+        return spares
+
+    def _stop_idle_spares(self) -> None:
+        limit_ns = self.view.now_ns - self._settings.keep_alive_ns
+        for node in self.view.nodes.values():
+            for spare in self._spares(node) if node.instances else ():
+                if spare.last_used_ns <= limit_ns:
+                    self.orders.stop(spare)
+
+    # Batches
+
+    def _serve(self) -> None:
+        """Send one batch of each stage after the other, until none has one that can begin."""
+        pending = deque(self._busy)
+        waiting: list[Deployment] = []
+        while pending:
+            number = pending.popleft()
+            deployment = self._busy.pop(number)
+            head = deployment.queue.head()
+            if head is None:
+                continue
+            self._busy[number] = deployment
+            if self._send(deployment, head):
+                pending.append(number)
+            else:
+                waiting.append(deployment)
+        for deployment in waiting:
+            head = deployment.queue.head()
+            if head is not None and not self._is_served(deployment, head):
+                self._revive(deployment, head)
+
+    def _send(self, deployment: Deployment, head: Task) -> bool:
+        """Send the next batch of a stage, if a replica can take it now; else set its timer."""
+        waited_ns = deployment.waited_ns(head, self.view.now_ns)
+        longest_ns = max([r.rating.wait_ns for r in deployment.replicas], default=0)
+        due_ns = NEVER_NS
+        for replica in deployment.replicas:
+            if not self._can_begin(deployment, replica, head):
+                continue
+            items, batch = self.available(deployment, replica), replica.config.batch
+            wait_ns = replica.rating.wait_ns if items else longest_ns
+            if head.must_run_alone or items >= batch or waited_ns >= wait_ns:
+                tasks = deployment.take(batch)
+                replica.credit -= min(replica.credit, sum(task.request.items for task in tasks))
+                sent = self.orders.dispatch(
+                    tasks, replica.place, replica.build, None, replica.config.shape_id
+                )
+                replica.batch_id = sent.id
+                self._sent[sent.id] = replica
+                self._release_claims(deployment)
+                return True
+            due_ns = min(due_ns, self.view.now_ns + wait_ns - waited_ns)
+        if due_ns < NEVER_NS and self.view.timers.get((_FILL, deployment.number)) != due_ns:
+            self.orders.set_timer(_FILL, due_ns, deployment.number)
+        return False
+
+    def _can_begin(self, deployment: Deployment, replica: Replica, head: Task) -> bool:
+        """Whether a replica can begin a batch with this head now."""
+        node = replica.place
+        return (
+            replica.batch_id is None
+            and node.id in self.view.free_nodes
+            and replica.takes(head)
+            and not self._is_held_for_another(node, deployment)
+            and self.is_ready(replica)
+            and self.view.fits(node, replica.build, replica.config.shape_id)
+        )
+
+    def is_ready(self, replica: Replica) -> bool:
+        """Whether an instance of a replica has started."""
+        node, variant = replica.place, replica.build
+        instance = self.view.instance_for(node, variant, replica.start_shape_id)
+        return (
+            instance is not None
+            and not instance.is_preparing
+            and instance.state != INSTANCE_STARTING
+        )
+
+    def _is_live(self, replica: Replica) -> bool:
+        """Whether a replica runs a batch, or has an instance that runs or starts."""
+        if replica.batch_id is not None:
+            return True
+        node, variant = replica.place, replica.build
+        instance = self.view.instance_for(node, variant, replica.start_shape_id)
+        return instance is not None and instance.residency != ON_HOST
+
+    def _is_served(self, deployment: Deployment, head: Task) -> bool:
+        """Whether a live replica can take the head of a stage's queue."""
+        return any(self._is_live(each) for each in deployment.replicas if each.takes(head))
+
+    def _revive(self, deployment: Deployment, head: Task) -> None:
+        """Have a stage served that has tasks and no live replica for the head of its queue."""
+        items = head.request.items
+        for replica in [each for each in deployment.replicas if each.takes(head)]:
+            if self.view.is_barred(replica.place, replica.build):
+                self.remove_replica(deployment, replica)  # it may run as another variant
+        able = [each for each in deployment.replicas if each.takes(head)]
+        if not able:
+            if self.add_replica(deployment, 0.0, items):
+                return
+            able = self._squeeze_in(deployment, items)
+        for replica in able:
+            if self._hold_for(deployment, replica):
+                if self._lacks_instance(replica):
+                    self._start(replica, evicts=True)
+                return
+
+    def _squeeze_in(self, deployment: Deployment, items: int) -> list[Replica]:
+        """Place the smallest replica that takes so many items, although nothing is left for it."""
+        barred = self.view.load_failures
+        for config in deployment.queue.by_size:
+            nodes = [
+                node
+                for node in self.view.nodes.values()
+                if node.state == NODE_UP and node.pool.id == config.place
+            ]
+            if nodes and config.batch >= items and config.build not in barred:
+                node = min(nodes, key=self._crowding)
+                return [self._place(deployment, rated(config), node)]
+        return []
+
+    def _crowding(self, node: Node) -> tuple[bool, int]:
+        """How little a node suits one more replica than it has room for."""
+        reserved = self._reserved.get(node.id)
+        is_held = node.id in self._claims or node.id not in self.view.free_nodes
+        return (is_held, 0 if reserved is None else reserved.slots)
+
+    def _hold_for(self, deployment: Deployment, replica: Replica) -> bool:
+        """Hold a node for a stage until it has sent a batch; False if it is held for another.
+
+        Otherwise the instance that is started for it could be evicted before it is used.
+        """
+        if self._is_held_for_another(replica.place, deployment):
+            return False
+        self._claims[replica.place.id] = (deployment, replica)
+        return True
+
+    def _is_held_for_another(self, node: Node, deployment: Deployment) -> bool:
+        claim = self._claims.get(node.id)
+        if claim is None or claim[0] is deployment:
+            return False
+        holder, replica = claim
+        if holder.queue.head() is None or replica not in holder.replicas:
+            del self._claims[node.id]
+            return False
+        return True
+
+    def _release_claims(self, deployment: Deployment) -> None:
+        for node_id in [id for id, (holder, _) in self._claims.items() if holder is deployment]:
+            del self._claims[node_id]
+
+
+def _instances_for(replicas: int, variant: Variant) -> int:
+    """How many instances so many replicas need."""
+    return -(-replicas // variant.concurrency)
+
+
+def _instances(node: Node, variant: Variant, shape_id: int) -> list[Instance]:
+    """The instances on a node that replicas of a shape may use, oldest first."""
+    return [i for i in node.by_variant.get(variant.id, ()) if i.shape_id == shape_id]
+
+
+def _on_grid(configs: Sequence[StageConfig]) -> list[StageConfig]:
+    """The configurations whose batch is a power of two, or the largest of its shape."""
+    largest: dict[tuple[int, int, int], int] = {}
+    for config in configs:
+        shape = (config.build, config.place, config.shape_id)
+        largest[shape] = max(config.batch, largest.get(shape, 0))
+    return [
+        config
+        for config in configs
+        if config.batch & (config.batch - 1) == 0
+        or config.batch == largest[config.build, config.place, config.shape_id]
+    ]
+
+
+def _fastest(configs: Sequence[StageConfig]) -> list[StageConfig]:
+    """The configurations of one item that are nearly the fastest."""
+    single = [config for config in configs if config.batch == 1]
+    limit_ns = _NEARLY_FASTEST * min(config.time_ns for config in single)
+    return [config for config in single if config.time_ns <= limit_ns]

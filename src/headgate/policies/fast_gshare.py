@@ -1,0 +1,133 @@
+"""FaST-GShare: pods of each stage in the most efficient configuration, scaled with a band.
+
+Gu et al., "FaST-GShare: Enabling Efficient Spatio-Temporal GPU Sharing in Serverless Computing for
+Deep Learning Inference" (ICPP 2023), as the ESG paper (HPDC 2024) frames it for pipelines: every
+stage has a fixed part of the objective, its SLO here, and is scaled for itself. A pod has a share
+of a GPU. Rules marked [own] are ours, where it leaves one open; those of the base (`_replicas.py`)
+are ours as well. In the paper's public code the autoscaler is not complete, so the numbers below
+are indicative.
+
+- Every 10 s the rate of each stage is compared with the nominal capacity of its pods. Nothing
+  happens while they differ by less than 20 % of the capacity. Nominal is what a pod serves at
+  `utilisation` [own: a stage that lacks 20 % of what it could serve without a pause never
+  recovers]. The first comparison is a second after the first request [own].
+- Up: as many pods of p_eff as the missing rate fills, p_eff being the configuration with the most
+  throughput per resource; the rest is for a pod of p_ideal, the configuration with the least
+  capacity that is above the rest. Prices weigh the resources, as they do in `infless` [own]. A
+  configuration that fits no node is passed over for the next best [own].
+- Down: whole pods are removed while the others cover the rate, the least efficient first [own].
+- A pod goes to the node where it leaves the least of what is left: best fit, in place of packing
+  rectangles of time and share, because a share is not divided in time here [own]. Nodes with a
+  warm instance come first [own].
+- An idle pod takes what waits, up to its batch: the one with the most throughput of those that take
+  at most half of the SLO, or one item in all of it [own: a batch runs while the next one waits].
+
+Cost per decision: O(pods of the stage); every 10 s O(all pods), and for each one that is started
+O(configurations of the stage x free nodes).
+
+>>> from headgate.policies import find_policy
+>>> find_policy("fast_gshare").config().band
+0.2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+from headgate.core.clock import SECOND_NS
+from headgate.core.policy import NOT_NEGATIVE, POSITIVE, Capabilities, Context, PolicyKind
+from headgate.core.records import Node
+from headgate.planning.frontier.configs import StageConfig
+from headgate.policies._replicas import (
+    Deployment,
+    RatedConfig,
+    ReplicaConfig,
+    ReplicaPolicy,
+    rated,
+)
+
+
+@dataclass(frozen=True)
+class Config(ReplicaConfig):
+    """Settings of `fast_gshare`."""
+
+    interval_ns: int = field(default=10 * SECOND_NS, metadata=POSITIVE)  # between comparisons
+    first_ns: int = field(default=SECOND_NS, metadata=POSITIVE)  # until the first one
+    # Part of the capacity by which the rate may differ from it.
+    band: float = field(default=0.2, metadata=NOT_NEGATIVE)
+
+
+@final
+class FastGshare(ReplicaPolicy):
+    """Scales every stage in steps, by its missing or excess rate."""
+
+    def __init__(self, context: Context, config: Config) -> None:
+        super().__init__(
+            context,
+            config,
+            interval_ns=config.interval_ns,
+            first_ns=config.first_ns,
+            window=1,
+        )
+        self._band = config.band
+
+    def rate_configs(
+        self, configs: Sequence[StageConfig], budget_ns: int | None
+    ) -> Iterable[RatedConfig]:
+        """Return, for each shape, the batch with the most throughput that is in time."""
+        best: dict[tuple[int, int, int], RatedConfig] = {}
+        for config in configs:
+            runs = 1 if config.batch == 1 else 2
+            if budget_ns is None or runs * config.time_ns <= budget_ns:
+                shape = (config.build, config.place, config.shape_id)
+                rating = rated(config)
+                if shape not in best or rating.rate_max > best[shape].rate_max:
+                    best[shape] = rating
+        return best.values()
+
+    def choose(
+        self, deployment: Deployment, missing: float, items: int
+    ) -> tuple[RatedConfig, Node] | None:
+        """p_eff while the missing rate fills it, then p_ideal; on the node that it fits best."""
+        variants = self.view.app.variants
+        best: tuple[RatedConfig, Node] | None = None
+        best_rank = (0.0, 0.0, 0, 0.0)
+        able = [
+            rating
+            for rating in deployment.ratings
+            if variants[rating.config.build].items_max(rating.config.shape_id) >= items
+        ]
+        efficient = min(able, key=lambda each: each.config.cost, default=None)
+        is_rest = efficient is not None and 0 < missing < efficient.rate_max
+        for rating, node, is_warm in self.rooms(able):
+            # Of the rest: configurations that cover it, by what they have too much.
+            excess = rating.rate_max - missing if is_rest else 0.0
+            uncovered = max(0.0, -excess)
+            rank = (uncovered, excess, rating.config.cost, self.left_over(node, rating.config))
+            rank = (*rank[:3], rank[3] - is_warm)
+            if best is None or rank < best_rank:
+                best, best_rank = (rating, node), rank
+        return best
+
+    def scale(self, demands: Mapping[Deployment, float]) -> None:
+        """Add and remove pods of the stages that are outside of the band."""
+        self.scale_out(
+            {
+                deployment: demand
+                for deployment, demand in demands.items()
+                if demand - deployment.rate_max > self._band * deployment.rate_max
+            }
+        )
+        for deployment, demand in demands.items():
+            if deployment.rate_max - demand > self._band * deployment.rate_max:
+                self._remove_while_covered(deployment, demand)
+
+    def _remove_while_covered(self, deployment: Deployment, demand: float) -> None:
+        for replica in sorted(deployment.replicas, key=lambda each: -each.config.cost):
+            if demand <= deployment.rate_max - replica.rating.rate_max:
+                self.remove_replica(deployment, replica)
+
+
+POLICY = PolicyKind(FastGshare, Config, Capabilities(batches=True, mixed_pools=True))

@@ -1,0 +1,193 @@
+"""INFless: instances of each stage with the largest batches that its rate fills in time.
+
+Yang et al., "INFless: A Native Serverless System for Low-Latency, High-Throughput Inference"
+(ASPLOS 2022), as the ESG paper (HPDC 2024) frames it for pipelines: every stage has a fixed part of
+the objective, its SLO here, and is scaled for itself. Rules marked [own] are ours, where it leaves
+one open; those of the base (`_replicas.py`) are ours as well.
+
+- A configuration of batch 1 is feasible if its time t is within the SLO. One of a larger batch b is
+  feasible if t is within half of it: one batch runs while the next is filled. Then a batch waits
+  for SLO - t at most; at b/t items per second (r_up) there is no pause, and below b/(SLO - t)
+  (r_low) batches are not filled in time. The grid of batches is 1, 2, 4, ... Rates are not rounded
+  [own: a batch may take seconds].
+- Every second the rate R of each stage is compared with what its instances can serve: R_max, the
+  sum of all r_up, and R_min, that of all r_low. R is the mean over `window` seconds [own].
+- R > R_max: scale out for the residual rate R - R_max. Batch sizes are tried from the largest on; a
+  configuration can be used if r_low is within the residual rate. Among those of one batch size the
+  score decides: throughput per resource, over the part that the instance leaves of what is left of
+  its node. Prices weigh the resources [own: the paper weighs them by their peak rates, but cost is
+  what is compared], so throughput per resource is one over the cost of an item. The part that is
+  left counts as at least `left_over_min` [own: an instance that fills its node would beat any
+  other]. Warm instances come first [own].
+- alpha R_min + (1 - alpha) R_max <= R: each instance is given the rate r_up - (R_max - R) /
+  (R_max - R_min) (r_up - r_low).
+- R below that: instances are released, the least efficient first, while the others can serve R
+  [own: which, and when to stop].
+- Requests are given to instances in proportion to their rates, but not tied to them [own]: an
+  instance takes the oldest that wait, as many as it was given, when these fill a batch or the
+  oldest has waited for the instance's limit. What has waited for every limit may be taken by any.
+
+Keep-alive is `keep_alive_ns`, in place of the paper's histograms of idle times [own].
+Cost per decision: O(instances of the stage); every second O(all instances), and for each one that
+is started O(configurations of the stage x free nodes).
+
+>>> from headgate.policies import find_policy
+>>> find_policy("infless").config().alpha
+0.8
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, final
+
+from headgate.core.clock import SECOND_NS
+from headgate.core.policy import POSITIVE, Capabilities, Context, PolicyKind, bounded
+from headgate.core.records import Node
+from headgate.planning.frontier.configs import StageConfig
+from headgate.policies._replicas import (
+    Deployment,
+    RatedConfig,
+    Replica,
+    ReplicaConfig,
+    ReplicaPolicy,
+    rated,
+)
+
+_SINGLE_RATE_MIN: Final = 1.0  # r_low of batch 1, in items per second
+
+
+@dataclass(frozen=True)
+class Config(ReplicaConfig):
+    """Settings of `infless`."""
+
+    # Weight of R_min in the rate below which instances are released.
+    alpha: float = field(default=0.8, metadata=bounded(ge=0, lt=1))
+    interval_ns: int = field(default=SECOND_NS, metadata=POSITIVE)  # of the monitor
+    window: int = field(default=10, metadata=bounded(ge=1))  # intervals, of the mean rate
+    left_over_min: float = field(default=0.5, metadata=POSITIVE)  # in the score of a placement
+
+
+@final
+class Infless(ReplicaPolicy):
+    """Scales every stage by residual rates, and batches with a limit on waiting."""
+
+    def __init__(self, context: Context, config: Config) -> None:
+        super().__init__(
+            context,
+            config,
+            interval_ns=config.interval_ns,
+            first_ns=config.interval_ns,
+            window=config.window,
+        )
+        self._alpha = config.alpha
+        self._left_over_min = config.left_over_min
+        self._by_batch = {
+            deployment.number: _by_batch(deployment.ratings)
+            for stages in self.deployments
+            for deployment in stages
+        }
+
+    def rate_configs(
+        self, configs: Sequence[StageConfig], budget_ns: int | None
+    ) -> Iterator[RatedConfig]:
+        """Yield the feasible configurations, with r_up, r_low and the limit on waiting."""
+        for config in configs:
+            if budget_ns is None:
+                yield rated(config)
+            elif config.batch == 1:
+                if config.time_ns <= budget_ns:
+                    rating = rated(config)
+                    rate_min = min(_SINGLE_RATE_MIN, rating.rate_max)
+                    yield rated(config, rate_min=rate_min)
+            elif 2 * config.time_ns <= budget_ns:
+                wait_ns = budget_ns - config.time_ns
+                rate_min = config.batch * SECOND_NS / wait_ns
+                yield rated(config, rate_min=rate_min, wait_ns=wait_ns)
+
+    def choose(
+        self, deployment: Deployment, missing: float, items: int
+    ) -> tuple[RatedConfig, Node] | None:
+        """The largest batch that the residual rate fills, with the best score."""
+        variants = self.view.app.variants
+        for ratings in self._by_batch[deployment.number]:
+            usable = [
+                rating
+                for rating in ratings
+                if (rating.config.batch == 1 or rating.rate_min <= missing)
+                and variants[rating.config.build].items_max(rating.config.shape_id) >= items
+            ]
+            best: tuple[RatedConfig, Node] | None = None
+            best_rank = (False, 0.0)
+            for rating, node, is_warm in self.rooms(usable):
+                rank = (is_warm, self._score(rating.config, node))
+                if best is None or rank > best_rank:
+                    best, best_rank = (rating, node), rank
+            if best is not None:
+                return best
+        return None
+
+    def _score(self, config: StageConfig, node: Node) -> float:
+        """Throughput per resource over the part of what is left of the node that stays free."""
+        left_over = max(self._left_over_min, self.left_over(node, config))
+        return 1 / (max(1, config.cost) * left_over)
+
+    def scale(self, demands: Mapping[Deployment, float]) -> None:
+        """Scale out for residual rates; release what is below the band."""
+        self.scale_out({d: rate for d, rate in demands.items() if rate > d.rate_max})
+        for deployment, rate in demands.items():
+            self._release(deployment, rate)
+            self._set_shares(deployment, rate)
+
+    def _release(self, deployment: Deployment, rate: float) -> None:
+        by_cost = sorted(deployment.replicas, key=lambda each: -each.config.cost)
+        for replica in by_cost:
+            rate_max = deployment.rate_max
+            floor = self._alpha * deployment.rate_min + (1 - self._alpha) * rate_max
+            if rate >= floor:
+                return
+            if rate <= rate_max - replica.rating.rate_max:
+                self.remove_replica(deployment, replica)
+
+    def _set_shares(self, deployment: Deployment, rate: float) -> None:
+        """Give each instance the rate that the load split says."""
+        rate_min, rate_max = deployment.rate_min, deployment.rate_max
+        span = rate_max - rate_min
+        part = min(1.0, max(0.0, (rate_max - rate) / span)) if span > 0 else 0.0
+        for replica in deployment.replicas:
+            rating = replica.rating
+            replica.share = rating.rate_max - part * (rating.rate_max - rating.rate_min)
+
+    def share_out(self, deployment: Deployment, items: int) -> None:
+        """Give the items to the instance that has had the least of its share so far."""
+        ready = [replica for replica in deployment.replicas if self.is_ready(replica)]
+        total = sum(replica.share for replica in ready)
+        if not total:
+            return
+        for replica in ready:
+            replica.turn += items * replica.share / total
+        chosen = max(ready, key=lambda each: each.turn)
+        chosen.turn -= items
+        chosen.credit += items
+
+    def available(self, deployment: Deployment, replica: Replica) -> int:
+        """What was given to an instance, and what was given to none."""
+        given = sum(each.credit for each in deployment.replicas)
+        excess = given - deployment.items_waiting
+        if excess > 0:  # others took them, or they were withdrawn
+            for each in sorted(deployment.replicas, key=lambda each: -each.credit):
+                taken = min(excess, each.credit)
+                each.credit -= taken
+                excess -= taken
+            given = deployment.items_waiting
+        return replica.credit + deployment.items_waiting - given
+
+
+def _by_batch(ratings: Iterable[RatedConfig]) -> list[list[RatedConfig]]:
+    """The configurations by batch size, the largest first."""
+    sizes = sorted({rating.config.batch for rating in ratings}, reverse=True)
+    return [[rating for rating in ratings if rating.config.batch == size] for size in sizes]
+
+
+POLICY = PolicyKind(Infless, Config, Capabilities(batches=True, mixed_pools=True))
