@@ -328,6 +328,10 @@ class Pool:
     faas: FaasPlatform | None = None
     breaker: BreakerConfig = BreakerConfig()
 
+    def has_room_for(self, shape: Shape) -> bool:
+        """Whether an empty node has the compute of a shape."""
+        return shape.cpu_milli <= self.cpu_milli and shape.gpu_sevenths <= self.gpu_sevenths
+
     def compute_usd(self, shape: Shape, held_ns: int) -> float:
         """Cost of the compute of a shape, besides that of the node that has it.
 

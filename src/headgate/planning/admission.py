@@ -358,12 +358,13 @@ class AdmissionControl:
                 to / max(1.0, to + after - own)
                 for to, after, own in zip(to_ns, from_ns, lengths_ns, strict=True)
             ]
-        z = self.margins.z[pipeline.id] / self._depth_roots[pipeline.id]
+        z = self.stage_z(request.tasks[0])
         if self._is_idle(request):
             z = 0.0
         else:
             # An idle system always tries, or a margin that is too large would never shrink.
             allowed_ns -= self._margin_ns(request, allowed_ns)
+            z = min(z, self._z_max(request, allowed_ns))
         for index, end in enumerate(ends):
             after = pipeline.stages[index].after
             ready_ns = max((promises[i].due_ns for i in after), default=now_ns)
@@ -379,6 +380,16 @@ class AdmissionControl:
         """The time to keep between the promise and the deadline, beside that of the stages."""
         most_ns = _MARGIN_MAX * (allowed_ns - self._isolated_ns)
         return max(0.0, min(most_ns, self.margins.z[request.pipeline.id] * _UNIT * allowed_ns))
+
+    def _z_max(self, request: Request, allowed_ns: float) -> float:
+        """The largest margin of stages for which a request may be refused: a part of its slack.
+
+        Where nothing is admitted, nothing is learnt, and a margin that is too large stays.
+        """
+        builds = [build for t in request.tasks for build in self._builds.of_function[t.function.id]]
+        deviation = max((build.deviation for build in builds), default=0.0)
+        slack_ns = max(0.0, allowed_ns - self._isolated_ns)
+        return _MARGIN_MAX * slack_ns / max(1.0, self._isolated_ns * deviation)
 
     def _is_idle(self, request: Request) -> bool:
         """Whether nothing runs or waits where the request could run."""
@@ -404,6 +415,18 @@ class AdmissionControl:
             return False
         z = self.margins.z[task.request.pipeline.id]
         return self._view.now_ns + build.cautious_ns(items, z) <= promise.due_ns
+
+    def left_ns(self, task: Task) -> float:
+        """The time that is left to a request, less its margin."""
+        request = task.request
+        left_ns = float(request.deadline_ns - self._view.now_ns)
+        allowed_ns = request.deadline_ns - request.arrival_ns
+        return left_ns - self.margins.z[request.pipeline.id] * _UNIT * allowed_ns
+
+    def stage_z(self, task: Task) -> float:
+        """Standard deviations of its time that a stage keeps as a margin."""
+        pipeline_id = task.request.pipeline.id
+        return self.margins.z[pipeline_id] / self._depth_roots[pipeline_id]
 
     def wait_ns(self, request: Request) -> int:
         """How long the work ahead of a request keeps the pools busy that it needs."""
@@ -459,7 +482,8 @@ class AdmissionControl:
                     if promise is not None:
                         return promise
                     continue
-                promise = self._fit_build(build, request.items, ready_ns, due_ns, z)
+                fit = self._fit_build if len(build.shape_ids) == 1 else self._fit_shape
+                promise = fit(build, request.items, ready_ns, due_ns, z)
                 if promise is not None:
                     return promise
         return None
@@ -558,6 +582,33 @@ class AdmissionControl:
         latest_ns = due_ns - int(max(alone_ns, build.cautious_ns(together, z)))
         if latest_ns < ready_ns:
             latest_ns = due_ns - int(alone_ns)
+        bucket = calendar.bucket(now_ns, latest_ns)
+        is_idle = calendar.work_ns == 0 and build.narrowest().free_in_ns(now_ns) == 0
+        if not is_idle and not self._balances(build, latest_ns, bucket, work_ns, batches):
+            return None
+        return Promise(
+            build, due_ns, latest_ns, bucket, int(work_ns), batches, items, size, int(base_ns)
+        )
+
+    def _fit_shape(
+        self, build: Build, items: int, ready_ns: int, due_ns: int, z: float
+    ) -> Promise | None:
+        """The same for a build whose batches have a choice of shapes."""
+        now_ns, calendar = self._view.now_ns, build.calendar
+        window_ns = due_ns - ready_ns
+        size = max(items, build.likely_size())
+        while (shape_id := build.shape_within(size, window_ns, z)) is None:
+            if size == items:
+                return None
+            size = max(items, size // 2)
+        time_ns = build.lane_ns_in(size, shape_id, z)
+        start_ns = self._start_ns(build, due_ns - int(time_ns), time_ns)
+        if start_ns is None or start_ns + time_ns > window_ns:
+            return None
+        weight = build.weight_of(shape_id)
+        base_ns = build.lane_ns_in(size, shape_id) * weight * items / size
+        work_ns, batches = base_ns * build.overrun, weight * items / size
+        latest_ns = due_ns - int(time_ns + start_ns)
         bucket = calendar.bucket(now_ns, latest_ns)
         is_idle = calendar.work_ns == 0 and build.narrowest().free_in_ns(now_ns) == 0
         if not is_idle and not self._balances(build, latest_ns, bucket, work_ns, batches):

@@ -29,18 +29,28 @@ class Batching:
         self._admission = admission
         self._queues = queues
 
-    def take(self, queue: EdfQueue, build: Build, start_ns: int) -> list[Task]:
+    def take(
+        self,
+        queue: EdfQueue,
+        build: Build,
+        start_ns: int,
+        shape_id: int = 0,
+        items_max: int | None = None,
+    ) -> list[Task]:
         """Dequeue the most urgent task and those that run with it; their bookings are released.
 
-        `start_ns` is the time that the build needs before it can run.
+        `start_ns` is the time that the build needs before it can run. `items_max` limits the batch
+        where its size was chosen with its shape.
         """
         admission = self._admission
         entry = queue.head()
         assert entry is not None
         promise = admission.booked(entry[1])
-        items_max = build.items_max
-        if promise is None:
-            items_max = admission.unblocking_items(build, build.items_best)
+        if items_max is None:
+            items_max = build.items_max
+            if promise is None:
+                items_max = admission.unblocking_items(build, build.items_best)
+        stage = entry[1].id % STAGES_MAX
         bytes_max = UNLIMITED if build.pool.faas is None else build.pool.faas.payload_bytes_max
         batch: list[Task] = []
         items = booked_ns = 0
@@ -48,7 +58,7 @@ class Batching:
             task = entry[1]
             booked = admission.booked(task)
             if booked is not None:
-                items_max = min(items_max, self._limit(build, task, booked, start_ns))
+                items_max = min(items_max, self._limit(build, task, booked, start_ns, shape_id))
             bytes_max -= task.payload_bytes
             is_full = items + task.request.items > items_max or bytes_max < 0
             if batch and (is_full or task.must_run_alone):
@@ -59,21 +69,31 @@ class Batching:
             if task.must_run_alone:
                 break
             entry = queue.head()
-        lane_ns = build.lane_ns(items) * build.weight
+        lane_ns = build.lane_ns_in(items, shape_id) * build.weight_of(shape_id)
         self._queues.on_sent(build, lane_ns, was_promised=promise is not None)
         if promise is not None:
             is_contended = queue.items > 0
             is_own = build is promise.build
-            build.on_formed(items, booked_ns if is_own else 0, is_contended=is_contended)
+            booked_ns = booked_ns if is_own else 0
+            build.on_formed(items, booked_ns, shape_id, is_contended=is_contended)
             if is_own:
-                build.narrowest().on_sent(self._view.now_ns - promise.start_ns)
+                slip_ns = self._view.now_ns - promise.start_ns
+                if len(build.shape_ids) > 1:  # the latest start depends on the shape
+                    end_ns = self._view.now_ns + int(build.lane_ns_in(items, shape_id))
+                    slip_ns = end_ns - int(admission.latest_ns(batch[0].request, stage))
+                build.narrowest().on_sent(slip_ns)
         self._queues.update_heads(queue, build.function_id, promise)
         return batch
 
-    def _limit(self, build: Build, task: Task, promise: Promise, start_ns: int) -> int:
+    def _limit(
+        self, build: Build, task: Task, promise: Promise, start_ns: int, shape_id: int
+    ) -> int:
         """The largest batch with which a task is done when it is due, or else at least in time."""
         ready_ns = self._view.now_ns + start_ns
         z = self._admission.margins.z[task.request.pipeline.id]
+        if len(build.shape_ids) > 1:
+            latest_ns = self._admission.latest_ns(task.request, task.id % STAGES_MAX)
+            return build.items_within_in(latest_ns - ready_ns, shape_id)
         items_max = build.items_within(promise.due_ns - ready_ns, z)
         if build is promise.build and items_max < promise.size:  # behind its schedule
             latest_ns = self._admission.latest_ns(task.request, task.id % STAGES_MAX)

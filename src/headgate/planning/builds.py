@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from itertools import islice
-from math import sqrt
+from math import inf, sqrt
 from typing import Final, final
 
 from headgate.core.clock import NEVER_NS
-from headgate.core.model import App, Pool, Variant
+from headgate.core.model import App, Compute, Pool, Shape, Variant
 from headgate.core.records import Batch, Instance, Node, Task
 from headgate.core.states import BATCH_FINISHED, INSTANCE_STARTING, ON_HOST
 from headgate.core.view import View
 from headgate.planning.calendar import Calendar
 from headgate.planning.concurrency import KneeLimits, tightest_objectives_ns
 from headgate.planning.forecast import OfferedLoad
+from headgate.planning.frontier.candidates import planned_shapes
 from headgate.planning.targets import FaasTarget, choose_faas_target
 from headgate.planning.warm_pool import WarmPool, burst_of
 
@@ -49,11 +50,15 @@ class Build:
     """One variant on one pool of nodes, with the work that is promised to it."""
 
     __slots__ = (
+        "_fastest_ns",
         "_lanes_due",
+        "_least_work",
         "_seen",
+        "_shape_times_ns",
         "_surprises",
         "_times_ns",
         "_variance",
+        "_weights",
         "batch_mean",
         "calendar",
         "cold_start_ns",
@@ -73,6 +78,8 @@ class Build:
         "per_node",
         "pool",
         "ratio",
+        "shape_id",
+        "shape_ids",
         "share",
         "variant",
         "warm_pool",
@@ -89,6 +96,7 @@ class Build:
         calendar: Calendar,
         warm_pool: WarmPool | None = None,
         own: Calendar | None = None,
+        shape_id: int = 0,
     ) -> None:
         profile = variant.profile
         slowdown = profile.slowdown_at(lanes)
@@ -103,8 +111,23 @@ class Build:
         self.own = own
         self.cold_start_ns = profile.cold_start_ns
         self.network_ns = 2 * pool.network_ns
-        self.items_max = profile.items_max
-        self._times_ns = [time_ns * slowdown for time_ns in profile.exec_ns]
+        self.items_max = variant.items_max(shape_id)
+        self._shape_times_ns = [
+            [time_ns * slowdown for time_ns in times.exec_ns] for times in variant.shapes
+        ]
+        self._weights = [_weight(lanes, pool, times.shape) for times in variant.shapes]
+        # The shape that plans reckon with. Where a dispatch chooses the shape, `shape_ids` are
+        # those that it chooses among, the smallest first; otherwise it is the only one.
+        self.shape_id = shape_id
+        self.shape_ids = [shape_id]
+        if pool.compute == Compute.PER_BATCH and pool.faas is None:
+            ids = [id for id, times in enumerate(variant.shapes) if pool.has_room_for(times.shape)]
+            self.shape_ids = sorted(ids, key=self._weights.__getitem__) or [shape_id]
+        self._times_ns = self._shape_times_ns[shape_id]
+        self._fastest_ns = [
+            min(times[index] for times in self._shape_times_ns if index < len(times))
+            for index in range(len(self._times_ns))
+        ]
         self.items_best = _knee([time_ns + self.network_ns for time_ns in self._times_ns])
         self.overrun = 1.0  # mean of the lane time of recent batches over what was booked for them
         self.batch_mean = 1.0  # items of recent batches that were formed while others waited
@@ -118,8 +141,10 @@ class Build:
         self.load = OfferedLoad(memory_ns, 10 * profile.exec_ns[0])
         self.window_ns = 0.0  # the shortest objective of a pipeline that uses it
         self.share = 0.0  # nodes that should hold it, by its load
-        self.weight = 1.0  # lanes of a batch: above 1 where the limit is below that of other builds
+        # Lanes of a batch: above 1 where it takes more of a node than its part of the slots.
+        self.weight = self._weights[shape_id]
         self._lanes_due = 0.0
+        self._least_work: dict[int, tuple[list[float], list[int]]] = {}  # by items
         self.pending_ns = 0
         self.pending_items = 0  # promised to this build and not sent
         self.pending_batches = 0.0
@@ -132,6 +157,41 @@ class Build:
         """Expected time for which a batch holds its lane."""
         return self._times_ns[items - 1] * self.ratio + self.network_ns
 
+    def lane_ns_in(self, items: int, shape_id: int, z: float = 0.0) -> float:
+        """The same in a shape, and `z` standard deviations more."""
+        exec_ns = self._shape_times_ns[shape_id][items - 1] * self.ratio
+        return exec_ns * (1.0 + z * self.deviation) + self.network_ns
+
+    def weight_of(self, shape_id: int) -> float:
+        """Lanes that a batch in a shape holds."""
+        return self._weights[shape_id]
+
+    def shape_within(self, items: int, window_ns: float, z: float) -> int | None:
+        """The shape in which a batch that fits a window takes least of a node; None: none fits."""
+        known = self._least_work.get(items)
+        if known is None:
+            known = self._least_work[items] = self._by_work(items)
+        times_ns, shape_ids = known
+        exec_ns = (window_ns - self.network_ns) / (self.ratio * (1.0 + z * self.deviation))
+        index = bisect_right(times_ns, exec_ns) - 1
+        return shape_ids[index] if index >= 0 else None
+
+    def _by_work(self, items: int) -> tuple[list[float], list[int]]:
+        """Times of a batch, ascending, and the shapes that take less work than all faster ones."""
+        times_ns: list[float] = []
+        shape_ids: list[int] = []
+        least_ns = inf
+        for time_ns, shape_id in sorted(
+            (self._shape_times_ns[id][items - 1], id)
+            for id in self.shape_ids
+            if items <= len(self._shape_times_ns[id])
+        ):
+            if time_ns * self._weights[shape_id] < least_ns:
+                least_ns = time_ns * self._weights[shape_id]
+                times_ns.append(time_ns)
+                shape_ids.append(shape_id)
+        return times_ns, shape_ids
+
     def cautious_ns(self, items: int, z: float) -> float:
         """The expected time of a batch and `z` standard deviations more."""
         exec_ns = self._times_ns[items - 1] * self.ratio
@@ -141,6 +201,11 @@ class Build:
         """The largest batch worth forming whose cautious time fits a window; at least 1."""
         exec_ns = (window_ns - self.network_ns) / (self.ratio * (1.0 + z * self.deviation))
         return max(1, min(self.items_best, bisect_right(self._times_ns, exec_ns)))
+
+    def items_within_in(self, window_ns: float, shape_id: int) -> int:
+        """The largest batch in a shape whose expected time fits a window; at least 1."""
+        exec_ns = (window_ns - self.network_ns) / self.ratio
+        return max(1, bisect_right(self._shape_times_ns[shape_id], exec_ns))
 
     def narrowest(self) -> Calendar:
         """The calendar with the fewest lanes for this build: its own, or that of the pool."""
@@ -152,9 +217,9 @@ class Build:
             return max(1.0, self.pending_ns / self.pending_batches)
         return self.lane_ns(1)
 
-    def take_lanes(self) -> int:
+    def take_lanes(self, shape_id: int) -> int:
         """Lanes that the next batch takes: the weight, as whole numbers that average to it."""
-        self._lanes_due += self.weight
+        self._lanes_due += self._weights[shape_id]
         lanes = int(self._lanes_due)
         self._lanes_due -= lanes
         return lanes
@@ -163,7 +228,13 @@ class Build:
         """The batch size to plan with: what fits the window, and not far above recent batches."""
         return min(self.items_within(window_ns, z), int(_GROWTH * self.batch_mean) + 1)
 
-    def on_formed(self, items: int, booked_ns: int, *, is_contended: bool) -> None:
+    def likely_size(self) -> int:
+        """The size of batches to plan with where their shape is chosen: that of recent ones."""
+        return max(1, min(self.items_max, int(self.batch_mean + 0.5)))
+
+    def on_formed(
+        self, items: int, booked_ns: int, shape_id: int = 0, *, is_contended: bool
+    ) -> None:
         """A batch was formed for which this much work was booked, before correction.
 
         A batch that nobody was left to join is small because few were admitted: more would have
@@ -173,16 +244,18 @@ class Build:
             self.batch_mean += _BATCH_STEP * (items - self.batch_mean)
         ratio = 1.0
         if is_contended and booked_ns > 0:
-            ratio = min(_OVERRUN_MAX, self.lane_ns(items) * self.weight / booked_ns)
+            work_ns = self.lane_ns_in(items, shape_id) * self._weights[shape_id]
+            ratio = min(_OVERRUN_MAX, work_ns / booked_ns)
         self.overrun += _BATCH_STEP * (ratio - self.overrun)
 
     def fastest_ns(self, items: int) -> float:
         """Time of a batch by the profile, or as observed if that is less."""
-        return self._times_ns[items - 1] * min(1.0, self.ratio) + self.network_ns
+        return self._fastest_ns[items - 1] * min(1.0, self.ratio) + self.network_ns
 
-    def observe(self, items: int, took_ns: int) -> None:
+    def observe(self, items: int, took_ns: int, shape_id: int = 0) -> None:
         """Learn from the time of a batch; two surprises in a row make it forget what was before."""
-        ratio = (took_ns - self.network_ns) / max(1.0, self._times_ns[items - 1])
+        profiled_ns = self._shape_times_ns[shape_id][items - 1]
+        ratio = (took_ns - self.network_ns) / max(1.0, profiled_ns)
         ratio = min(max(ratio, self.ratio / _CLIP), self.ratio * _CLIP)
         error = ratio - self.ratio
         is_surprise = abs(error) > _SURPRISE * self.ratio * max(self.deviation, _DEVIATION)
@@ -211,6 +284,7 @@ class Builds:
         self.on_pool: list[list[Build | None]] = []
         limits = KneeLimits(app)
         objectives_ns = tightest_objectives_ns(app)
+        shapes = planned_shapes(app)
         self._node_lanes: list[int] = []  # by pool id
         for pool in app.pools:
             row: list[Build | None] = [None for _ in app.functions]
@@ -220,7 +294,10 @@ class Builds:
                 if variant is None or pool.faas is not None:
                     continue
                 own = Calendar(shortest_ns, longest_ns) if variant.concurrency < lanes else None
-                build = Build(len(self.all), variant, pool, lanes, self.calendars[pool.id], own=own)
+                shape_id = shapes.get((variant.id, pool.id), 0)
+                build = Build(
+                    len(self.all), variant, pool, lanes, self.calendars[pool.id], None, own, shape_id
+                )
                 self.all.append(build)
                 self.of_function[function_id].append(build)
                 row[function_id] = build
@@ -229,7 +306,6 @@ class Builds:
             for each in row:
                 if each is not None:
                     each.window_ns = float(objectives_ns[each.function_id])
-                    each.weight = max(1.0, lanes * _share_of_node(each))
         self._is_scarce = [
             _is_scarce(pool, row) for pool, row in zip(app.pools, self.on_pool, strict=True)
         ]
@@ -394,10 +470,10 @@ class Builds:
 
     def on_sent(self, build: Build, batch: Batch, start_ns: int) -> None:
         """A batch was sent; `start_ns` is the time that its instance needs first."""
-        expected_ns = build.lane_ns(batch.items)
-        spread_ns = int(build.cautious_ns(batch.items, 1.0) - expected_ns)
+        expected_ns = build.lane_ns_in(batch.items, batch.shape_id)
+        spread_ns = int(build.lane_ns_in(batch.items, batch.shape_id, 1.0) - expected_ns)
         end_ns = self._view.now_ns + int(start_ns + expected_ns + _END_CAUTION * spread_ns)
-        lanes = build.take_lanes()
+        lanes = build.take_lanes(batch.shape_id)
         build.calendar.occupy(end_ns, lanes, spread_ns)
         if build.warm_pool is not None:
             build.warm_pool.lanes.occupy(end_ns, 1, spread_ns)
@@ -421,7 +497,7 @@ class Builds:
         if build.own is not None:
             build.own.release(end_ns)
         if batch.state == BATCH_FINISHED and batch.id not in self._cold:
-            build.observe(batch.items, took_ns)
+            build.observe(batch.items, took_ns, batch.shape_id)
         self._cold.discard(batch.id)
 
     def fits_call(self, task: Task) -> bool:
@@ -471,14 +547,11 @@ class Builds:
         return build.variant.id not in self._view.load_failures or self.has_instance(build)
 
 
-def _share_of_node(build: Build) -> float:
-    """The part of a node that one batch takes: of its concurrency limit, its CPUs or its GPU."""
-    shape, pool = build.variant.shape, build.pool
-    return max(
-        1.0 / build.lanes,
-        shape.cpu_milli / max(1, pool.cpu_milli),
-        shape.gpu_sevenths / max(1, pool.gpu_sevenths),
-    )
+def _weight(lanes: int, pool: Pool, shape: Shape) -> float:
+    """The lanes that one batch takes of a node: of its concurrency limit, its CPUs or its GPU."""
+    cpu_share = shape.cpu_milli / max(1, pool.cpu_milli)
+    gpu_share = shape.gpu_sevenths / max(1, pool.gpu_sevenths)
+    return max(1.0, lanes * cpu_share, lanes * gpu_share)
 
 
 def _is_scarce(pool: Pool, builds: list[Build | None]) -> bool:

@@ -68,8 +68,11 @@ class KneeLimits(ConcurrencyLimits):
         concurrency within 3 % of the best throughput, relative to each variant's own best and on
         average over the variants. One limit for all: a variant with a lower limit than others on
         its node would wait for the node to empty. It is no more than all of them together may run.
+        Where batches have shapes, these say what runs beside each other, and there is no limit.
         """
         most = max(1, min(pool.slots, sum(variant.concurrency for variant in variants)))
+        if any(variant.more_shapes for variant in variants):
+            return most
         scores = [0.0 for _ in range(most)]
         for variant in variants:
             rates = [self._rate(pool, variant, index + 1) for index in range(most)]

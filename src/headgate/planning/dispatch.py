@@ -19,10 +19,12 @@ from headgate.planning.admission import AdmissionControl
 from headgate.planning.batching import Batching
 from headgate.planning.builds import Build, Builds
 from headgate.planning.placement import Placement
+from headgate.planning.shapes import ShapeChooser
 from headgate.planning.spillover import Spillover
 from headgate.planning.task_queues import ANYWHERE, CALLS_ONLY, EdfQueue, Heads, TaskQueues
 
 _HEADS_EXAMINED: Final = 8  # queues that are tried for a free node
+NO_LIMIT_NS: Final = float(1 << 60)
 _LATE_Z: Final = 2.0  # a task is called for if with so many standard deviations a node is too late
 
 
@@ -34,6 +36,8 @@ class Send:
     queue: EdfQueue
     build: Build
     node: Node | None  # None: the batch is a call of the build's FaaS pool
+    shape_id: int = 0
+    items_max: int | None = None  # of the batch, where its size was chosen with its shape
 
 
 @final
@@ -49,6 +53,7 @@ class Dispatcher:
         batching: Batching,
         placement: Placement,
         spillover: Spillover,
+        shapes: ShapeChooser,
     ) -> None:
         self._view = view
         self._builds = builds
@@ -57,6 +62,8 @@ class Dispatcher:
         self._batching = batching
         self._placement = placement
         self._spillover = spillover
+        self._shapes = shapes
+        self.held: dict[int, int] = {}  # by build id: when to look again at what waits for more
 
     def to_node(self, node: Node) -> Send | None:
         """The next batch for a node; None if it has no free slot, or should run nothing now.
@@ -90,12 +97,19 @@ class Dispatcher:
             send = self._call_instead(queue, task)
             if send is not None:
                 break
-            if node.running >= build.lanes or not self._view.has_compute(node, build.variant):
+            has_choice = len(build.shape_ids) > 1
+            if not has_choice and (
+                node.running >= build.lanes
+                or not self._view.has_compute(node, build.variant, build.shape_id)
+            ):
                 break  # kept for a build that needs more of it, which would starve otherwise
             if task.request.items > build.items_max:
                 send = self.to_faas(task.function.id)  # perhaps no node can take it
             elif self._placement.suits(node, build):
-                send = Send(queue, build, node)
+                if has_choice:
+                    send = self._in_shape(queue, task, build, node)
+                else:
+                    send = Send(queue, build, node, build.shape_id)
         for queue in examined:
             heads.push(queue)
         return send
@@ -116,8 +130,34 @@ class Dispatcher:
                 and self._admission.is_in_time(entry[1], build)
                 and self._placement.suits(node, build)
             ):
-                return Send(queue, build, node)
+                return Send(queue, build, node, build.shape_id)
         return None
+
+    def _in_shape(self, queue: EdfQueue, task: Task, build: Build, node: Node) -> Send | None:
+        """A batch in the cheapest shape that is in time; None while it waits for more, or room."""
+        waiting, now_ns = queue.items, self._view.now_ns
+        promise = self._admission.booked(task)
+        if task.must_run_alone:
+            waiting = task.request.items
+        left_ns, z = self._admission.left_ns(task), self._admission.stage_z(task)
+        if promise is None:
+            left_ns, z = NO_LIMIT_NS, 0.0
+        left_ns -= self._builds.start_ns(build, node)
+        choice = self._shapes.choose(build, task, waiting, left_ns, z, node)
+        if promise is not None and not task.must_run_alone:
+            ideal = choice or self._shapes.choose(build, task, waiting, left_ns, z, None)
+            if ideal is not None:
+                at_ns = self._shapes.hold_until_ns(build, task, waiting, left_ns, z, ideal.cost)
+                if at_ns > now_ns:
+                    self.held[build.id] = at_ns
+                    return None
+                if choice is None and now_ns < promise.start_ns:
+                    return None  # another node, or this one a little later, has room for it
+        if choice is not None:
+            return Send(queue, build, node, choice.shape_id, choice.items)
+        items = min(task.request.items, build.items_max)
+        shape_id = self._shapes.fastest(build, items, node)
+        return None if shape_id is None else Send(queue, build, node, shape_id, items)
 
     def to_other_pool(self, queue: EdfQueue) -> Send | None:
         """Send the head of a queue to another pool where it is in time and nothing waits."""
@@ -132,7 +172,7 @@ class Dispatcher:
             if build.calendar.work_ns == 0 and self._admission.is_in_time(task, build):
                 node = self._placement.warm_node(build)
                 if node is not None:
-                    return Send(queue, build, node)
+                    return Send(queue, build, node, build.shape_id)
         return None
 
     def to_faas(self, function_id: int) -> Send | None:

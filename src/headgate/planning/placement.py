@@ -38,6 +38,12 @@ class Placement:
         self._view = view
         self._builds = builds
 
+    def _can_take(self, node: Node, build: Build) -> bool:
+        """Whether a free node can begin a batch of a build now, in its smallest shape at least."""
+        if build.shape_ids[0] == 0:
+            return self._view.can_take(node, build.function_id)
+        return self._view.fits(node, build.variant, build.shape_ids[0])
+
     def warm_node(self, build: Build) -> Node | None:
         """A free node that holds the weights of a build and can take a batch."""
         view, free = self._view, self._view.free_by_pool[build.pool.id]
@@ -51,7 +57,7 @@ class Placement:
                     and node.id in free
                     and _can_run_soon(instance)
                     and node.running < build.lanes
-                    and view.can_take(node, build.function_id)
+                    and self._can_take(node, build)
                     and (best is None or node.running < best.running)
                 ):
                     best = node
@@ -65,7 +71,7 @@ class Placement:
                 held is not None
                 and _can_run_soon(held)
                 and node.running < build.lanes
-                and view.can_take(node, build.function_id)
+                and self._can_take(node, build)
                 and (best is None or node.running < best.running)
             ):
                 best = node
@@ -80,7 +86,7 @@ class Placement:
 
     def suits(self, node: Node, build: Build) -> bool:
         """Whether a node should run a build now: it holds it, or a cold start is worth it."""
-        if not self._view.can_take(node, build.function_id):
+        if not self._can_take(node, build):
             return False
         instance = node.instances.get(build.variant.id)
         if instance is not None and instance.residency != ON_HOST:
@@ -140,7 +146,7 @@ class Placement:
                 continue
             if (
                 node.running < build.lanes
-                and view.can_take(node, build.function_id)
+                and self._can_take(node, build)
                 and self._may_start(node, build, is_urgent=is_urgent)
             ):
                 if has_room(view, node, build.variant):

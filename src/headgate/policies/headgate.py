@@ -53,12 +53,14 @@ from headgate.planning.builds import Build, Builds
 from headgate.planning.dispatch import Dispatcher, Send
 from headgate.planning.placement import Placement, has_room
 from headgate.planning.rent_or_call import NodeAutoscaler
+from headgate.planning.shapes import ShapeChooser
 from headgate.planning.spillover import Spillover
 from headgate.planning.task_queues import TaskQueues
 
 # Names of the timers, whose number is a function id.
 _RESIZE_WARM_POOL: Final = "resize_warm_pool"
 _CALL: Final = "call"
+_MORE: Final = "more"  # its number is a build id: what waits for more tasks is looked at again
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,10 @@ class Headgate(Policy):
         self._queues = TaskQueues(app, self._builds, config.default_deadline_factor)
         self._batching = Batching(self.view, self._admission, self._queues)
         self._placement = Placement(self.view, self._builds)
+        self._shapes = ShapeChooser(self.view)
         self._dispatch = Dispatcher(
             self.view, self._builds, self._admission, self._queues, self._batching,
-            self._placement, self._spillover,
+            self._placement, self._spillover, self._shapes,
         )  # fmt: skip
         self._autoscaler = NodeAutoscaler(app, self._builds.faas_targets())
         if self._autoscaler.is_needed:
@@ -130,7 +133,8 @@ class Headgate(Policy):
 
     def _start(self, build: Build, node: Node | None) -> None:
         if node is not None:
-            self._builds.on_start(self.orders.start(build.variant, node))
+            shape_id = build.shape_id if node.binds_at_start else 0
+            self._builds.on_start(self.orders.start(build.variant, node, shape_id))
 
     def uses_faas(self, function_id: int) -> bool:
         return self._builds.faas[function_id] is not None
@@ -140,6 +144,8 @@ class Headgate(Policy):
     def on_task_ready(self, task: Task) -> None:
         promise = self._admission.confirm(task)
         queue = self._queues.push(task, promise)
+        if promise is not None and len(promise.build.shape_ids) > 1:
+            self._shapes.observe(promise.build, task.request.items)
         builds = self._builds.of_function[task.function.id]
         if promise is None:
             self._offer_best_effort(task.function.id)
@@ -193,14 +199,17 @@ class Headgate(Policy):
         """Send batches to a node while it has a free slot and something should run there."""
         while (send := self._dispatch.to_node(node)) is not None:
             self._send(send)
+        while self._dispatch.held:
+            build_id, at_ns = self._dispatch.held.popitem()
+            self.orders.set_timer(_MORE, at_ns, build_id)
 
     def _send(self, send: Send) -> None:
         build, node, start_ns = send.build, send.node, 0
         if node is not None:
             start_ns = self._builds.start_ns(build, node)
-        tasks = self._batching.take(send.queue, build, start_ns)
+        tasks = self._batching.take(send.queue, build, start_ns, send.shape_id, send.items_max)
         if node is not None:
-            batch = self.orders.dispatch(tasks, node, build.variant)
+            batch = self.orders.dispatch(tasks, node, build.variant, None, send.shape_id)
         else:
             self._spillover.on_call(build)
             batch = self.orders.dispatch_to_pool(tasks, build.pool, build.variant)
@@ -222,6 +231,10 @@ class Headgate(Policy):
             self.orders.set_timer(_CALL, at_ns, function_id)
 
     def on_timer(self, name: str, number: int) -> None:
+        if name == _MORE:
+            self._offer(self._builds.all[number])
+            self._offer_given_up()
+            return
         build = self._builds.faas[number]
         assert build is not None
         if name == _RESIZE_WARM_POOL:

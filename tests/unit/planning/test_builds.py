@@ -8,7 +8,7 @@ import pytest
 from planning_rig import CLOUD, MS, NODES, PlanningRig, make_app
 
 from headgate.core.events import BatchFinished, InstanceStopped
-from headgate.core.model import Pool, Profile, Shape
+from headgate.core.model import Pool, Profile, Shape, ShapeTimes
 from headgate.planning.builds import Build
 
 BATCHES = Profile((10 * MS, 12 * MS, 14 * MS, 16 * MS))
@@ -119,13 +119,14 @@ def test_a_build_that_needs_more_of_a_node_takes_more_lanes_of_the_pool() -> Non
     app = make_app([Profile((10 * MS,), slowdown=(1.0,) * 4)] * 2, pool)
     for function, milli in zip(app.functions, (1_000, 3_000), strict=True):
         (variant,) = function.variants
+        object.__setattr__(variant, "shapes", (ShapeTimes(Shape(milli, 0), variant.profile.exec_ns),))
         object.__setattr__(variant, "shape", Shape(milli, 0))
         object.__setattr__(variant, "concurrency", 4)
     rig = PlanningRig(app)
     small, large = rig.build(0), rig.build(1)
     assert rig.builds.calendars[0].lanes == small.lanes * 1
     assert large.weight == pytest.approx(3.0 * small.weight)
-    taken = [large.take_lanes() for _ in range(100)]
+    taken = [large.take_lanes(0) for _ in range(100)]
     assert sum(taken) == pytest.approx(100 * large.weight, abs=1)
     assert set(taken) <= {int(large.weight), int(large.weight) + 1}
 

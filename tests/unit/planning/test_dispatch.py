@@ -13,6 +13,7 @@ from headgate.core.model import Pool, Profile
 from headgate.core.records import Node, Task
 from headgate.planning.batching import Batching
 from headgate.planning.dispatch import Dispatcher, Send
+from headgate.planning.shapes import ShapeChooser
 from headgate.planning.task_queues import TaskQueues
 
 PROFILE = Profile((10 * MS, 12 * MS, 14 * MS, 16 * MS))
@@ -30,7 +31,7 @@ class DispatchRig:
         self.batching = Batching(rig.view, rig.admission, self.queues)
         self.dispatch = Dispatcher(
             rig.view, rig.builds, rig.admission, self.queues, self.batching, rig.placement,
-            rig.spillover,
+            rig.spillover, ShapeChooser(rig.view),
         )  # fmt: skip
 
     def node(self, pool_id: int = 0) -> Node:

@@ -9,14 +9,20 @@ the bandwidth of the receiving one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from operator import attrgetter
+from typing import Final
 
-from headgate.core.clock import HOUR_NS, SECOND_NS
+from headgate.core.clock import HOUR_NS, NEVER_NS, SECOND_NS
+from headgate.core.errors import ConfigError
 from headgate.core.model import App, Function, Pipeline, Pool, Shape, Variant
 from headgate.planning.frontier.configs import StageConfig, cost_units
 from headgate.planning.frontier.graph import StageGraph
-from headgate.planning.frontier.pipeline import Edge, PipelineFrontier
+from headgate.planning.frontier.pipeline import Edge, PipelineFrontier, PipelinePlan
+
+# Of an objective: the time that plans give to running batches. The rest is for waiting.
+_RUNNING_SHARE: Final = 0.9
 
 
 def pipeline_frontier(
@@ -77,11 +83,7 @@ def stage_candidates(
 
 def _has_room(pool: Pool, variant: Variant, shape: Shape) -> bool:
     memory_bytes = pool.memory_bytes if pool.faas is None else pool.faas.memory_bytes
-    return (
-        shape.cpu_milli <= pool.cpu_milli
-        and shape.gpu_sevenths <= pool.gpu_sevenths
-        and variant.profile.memory_bytes <= memory_bytes
-    )
+    return pool.has_room_for(shape) and variant.profile.memory_bytes <= memory_bytes
 
 
 def _candidate(
@@ -122,3 +124,53 @@ def _edges(app: App, pipeline: Pipeline) -> Iterator[Edge]:
             size = max([variant.profile.output_bytes for variant in variants], default=0)
             if size and speeds:
                 yield Edge(before, index, remote_ns=int(size / min(speeds) * SECOND_NS))
+
+
+def has_choice(app: App) -> bool:
+    """Whether some variant has several shapes."""
+    return any(variant.more_shapes for variant in app.variants)
+
+
+def planned_shapes(app: App) -> dict[tuple[int, int], int]:
+    """The shape that plans reckon with, by variant and pool; what has no choice is left out.
+
+    It is that of the cheapest plan of a pipeline within its objective; if a variant is in several
+    pipelines, of the one with the tightest objective. What no plan takes runs as fast as the
+    variant that it does take, at the least cost.
+    """
+    shapes: dict[tuple[int, int], int] = {}
+    if not has_choice(app):
+        return shapes
+    app = priced(app)
+    for pipeline in sorted(app.pipelines, key=lambda each: each.slo.latency_ns):
+        plan = _plan(app, pipeline)
+        for stage, config in zip(pipeline.stages, plan.configs if plan else (), strict=False):
+            shapes.setdefault((config.build, config.place), config.shape_id)
+            for key, rivals in _by_build(list(stage_candidates(app, stage.function))).items():
+                in_time = [c for c in rivals if c.time_ns <= config.time_ns]
+                best = (
+                    min(in_time, key=attrgetter("cost"))
+                    if in_time
+                    else min(rivals, key=attrgetter("time_ns"))
+                )
+                shapes.setdefault(key, best.shape_id)
+    return shapes
+
+
+def _plan(app: App, pipeline: Pipeline) -> PipelinePlan | None:
+    """The cheapest plan within the running share of the objective, or else the fastest."""
+    try:
+        frontier = pipeline_frontier(app, pipeline)
+    except ConfigError:  # a stage fits no pool
+        return None
+    budget_ns = pipeline.slo.latency_ns
+    if budget_ns < NEVER_NS:
+        budget_ns = int(_RUNNING_SHARE * budget_ns)
+    return frontier.plan(max(budget_ns, frontier.whole.fastest_ns))
+
+
+def _by_build(configs: Sequence[StageConfig]) -> dict[tuple[int, int], list[StageConfig]]:
+    groups: dict[tuple[int, int], list[StageConfig]] = {}
+    for config in configs:
+        groups.setdefault((config.build, config.place), []).append(config)
+    return groups

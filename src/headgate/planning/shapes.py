@@ -1,0 +1,187 @@
+"""The shape and the size of a batch: the cheapest with which the rest of its pipeline is in time.
+
+A variant may run in several shapes (vCPUs and a share of a GPU). Each choice for a stage is priced
+with the frontier of everything behind the stage, in the time that is left: so the time of a
+pipeline goes to the stages where it saves most. Where compute is paid for while a batch holds it, a
+batch waits for more tasks as long as those that are expected make it cheaper.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Final, final
+
+from headgate.core.errors import ConfigError
+from headgate.core.model import Compute
+from headgate.core.records import STAGES_MAX, Node, Task
+from headgate.core.view import View, has_free_compute
+from headgate.planning.builds import Build
+from headgate.planning.forecast import OfferedLoad
+from headgate.planning.frontier.candidates import (
+    has_choice,
+    pipeline_frontier,
+    priced,
+    stage_candidates,
+)
+from headgate.planning.frontier.configs import StageConfig
+from headgate.planning.frontier.pareto import Frontier
+from headgate.planning.frontier.pipeline import PipelineFrontier
+
+_RATE_MEMORY_NS: Final = 2_000_000_000  # time constant of the rate at which tasks arrive
+_RATE_UNIT_NS: Final = 1e9
+_NO_COST: Final = 1 << 62
+
+
+@final
+class Choice:
+    """A shape for a batch of so many items, and what an item costs from this stage on."""
+
+    __slots__ = ("cost", "items", "shape_id")
+
+    def __init__(self, shape_id: int, items: int, cost: int) -> None:
+        self.shape_id = shape_id
+        self.items = items
+        self.cost = cost
+
+
+@final
+class ShapeChooser:
+    """Chooses the shapes and sizes of batches, and how long a batch waits for more tasks."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        app = priced(view.app)
+        self._app = app
+        self._frontiers: list[PipelineFrontier | None] = []
+        for pipeline in app.pipelines if has_choice(app) else ():
+            try:
+                self._frontiers.append(pipeline_frontier(app, pipeline))
+            except ConfigError:  # a stage fits no pool
+                self._frontiers.append(None)
+        self._rests: dict[tuple[int, int, int, int], Frontier | None] = {}
+        # By build id and number of items: cost of an item and shape id, the cheapest first.
+        self._options: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        self._arrivals: dict[int, OfferedLoad] = {}  # by build id, in items per second
+
+    def observe(self, build: Build, items: int) -> None:
+        """Record items that are ready to run on a build."""
+        arrivals = self._arrivals.get(build.id)
+        if arrivals is None:
+            arrivals = self._arrivals[build.id] = OfferedLoad(_RATE_MEMORY_NS, _RATE_MEMORY_NS // 4)
+        arrivals.observe(self._view.now_ns, items * _RATE_UNIT_NS)
+
+    def choose(
+        self, build: Build, task: Task, waiting: int, left_ns: float, z: float, node: Node | None
+    ) -> Choice | None:
+        """The cheapest choice for a batch with a task at its head; None if none is in time.
+
+        `waiting` items could be in it, and `left_ns` is the time until the request is due. With a
+        node, only what its free compute allows.
+        """
+        best: Choice | None = None
+        items = min(waiting, build.items_max)
+        while items >= task.request.items:
+            choice = self._cheapest(build, task, items, left_ns, z, node)
+            if choice is not None:
+                if best is not None and best.cost <= choice.cost:
+                    break
+                best = choice
+            if items == 1:
+                break
+            items = max(task.request.items, items // 2) if items > task.request.items else 0
+        return best
+
+    def _cheapest(
+        self, build: Build, task: Task, items: int, left_ns: float, z: float, node: Node | None
+    ) -> Choice | None:
+        rest = self._rest(task, build.pool.id, items)
+        if rest is None:
+            return None
+        times_ns, costs = rest.times_ns, rest.costs
+        stretch = (1.0 + z * build.deviation) * build.ratio
+        best, best_cost = -1, _NO_COST
+        for cost, shape_id in self._of(build, items):
+            if cost + costs[-1] >= best_cost:
+                break
+            if node is not None and not has_free_compute(node, build.variant, shape_id):
+                continue
+            after_ns = left_ns - build.lane_ns_in(items, shape_id, z)
+            index = bisect_right(times_ns, after_ns / stretch) - 1
+            if index >= 0 and cost + costs[index] < best_cost:
+                best, best_cost = shape_id, cost + costs[index]
+        return None if best < 0 else Choice(best, items, best_cost)
+
+    def fastest(self, build: Build, items: int, node: Node) -> int | None:
+        """The shape in which a batch ends soonest on a node; None if none fits there."""
+        fitting = [
+            (build.lane_ns_in(items, shape_id), shape_id)
+            for _, shape_id in self._of(build, items)
+            if has_free_compute(node, build.variant, shape_id)
+        ]
+        return min(fitting)[1] if fitting else None
+
+    def hold_until_ns(
+        self, build: Build, task: Task, waiting: int, left_ns: float, z: float, cost: int
+    ) -> int:
+        """Until when a batch should wait for more tasks; 0: it should not.
+
+        It should while a batch with what is expected by then costs less than `cost` an item.
+        """
+        arrivals = self._arrivals.get(build.id)
+        now_ns = self._view.now_ns
+        rate = 0.0 if arrivals is None else arrivals.erlangs(now_ns)
+        if not is_compute_priced(build) or rate <= 0.0 or waiting >= build.items_max:
+            return 0
+        for more in (1, waiting):
+            wait_ns = more / rate * _RATE_UNIT_NS
+            items = min(waiting + more, build.items_max)
+            later = self._cheapest(build, task, items, left_ns - wait_ns, z, None)
+            if later is not None and later.cost < cost:
+                return now_ns + int(_RATE_UNIT_NS / rate)
+        return 0
+
+    def _of(self, build: Build, items: int) -> list[tuple[int, int]]:
+        """The shapes for a batch by cost of an item, without those that another one replaces."""
+        options = self._options.get((build.id, items))
+        if options is None:
+            function = self._app.functions[build.function_id]
+            by_items: dict[int, list[StageConfig]] = {}
+            for config in stage_candidates(self._app, function):
+                if config.build == build.variant.id and config.place == build.pool.id:
+                    by_items.setdefault(config.batch, []).append(config)
+            for count, configs in by_items.items():
+                self._options[build.id, count] = _useful(configs)
+            options = self._options.setdefault((build.id, items), [])
+        return options
+
+    def _rest(self, task: Task, pool_id: int, items: int) -> Frontier | None:
+        """The frontier of what follows a stage, in batches of up to about as many items."""
+        pipeline_id, stage = task.request.pipeline.id, task.id % STAGES_MAX
+        size = 1 << (items - 1).bit_length()
+        key = (pipeline_id, stage, pool_id, size)
+        if key not in self._rests:
+            frontier = self._frontiers[pipeline_id]
+            if frontier is None:
+                self._rests[key] = None
+            else:
+                self._rests[key] = frontier.capped(size).rest(stage).get(pool_id)
+        return self._rests[key]
+
+
+def is_compute_priced(build: Build) -> bool:
+    """Whether a batch pays for the compute that it holds, besides the node."""
+    pool = build.pool
+    has_price = pool.cpu_usd_per_hour > 0.0 or pool.gpu_usd_per_hour > 0.0
+    return has_price and pool.compute != Compute.RESIDENT
+
+
+def _useful(configs: list[StageConfig]) -> list[tuple[int, int]]:
+    """Cost and shape of configurations, without those that take no less of anything than another."""
+    useful: list[tuple[int, int]] = []
+    taken: list[tuple[int, int, int]] = []
+    for config in sorted(configs, key=lambda each: (each.cost, each.time_ns)):
+        time_ns, cpu_milli, gpu_sevenths = config.time_ns, config.cpu_milli, config.gpu_sevenths
+        if not any(t <= time_ns and c <= cpu_milli and g <= gpu_sevenths for t, c, g in taken):
+            taken.append((time_ns, cpu_milli, gpu_sevenths))
+            useful.append((config.cost, config.shape_id))
+    return useful
