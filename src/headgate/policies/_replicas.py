@@ -10,11 +10,15 @@ The rest is here, and all of it is ours: the papers leave it to their platforms.
 
 - A replica is a claim on compute, memory and a slot of its node. Instances are started for
   replicas: one per replica, or fewer where an instance runs several batches at once. An instance
-  that no replica needs is a warm spare: it is used again first, stopped after `keep_alive_ns`, and
-  stopped at once where its room is needed. An idle timeout of the pool stays in force.
+  that no replica needs is a warm spare: it is used again first, and stopped where its room is
+  needed. Where an idle instance costs something, because its compute is resident or its node is
+  rented for it, it is stopped after `keep_alive_ns`; an idle timeout of the pool is in force
+  everywhere. Nodes that join start the functions whose `prewarm_nodes` they are among.
 - Requests are counted as they arrive, and every stage of their pipeline is scaled with that rate:
   no cold start waits for the one before it. What waits beyond one batch per replica counts as
   demand as well, so that a backlog is worked off within `drain_ns`.
+- After the first arrival evaluations begin at `first_ns`, and their intervals double until they
+  have their full length: a start is not a change of load, and need not wait for one.
 - A stage is scaled for `utilisation` of what its replicas could do without a pause, and to be done
   `margin` of its time before it is over: arrivals are random, and so are execution times.
 - Where there is not room for all, replicas are added one at a time to the stage with the least
@@ -31,7 +35,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, final
 
-from headgate.core.clock import NEVER_NS, SECOND_NS
+from headgate.core.clock import MILLISECOND_NS, NEVER_NS, SECOND_NS
 from headgate.core.model import UNLIMITED, Pipeline, Variant
 from headgate.core.policy import NOT_NEGATIVE, POSITIVE, Context, Policy, PolicyConfig, bounded
 from headgate.core.records import STAGES_MAX, Batch, Instance, Node, Request, Task
@@ -55,6 +59,8 @@ class ReplicaConfig(PolicyConfig):
     margin: float = field(default=0.1, metadata=bounded(ge=0, lt=1))
     # Of a replica, up to which load is planned.
     utilisation: float = field(default=0.8, metadata=POSITIVE)
+    # Until the first evaluation.
+    first_ns: int = field(default=50 * MILLISECOND_NS, metadata=POSITIVE)
     # Within which a backlog is to be worked off.
     drain_ns: int = field(default=10 * SECOND_NS, metadata=POSITIVE)
     # After which a spare instance stops.
@@ -178,9 +184,8 @@ class _Reserved:
 class ReplicaPolicy(Policy):
     """Places replicas, gives them batches, and counts arrivals.
 
-    `interval_ns` is the time between evaluations, over the last `window` of which rates are
-    averaged; the first evaluation is `first_ns` after the first arrival. A decision costs
-    O(replicas of the stage); an evaluation O(instances), and for each replica that is added
+    `interval_ns` is the time between evaluations; rates are means over `window_ns`. A decision
+    costs O(replicas of the stage); an evaluation O(instances), and for each replica that is added
     O(configurations of the stage x free nodes).
     """
 
@@ -190,13 +195,12 @@ class ReplicaPolicy(Policy):
         config: ReplicaConfig,
         *,
         interval_ns: int,
-        first_ns: int,
-        window: int,
+        window_ns: int,
     ) -> None:
         super().__init__(context, config)
         self._settings = config
         self._interval_ns = interval_ns
-        self._first_ns = first_ns
+        self._window_ns = window_ns
         app = priced(self.view.app)  # where no pool has a price, all nodes cost the same
         self.deployments: list[list[Deployment]] = []  # by pipeline id and stage
         self._all: list[Deployment] = []
@@ -207,10 +211,13 @@ class ReplicaPolicy(Policy):
         self._reserved: dict[int, _Reserved] = {}  # by node id
         self._counts: dict[tuple[int, int, int], int] = {}  # replicas by their key
         self._claims: dict[int, tuple[Deployment, Replica]] = {}  # nodes held, by node id
-        # By pipeline id: items that arrived since the last evaluation, and before.
+        # By pipeline id: items that arrived since the last evaluation; and how long the intervals
+        # before were, with the items that arrived in them.
         self._arrived = [0 for _ in app.pipelines]
-        self._history: deque[tuple[int, list[int]]] = deque(maxlen=window)  # (ns, items)
+        self._history: deque[tuple[int, list[int]]] = deque()
         self._evaluated_ns = 0
+        self._first_ns = 0  # when arrivals began
+        self._joined: list[int] = [0 for _ in app.pools]  # nodes, by pool id
 
     def _deploy(self, pipeline: Pipeline, candidates: list[list[StageConfig]]) -> None:
         """Divide the objective of a pipeline over its stages, for good."""
@@ -262,8 +269,9 @@ class ReplicaPolicy(Policy):
         pipeline_id = request.pipeline.id
         self._arrived[pipeline_id] += request.items
         if (_MONITOR, 0) not in self.view.timers:
-            self._evaluated_ns = self.view.now_ns
-            self.orders.set_timer(_MONITOR, self.view.now_ns + self._first_ns)
+            self._evaluated_ns = self._first_ns = self.view.now_ns
+            first_ns = min(self._settings.first_ns, self._interval_ns)
+            self.orders.set_timer(_MONITOR, self.view.now_ns + first_ns)
         for deployment in self.deployments[pipeline_id]:
             if not deployment.replicas:
                 self.add_replica(deployment, 0.0, request.items)
@@ -292,6 +300,17 @@ class ReplicaPolicy(Policy):
         if batch.node is None or batch.node.state != NODE_UP:
             self._serve()  # no `on_capacity` follows
 
+    def on_node_joined(self, node: Node) -> None:
+        """Start what is pre-warmed on so many nodes."""
+        place = self._joined[node.pool.id]
+        self._joined[node.pool.id] += 1
+        for function in self.view.app.functions:
+            variant = node.variants[function.id]
+            if variant is not None and place < function.prewarm_nodes:
+                may_start = variant.id not in self.view.load_failures
+                if may_start and has_free_room(node, variant, 0):
+                    self.orders.start(variant, node)
+
     def on_node_lost(self, node: Node) -> None:
         """Remove the node's replicas; their stages go on elsewhere."""
         for deployment in self._all:
@@ -313,21 +332,29 @@ class ReplicaPolicy(Policy):
 
     def _evaluate(self) -> None:
         """Update the rates, scale, and see to instances that are missing or spare."""
-        now_ns = self.view.now_ns
-        self._history.append((max(1, now_ns - self._evaluated_ns), self._arrived))
-        self._arrived = [0 for _ in self._arrived]
-        self._evaluated_ns = now_ns
+        self._observe()
         self.scale({each: self._demand(each) for each in self._all})
         for deployment in self._all:
             for replica in deployment.replicas:
                 if self._lacks_instance(replica):
                     self._start(replica, evicts=False)
-        self._stop_idle_spares()
-        has_work = self.view.requests or self.view.instances
-        if has_work or any(each.replicas for each in self._all):
-            self.orders.set_timer(_MONITOR, now_ns + self._interval_ns)
+        has_spares = self._stop_idle_spares()
+        if self.view.requests or has_spares or any(each.replicas for each in self._all):
+            now_ns = self.view.now_ns
+            after_ns = min(self._interval_ns, max(1, now_ns - self._first_ns))
+            self.orders.set_timer(_MONITOR, now_ns + after_ns)
         else:
             self._history.clear()
+
+    def _observe(self) -> None:
+        """Close an interval, and forget those that are older than the window."""
+        now_ns, history = self.view.now_ns, self._history
+        history.append((max(1, now_ns - self._evaluated_ns), self._arrived))
+        self._arrived = [0 for _ in self._arrived]
+        self._evaluated_ns = now_ns
+        span_ns = sum(length_ns for length_ns, _ in history)
+        while span_ns - history[0][0] >= self._window_ns:
+            span_ns -= history.popleft()[0]
 
     def _demand(self, deployment: Deployment) -> float:
         """What a stage has to serve, in items per second of replicas that never pause."""
@@ -487,12 +514,18 @@ class ReplicaPolicy(Policy):
         spares.sort(key=lambda each: each.last_used_ns)
         return spares
 
-    def _stop_idle_spares(self) -> None:
+    def _stop_idle_spares(self) -> bool:
+        """Stop spares that cost something and have not been used for long; whether any stay."""
         limit_ns = self.view.now_ns - self._settings.keep_alive_ns
+        has_spares = False
         for node in self.view.nodes.values():
-            for spare in self._spares(node) if node.instances else ():
-                if spare.last_used_ns <= limit_ns:
-                    self.orders.stop(spare)
+            if node.instances and (node.has_resident_compute or node.pool.is_elastic):
+                for spare in self._spares(node):
+                    if spare.last_used_ns <= limit_ns:
+                        self.orders.stop(spare)
+                    else:
+                        has_spares = True
+        return has_spares
 
     # Batches
 

@@ -10,7 +10,7 @@ are indicative.
 - Every 10 s the rate of each stage is compared with the nominal capacity of its pods. Nothing
   happens while they differ by less than 20 % of the capacity. Nominal is what a pod serves at
   `utilisation` [own: a stage that lacks 20 % of what it could serve without a pause never
-  recovers]. The first comparison is a second after the first request [own].
+  recovers].
 - Up: as many pods of p_eff as the missing rate fills, p_eff being the configuration with the most
   throughput per resource; the rest is for a pod of p_ideal, the configuration with the least
   capacity that is above the rest. Prices weigh the resources, as they do in `infless` [own]. A
@@ -54,7 +54,6 @@ class Config(ReplicaConfig):
     """Settings of `fast_gshare`."""
 
     interval_ns: int = field(default=10 * SECOND_NS, metadata=POSITIVE)  # between comparisons
-    first_ns: int = field(default=SECOND_NS, metadata=POSITIVE)  # until the first one
     # Part of the capacity by which the rate may differ from it.
     band: float = field(default=0.2, metadata=NOT_NEGATIVE)
 
@@ -68,8 +67,7 @@ class FastGshare(ReplicaPolicy):
             context,
             config,
             interval_ns=config.interval_ns,
-            first_ns=config.first_ns,
-            window=1,
+            window_ns=config.interval_ns,
         )
         self._band = config.band
 

@@ -11,7 +11,7 @@ one open; those of the base (`_replicas.py`) are ours as well.
   (r_low) batches are not filled in time. The grid of batches is 1, 2, 4, ... Rates are not rounded
   [own: a batch may take seconds].
 - Every second the rate R of each stage is compared with what its instances can serve: R_max, the
-  sum of all r_up, and R_min, that of all r_low. R is the mean over `window` seconds [own].
+  sum of all r_up, and R_min, that of all r_low. R is the mean over `window_ns` [own].
 - R > R_max: scale out for the residual rate R - R_max. Batch sizes are tried from the largest on; a
   configuration can be used if r_low is within the residual rate. Among those of one batch size the
   score decides: throughput per resource, over the part that the instance leaves of what is left of
@@ -65,7 +65,7 @@ class Config(ReplicaConfig):
     # Weight of R_min in the rate below which instances are released.
     alpha: float = field(default=0.8, metadata=bounded(ge=0, lt=1))
     interval_ns: int = field(default=SECOND_NS, metadata=POSITIVE)  # of the monitor
-    window: int = field(default=10, metadata=bounded(ge=1))  # intervals, of the mean rate
+    window_ns: int = field(default=10 * SECOND_NS, metadata=POSITIVE)  # of the mean rate
     left_over_min: float = field(default=0.5, metadata=POSITIVE)  # in the score of a placement
 
 
@@ -78,8 +78,7 @@ class Infless(ReplicaPolicy):
             context,
             config,
             interval_ns=config.interval_ns,
-            first_ns=config.interval_ns,
-            window=config.window,
+            window_ns=config.window_ns,
         )
         self._alpha = config.alpha
         self._left_over_min = config.left_over_min
