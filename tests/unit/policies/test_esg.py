@@ -3,116 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from stage_rig import MS, StageRig, make_function
 
-from headgate.config import make_config
-from headgate.core.actions import Action, Dispatch, Settle, StartInstance
-from headgate.core.clock import MILLISECOND_NS
 from headgate.core.errors import ConfigError
-from headgate.core.events import (
-    BatchFinished,
-    BatchLost,
-    Event,
-    InstanceStarted,
-    NodeJoined,
-    NodeLost,
-    RequestArrived,
-)
-from headgate.core.model import (
-    App,
-    Compute,
-    Function,
-    Pipeline,
-    Pool,
-    Profile,
-    Shape,
-    ShapeTimes,
-    Slo,
-    Stage,
-    Variant,
-)
-from headgate.core.scheduler.scheduler import Scheduler
+from headgate.core.events import BatchFinished, BatchLost, NodeJoined, NodeLost
+from headgate.core.model import Compute
 from headgate.core.states import Outcome
-from headgate.policies import find_policy
-
-MS = MILLISECOND_NS
-# In shape 0 an item costs 20 ms x 1/7 of a GPU, in shape 1 10 ms x 3/7: faster and dearer. A batch
-# of two costs less per item in either.
-SMALL, LARGE = Shape(1_000, 1), Shape(1_000, 3)
-SMALL_NS, LARGE_NS = (20 * MS, 30 * MS), (10 * MS, 15 * MS)
-
-
-def make_function(
-    id: int,
-    *,
-    name: str = "",
-    cold_start_ns: int = 0,
-    memory_bytes: int = 0,
-    concurrency: int = 8,
-) -> Function:
-    profile = Profile(SMALL_NS, cold_start_ns=cold_start_ns, memory_bytes=memory_bytes)
-    more = (ShapeTimes(LARGE, LARGE_NS),)
-    variant = Variant(id, f"v{id}", id, (0,), profile, SMALL, concurrency, more)
-    return Function(id, name or f"f{id}", (variant,))
-
-
-class Driver:
-    """A Scheduler under `esg` whose instances start at once; `sent` has every dispatch."""
-
-    def __init__(
-        self,
-        functions: list[Function],
-        slo_ms: int,
-        *,
-        nodes: int = 1,
-        slots: int = 8,
-        gpu_sevenths: int = 7,
-        memory_bytes: int = 100,
-        compute: int = Compute.PER_BATCH,
-    ) -> None:
-        chain = tuple(Stage(f, (f.id - 1,) if f.id else ()) for f in functions)
-        slo = Slo(slo_ms * MS) if slo_ms else Slo()
-        pool = Pool(
-            0, "gpu", nodes=nodes, slots=slots, cpu_milli=16_000, gpu_sevenths=gpu_sevenths,
-            compute=compute, memory_bytes=memory_bytes, gpu_usd_per_hour=1.0,
-        )  # fmt: skip
-        app = App(tuple(functions), (Pipeline(0, "p", chain, slo),), (pool,))
-        kind = find_policy("esg")
-        config = make_config(kind.config, {}, "test")
-        self.scheduler = Scheduler(app, kind, config, validate=True)
-        self.sent: list[Dispatch] = []
-        self.started: list[StartInstance] = []
-        self.settled: dict[int, int] = {}
-        for node_id in range(nodes):
-            self.at(0, NodeJoined(node_id, 0, f"n{node_id}"))
-
-    def at(self, now_ms: int, event: Event) -> list[Dispatch]:
-        """Handle an event, and start what it starts; the dispatches that it led to."""
-        before = len(self.sent)
-        events = [event]
-        while events:
-            for action in self.scheduler.handle(now_ms * MS, events.pop(0)):
-                events += self._carry_out(action)
-        return self.sent[before:]
-
-    def _carry_out(self, action: Action) -> list[Event]:
-        if isinstance(action, Dispatch):
-            self.sent.append(action)
-        elif isinstance(action, Settle):
-            self.settled[action.request_id] = action.settlement.outcome
-        elif isinstance(action, StartInstance):
-            self.started.append(action)
-            assert action.node_id is not None
-            return [InstanceStarted(action.instance_id, action.node_id)]
-        return []
-
-    def arrive(self, now_ms: int, request_id: int) -> list[Dispatch]:
-        return self.at(now_ms, RequestArrived(request_id, 0))
 
 
 @pytest.mark.parametrize(("slo_ms", "shape_id"), [(0, 0), (20, 0), (19, 1), (10, 1), (5, 1)])
 def test_the_cheapest_shape_in_time(slo_ms: int, shape_id: int) -> None:
     """The small shape if it is in time, or there is no objective; the fastest if none is."""
-    (sent,) = Driver([make_function(0)], slo_ms).arrive(0, 0)
+    (sent,) = StageRig([make_function(0)], slo_ms).arrive(0, 0)
     assert (sent.shape_id, sent.items) == (shape_id, 1)
 
 
@@ -130,7 +32,7 @@ def test_the_batch_is_what_the_oldest_request_has_time_for(
     slo_ms: int, expected: list[tuple[int, int]]
 ) -> None:
     """1. A request waits for a node from 0 ms, another from 20 ms. 2. At 30 ms a node joins."""
-    driver = Driver([make_function(0)], slo_ms, nodes=0)
+    driver = StageRig([make_function(0)], slo_ms, nodes=0)
     driver.arrive(0, 0)
     driver.arrive(20, 1)
     sent = driver.at(30, NodeJoined(0, 0, "n0"))
@@ -140,7 +42,7 @@ def test_the_batch_is_what_the_oldest_request_has_time_for(
 @pytest.mark.parametrize(("ended_ms", "shape_id"), [(20, 0), (30, 1)])
 def test_a_successor_is_planned_with_the_time_that_is_left(ended_ms: int, shape_id: int) -> None:
     """45 ms: both stages are planned small (40 ms); the second is large if the first was slow."""
-    driver = Driver([make_function(0), make_function(1)], 45)
+    driver = StageRig([make_function(0), make_function(1)], 45)
     (first,) = driver.arrive(0, 0)
     assert first.shape_id == 0
     (second,) = driver.at(ended_ms, BatchFinished(first.batch_id))
@@ -154,7 +56,7 @@ def test_a_successor_prefers_the_node_of_its_predecessor(last: int) -> None:
     3. The other first stage ends: both nodes could take the second, and its own one does. So it is
     not the home node of the second function that decides, whichever node that is.
     """
-    driver = Driver([make_function(0), make_function(1)], 0, nodes=2, gpu_sevenths=1)
+    driver = StageRig([make_function(0), make_function(1)], 0, nodes=2, gpu_sevenths=1)
     first = [sent for id in range(2) for sent in driver.arrive(0, id)]
     assert {sent.node_id for sent in first} == {0, 1}
     (second,) = driver.at(20, BatchFinished(first[1 - last].batch_id))
@@ -168,7 +70,7 @@ def test_a_function_has_a_home_node() -> None:
     """Equal nodes, of which each function uses its own as long as there is room."""
     homes = set()
     for name in ("deblur", "depth", "resize", "segment", "vote"):
-        driver = Driver([make_function(0, name=name)], 0, nodes=5)
+        driver = StageRig([make_function(0, name=name)], 0, nodes=5)
         nodes = {sent.node_id for id in range(4) for sent in driver.arrive(id, id)}
         assert len(nodes) == 1
         homes |= nodes
@@ -177,7 +79,7 @@ def test_a_function_has_a_home_node() -> None:
 
 def test_a_queue_that_fits_nowhere_is_rechecked_with_the_smallest_shape() -> None:
     """1. Two urgent requests take 3/7 each. 2. The third waits for 3/7. 3. Then it takes 1/7."""
-    driver = Driver([make_function(0)], 15)
+    driver = StageRig([make_function(0)], 15)
     assert [sent.shape_id for id in range(2) for sent in driver.arrive(0, id)] == [1, 1]
     assert driver.arrive(0, 2) == []
     (sent,) = driver.arrive(1, 3)
@@ -186,7 +88,7 @@ def test_a_queue_that_fits_nowhere_is_rechecked_with_the_smallest_shape() -> Non
 
 def test_no_request_is_lost_when_a_node_dies() -> None:
     """1. A node dies with two batches while others wait. 2. The other node serves all of them."""
-    driver = Driver([make_function(0), make_function(1)], 0, nodes=2, gpu_sevenths=2)
+    driver = StageRig([make_function(0), make_function(1)], 0, nodes=2, gpu_sevenths=2)
     sent = [sent for id in range(7) for sent in driver.arrive(0, id)]
     assert sorted(each.node_id or 0 for each in sent) == [0, 0, 1, 1]
     driver.at(5, NodeLost(0))
@@ -209,7 +111,7 @@ def test_successors_are_started_ahead_unless_they_take_the_last_slot(
     slots: int, started: list[int]
 ) -> None:
     functions = [make_function(id, cold_start_ns=100 * MS) for id in range(2)]
-    driver = Driver(functions, 0, slots=slots)
+    driver = StageRig(functions, 0, slots=slots)
     driver.arrive(0, 0)
     assert [each.variant_id for each in driver.started] == started
 
@@ -218,7 +120,7 @@ def test_successors_are_started_ahead_unless_they_take_the_last_slot(
 def test_another_instance_is_started_where_all_are_busy(memory_bytes: int, batches: int) -> None:
     """Each instance runs one batch at a time. The third one starts if there is memory for it."""
     function = make_function(0, concurrency=1, memory_bytes=10)
-    driver = Driver([function], 0, memory_bytes=memory_bytes)
+    driver = StageRig([function], 0, memory_bytes=memory_bytes)
     sent = [sent for id in range(3) for sent in driver.arrive(0, id)]
     assert len(sent) == len(driver.started) == batches
     assert len({each.instance_id for each in sent}) == batches
@@ -226,7 +128,7 @@ def test_another_instance_is_started_where_all_are_busy(memory_bytes: int, batch
 
 def test_a_shape_that_binds_at_the_start_is_started_ahead() -> None:
     """30 ms for two stages: one of them must be large, and is started in that shape."""
-    driver = Driver([make_function(0), make_function(1)], 30, compute=Compute.PER_INSTANCE)
+    driver = StageRig([make_function(0), make_function(1)], 30, compute=Compute.PER_INSTANCE)
     (first,) = driver.arrive(0, 0)
     (second,) = driver.at(30 - 10 - 10 * first.shape_id, BatchFinished(first.batch_id))
     assert [each.shape_id for each in driver.started][:2] == [first.shape_id, 1 - first.shape_id]
@@ -234,11 +136,11 @@ def test_a_shape_that_binds_at_the_start_is_started_ahead() -> None:
 
 
 def test_expansions_are_reported_as_work() -> None:
-    driver = Driver([make_function(0), make_function(1)], 45)
+    driver = StageRig([make_function(0), make_function(1)], 45)
     driver.arrive(0, 0)
     assert driver.scheduler.work > 1
 
 
 def test_a_stage_that_fits_no_pool_is_one_clear_line() -> None:
     with pytest.raises(ConfigError, match=r"stage f0: has no feasible configuration"):
-        Driver([make_function(0, memory_bytes=100)], 0, memory_bytes=99)
+        StageRig([make_function(0, memory_bytes=100)], 0, memory_bytes=99)
