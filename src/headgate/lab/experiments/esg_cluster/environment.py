@@ -9,8 +9,8 @@ Load is the share of the cluster's GPU time, or vCPU time if that binds first, t
 the cheapest configurations of batch 1 within the objective: 20, 50 and 85 %. With the recalled set
 the recalled arrival intervals of the paper are 21, 43 and 85 % in this measure.
 
-All functions are loaded on all nodes before the first arrival. The first tenth of the requests is
-a warm-up and does not count for latencies and hit rates; cost is that of the whole run.
+All functions are loaded on all nodes before the first arrival. Requests of the first 30 s are a
+warm-up and do not count for latencies and hit rates; cost is that of the whole run.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Process = Literal["band", "poisson", "bursty"]
 EXPANSION_NS: Final = 20_000
 PRICES: Final = Prices()
 _CV: Final = 0.01  # the GPU table's 95th percentiles are on average 1.5 % above the medians
-_WARM_UP: Final = 0.1  # share of the requests
+WARM_UP_S: Final = 30  # until policies with replicas have scaled
 _BAND: Final = (10.0, 16.8)  # ms between requests, heavy, as recalled: only their ratio is used
 _BURSTY_CV: Final = 4.0
 _FACTORS: Final = {"strict": 0.8, "moderate": 1.0, "relaxed": 1.2}  # times L
@@ -86,11 +86,11 @@ class ClusterScenario:
 
     profiles: str
     cell: Cell
-    requests: int
+    duration_s: float  # of the arrivals that count, after a warm-up of `WARM_UP_S`
     directory: Path | None = None  # of traces, for the INFless set
     load_factor: float = 1.0  # on the rate of the cell
     process: Process = "band"
-    failed_nodes: int = 0  # in the middle third of the run
+    failed_nodes: int = 0  # in the middle third of the time that counts
     profile_errors: tuple[float, ...] = ()  # true over profiled times, by function in turn
     charges_work: bool = True  # planning takes simulated time
 
@@ -103,7 +103,7 @@ class ClusterScenario:
     def environment(self, seed: int) -> Environment:
         sized = sized_cell(self.profiles, self.directory, self.cell)
         begin_ns = ready_after_ns(profile_set(self.profiles, self.directory))
-        duration_ns = round(self.requests / self.rate_per_s * SECOND_NS)
+        duration_ns = round((WARM_UP_S + self.duration_s) * SECOND_NS)
         arrivals = _draw(self.process, self.rate_per_s, begin_ns, duration_ns, seed)
         applications = dict.fromkeys([pipeline.name for pipeline in sized.app.pipelines], 1.0)
         functions = len(sized.app.functions)
@@ -116,9 +116,11 @@ class ClusterScenario:
                 cv=_CV,
                 scale=tuple(errors[i % len(errors)] for i in range(functions)) if errors else (),
             ),
-            since_ns=begin_ns + round(_WARM_UP * duration_ns),
+            since_ns=begin_ns + WARM_UP_S * SECOND_NS,
             work_unit_ns=EXPANSION_NS if self.charges_work else 0,
-            faults=_failures(self.failed_nodes, begin_ns, duration_ns).actions(),
+            faults=_failures(
+                self.failed_nodes, begin_ns + WARM_UP_S * SECOND_NS, round(self.duration_s * SECOND_NS)
+            ).actions(),
         )
 
 
@@ -204,7 +206,7 @@ def _band(rate_per_s: float, duration_ns: int, seed: int) -> Int64:
 
 
 def _failures(count: int, begin_ns: int, duration_ns: int) -> FaultPlan:
-    """Return a plan in which the first nodes are down in the middle third of the run."""
+    """Return a plan in which the first nodes are down in the middle third of a time."""
     third_ns = duration_ns // 3
     down_ns, up_ns = begin_ns + third_ns, begin_ns + 2 * third_ns
     return FaultPlan(
