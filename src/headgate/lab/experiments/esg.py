@@ -9,6 +9,7 @@ changes: load up to three times heavy, nodes that fail, profiles that are wrong.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -28,15 +29,16 @@ from headgate.lab.experiments.esg_cluster.profiles import (
 )
 from headgate.lab.experiments.esg_cluster.results import (
     ESG,
+    ORION,
     OURS,
     RIVALS,
     DynamicsTable,
     ResultTable,
+    limit_rows,
 )
 from headgate.lab.experiments.esg_cluster.runs import ClusterCase, run_cell, run_unobserved
 from headgate.lab.figures import write_figures
-from headgate.lab.harness import over_seeds
-from headgate.policies import policy_names
+from headgate.lab.harness import PolicyCase, over_seeds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,43 +51,44 @@ _LOAD: Final = "load"
 _FAILURES: Final = "failing nodes"
 _PROFILES: Final = "wrong profiles"
 _ARRIVALS: Final = "arrivals"
-_PLANNING: Final = "planning"
-_LOADS: Final = (0.2, 0.5, 0.85, 1.275, 1.7, 2.55)  # from light to three times heavy
+_LOADS: Final = (0.2, 0.5, 0.85, 1.7, 2.55)  # from light to three times heavy
 _ERRORS: Final = ((1.3,), (0.7,), (0.7, 1.3))  # true over profiled times
-_ORION_LIMITS: Final = (10, 100, 1_000, 10_000)
+_ORION_LIMITS: Final = (10, 100, 1_000, 10_000, 100_000)
 
 
 def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
     """Run every policy in every cell, Orion with several limits, and the dynamics."""
     directory = _traces(os.environ.get("HEADGATE_TRACES"))
-    sets = [MEASURED, RECALLED]
+    sets = [RECALLED] if quick else [MEASURED, RECALLED]
     if infless_table(directory) is None:
         progress("without INFless's tables (HEADGATE_TRACES)")
     elif not quick:
         sets.append(INFLESS)
-    requests, seeds = (200, 3) if quick else (4000, 5)
-    policies = [p for p in (ESG, *RIVALS, OURS) if p.name in policy_names()]
+    seeds = 3
+    policies = [PolicyCase(name) for name in (ESG, *RIVALS, OURS)]
     progress(f"{len(policies)} policies in {len(CELLS)} cells of {', '.join(sets)}")
     cases = [
-        ClusterCase(policy, ClusterScenario(name, cell, requests, directory))
-        for name in sets
-        for cell in CELLS
+        ClusterCase(policy, scenario)
+        for scenario in _cells(sets, directory, is_quick=quick)
         for policy in policies
     ]
     table = ResultTable(over_seeds(run_cell, cases, seeds, is_parallel=not quick))
+    progress("Orion by its limit")
+    limited = over_seeds(run_cell, _limited(is_quick=quick), seeds, is_parallel=not quick)
     progress("load, failures and wrong profiles")
-    conditions = _conditions(requests, is_quick=quick)
+    conditions = _conditions(is_quick=quick)
     changed = [
         ClusterCase(policy, scenario)
         for scenarios in conditions.values()
         for scenario in scenarios
         for policy in policies
+        if not quick or policy.label in (ESG, OURS)
     ]
     runs = over_seeds(run_unobserved, changed, seeds, is_parallel=not quick)
     dynamics = DynamicsTable(runs, conditions)
     return Result(
         NAME,
-        [*table.rows(), *dynamics.rows()],
+        [*table.rows(), *limit_rows(limited), *dynamics.rows()],
         [*table.checks(), *dynamics.checks()],
         write_figures(out, NAME, lambda: _figures(table, dynamics)),
     )
@@ -95,19 +98,42 @@ def _traces(named: str | None) -> Path | None:
     return Path(named) if named else None
 
 
-def _conditions(requests: int, *, is_quick: bool) -> dict[str, list[ClusterScenario]]:
-    """Return, by what changes, scenarios with the moderate objective of the measured set."""
-    normal = ClusterScenario(MEASURED, CELLS[1], requests)
+def _cells(
+    sets: Sequence[str], directory: Path | None, *, is_quick: bool
+) -> Iterator[ClusterScenario]:
+    for name in sets:
+        # A request of the recalled set takes ten times as long as one of the measured set.
+        seconds = 30.0 if name == RECALLED else 10.0
+        for cell in CELLS:
+            scenario = ClusterScenario(name, cell, seconds, directory=directory)
+            yield _quick(scenario) if is_quick else scenario
+
+
+def _quick(scenario: ClusterScenario) -> ClusterScenario:
+    return replace(scenario, duration_s=5.0, warm_up_s=5.0)
+
+
+def _limited(*, is_quick: bool) -> list[ClusterCase]:
+    """Return Orion with several limits, in the strict cell of the recalled set."""
+    scenario = next(_cells([RECALLED], None, is_quick=is_quick))
+    limits = _ORION_LIMITS[::2] if is_quick else _ORION_LIMITS
+    return [ClusterCase(PolicyCase.of(ORION, expansions_max=limit), scenario) for limit in limits]
+
+
+def _conditions(*, is_quick: bool) -> dict[str, list[ClusterScenario]]:
+    """Return, by what changes, scenarios with the moderate objective of the recalled set."""
+    normal = ClusterScenario(RECALLED, CELLS[1], duration_s=15.0, warm_up_s=10.0)
+    if is_quick:
+        normal = _quick(normal)
     loads = [replace(normal, load_factor=load / normal.cell.utilisation) for load in _LOADS]
     conditions = {
         _LOAD: loads,
         _FAILURES: [replace(normal, failed_nodes=count) for count in (2, 4, 8)],
         _PROFILES: [replace(normal, profile_errors=errors) for errors in _ERRORS],
         _ARRIVALS: [replace(normal, process="poisson"), replace(normal, process="bursty")],
-        _PLANNING: [replace(load, charges_work=False) for load in loads[-2:]],
     }
     if is_quick:
-        return {change: [each[0], each[-1]] for change, each in conditions.items()}
+        return {change: [each[len(each) // 2]] for change, each in conditions.items()}
     return conditions
 
 

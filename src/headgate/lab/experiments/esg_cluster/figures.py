@@ -74,7 +74,7 @@ def dynamics_figure(table: DynamicsTable, load: str, others: Sequence[str]) -> F
     for number, policy in enumerate(table.policies):
         style = {"color": _colour(number), "marker": MARKERS[number % len(MARKERS)]}
         rates = [100 * fmean(table.hits(policy, each)) for each in scenarios]
-        hits.plot(x, rates, label=policy.label, markersize=5, linewidth=1.6, **style)
+        hits.plot(x, rates, label=policy, markersize=5, linewidth=1.6, **style)
         usd = [fmean(table.usd_per_million(policy, each)) for each in scenarios]
         costs.plot(x, usd, markersize=5, linewidth=1.6, **style)
     style_axes(hits, title="hit rate over load", x_label="load (%)", y_label="%", grid="both")
@@ -107,7 +107,7 @@ def _draw_bars(
     for number, policy in enumerate(policies):
         x = np.arange(len(cells)) - 0.43 + (number + 0.5) * width
         heights = [each[number] for each in values]
-        axes.bar(x, heights, 0.92 * width, color=_colour(number), label=policy.label)
+        axes.bar(x, heights, 0.92 * width, color=_colour(number), label=policy)
     axes.axhline(level, color=MUTED, linewidth=0.9, linestyle=DASHES)
     axes.set_xticks(range(len(cells)), [each.label for each in cells])
 
@@ -120,7 +120,7 @@ def _draw_distributions(axes: Axes, cell: CellTable) -> None:
         served = 1 - fmean(run.unserved for run in runs)
         if served > 0:
             axes.plot(ratios, served * quantiles, color=_colour(number), linewidth=1.6,
-                      label=policy.label)  # fmt: skip
+                      label=policy)  # fmt: skip
     axes.axvline(1.0, color=MUTED, linewidth=1.0, linestyle=DASHES)
     axes.set_xlim(0, _RATIO_MAX)
     axes.set_ylim(0, 1.02)

@@ -15,14 +15,15 @@ from headgate.lab.experiments.esg_cluster.environment import (
     sized_cell,
 )
 from headgate.lab.experiments.esg_cluster.runs import QUANTILES, ClusterCase, ClusterRun
-from headgate.lab.harness import PolicyCase, is_above, margin, mean_columns
+from headgate.lab.harness import is_above, margin, mean_columns
 
-ESG: Final = PolicyCase("esg")
-OURS: Final = PolicyCase("headgate")
-INFLESS_POLICY: Final = PolicyCase("infless")
-ORION: Final = PolicyCase("orion")
-AQUATOPE: Final = PolicyCase("aquatope")
-RIVALS: Final = (INFLESS_POLICY, PolicyCase("fast_gshare"), ORION, AQUATOPE)
+# Labels of policies.
+ESG: Final = "esg"
+OURS: Final = "headgate"
+INFLESS_POLICY: Final = "infless"
+ORION: Final = "orion"
+AQUATOPE: Final = "aquatope"
+RIVALS: Final = (INFLESS_POLICY, "fast_gshare", ORION, AQUATOPE)
 BOUND: Final = "lower bound"
 
 _GOAL: Final = "a goal of this project"
@@ -44,16 +45,16 @@ class CellTable:
     profiles: str
     cell: Cell
     sized: SizedCell
-    runs: Mapping[PolicyCase, Sequence[ClusterRun]]
+    runs: Mapping[str, Sequence[ClusterRun]]  # by policy
 
     @property
     def label(self) -> str:
         return self.cell.name
 
-    def hits(self, policy: PolicyCase) -> list[float]:
+    def hits(self, policy: str) -> list[float]:
         return [run.hit_rate for run in self.runs[policy]]
 
-    def costs(self, policy: PolicyCase) -> list[float]:
+    def costs(self, policy: str) -> list[float]:
         """Cost per request over that of ESG, seed by seed."""
         return [
             run.usd_per_request / esg.usd_per_request
@@ -64,7 +65,7 @@ class CellTable:
         """The lower bound on the cost per request, over the cost of ESG, seed by seed."""
         return [self.sized.bound_usd / esg.usd_per_request for esg in self.runs[ESG]]
 
-    def gap_closed(self, policy: PolicyCase) -> float:
+    def gap_closed(self, policy: str) -> float:
         """Share of the gap between ESG's cost and the bound that a policy closes.
 
         Nothing is gained by serving less: ESG's cost is per request, that of the policy per hit.
@@ -80,11 +81,11 @@ class ResultTable:
     """Every policy in every cell of every profile set."""
 
     def __init__(self, runs: Runs) -> None:
-        by_key: dict[Key, dict[PolicyCase, Sequence[ClusterRun]]] = {}
+        by_key: dict[Key, dict[str, Sequence[ClusterRun]]] = {}
         scenarios: dict[Key, ClusterScenario] = {}
         for case, results in runs.items():
             key = (case.scenario.profiles, case.scenario.cell)
-            by_key.setdefault(key, {})[case.policy] = results
+            by_key.setdefault(key, {})[case.policy.label] = results
             scenarios[key] = case.scenario
         self.cells = [
             CellTable(*key, sized_cell(key[0], scenarios[key].directory, key[1]), each)
@@ -139,12 +140,12 @@ def _load_row(table: CellTable) -> Row:
     }
 
 
-def _row(table: CellTable, policy: PolicyCase) -> Row:
+def _row(table: CellTable, policy: str) -> Row:
     runs = table.runs[policy]
     return {
         "profiles": table.profiles,
         "cell": table.label,
-        "policy": policy.label,
+        "policy": policy,
         **mean_columns("hit %", [100 * run.hit_rate for run in runs]),
         "$ per million": 1e6 * fmean(run.usd_per_request for run in runs),
         **mean_columns("cost / ESG", table.costs(policy)),
@@ -166,7 +167,7 @@ def _bound_row(table: CellTable) -> Row:
     }
 
 
-def _detail_row(table: CellTable, policy: PolicyCase) -> Row:
+def _detail_row(table: CellTable, policy: str) -> Row:
     runs = table.runs[policy]
     ratios = {
         f"p{100 * quantile:g} / SLO": fmean(run.ratio(quantile) for run in runs)
@@ -175,7 +176,7 @@ def _detail_row(table: CellTable, policy: PolicyCase) -> Row:
     return {
         "profiles": table.profiles,
         "cell": table.label,
-        "policy": policy.label,
+        "policy": policy,
         **ratios,
         "not served %": 100 * fmean(run.unserved for run in runs),
         "batch": fmean(run.batch for run in runs),
@@ -236,7 +237,7 @@ def _miss_checks(name: str, tables: Sequence[CellTable]) -> list[Check]:
     }
     for policy, misses in of.items():
         expected = " / ".join(f"{100 * share:.1f}" for share in _PAPER_MISSES[policy])
-        claim = f"{name}: configuration misses of {policy.label}, % by cell, more than ESG's"
+        claim = f"{name}: configuration misses of {policy}, % by cell, more than ESG's"
         esg = [fmean(run.misses for run in table.runs[ESG]) for table in tables]
         is_more = all(ours > theirs for ours, theirs in zip(misses, esg, strict=True))
         shown = " / ".join(f"{100 * share:.1f}" for share in misses)
@@ -262,9 +263,9 @@ def _goal_checks(name: str, tables: Sequence[CellTable]) -> list[Check]:
 
 def _exceptions(
     tables: Sequence[CellTable],
-    policies: Sequence[PolicyCase],
-    is_exception: Callable[[CellTable, PolicyCase], bool],
-    text: Callable[[CellTable, PolicyCase], str],
+    policies: Sequence[str],
+    is_exception: Callable[[CellTable, str], bool],
+    text: Callable[[CellTable, str], str],
 ) -> list[str]:
     return [
         f"{table.label}: {text(table, policy)}"
@@ -274,13 +275,13 @@ def _exceptions(
     ]
 
 
-def _hit(table: CellTable, policy: PolicyCase) -> str:
+def _hit(table: CellTable, policy: str) -> str:
     ours, esg = (100 * fmean(table.hits(each)) for each in (policy, ESG))
-    return f"{policy.label} {ours:.1f} against {esg:.1f} %"
+    return f"{policy} {ours:.1f} against {esg:.1f} %"
 
 
-def _cost(table: CellTable, policy: PolicyCase) -> str:
-    return f"{policy.label} {fmean(table.costs(policy)):.2f}"
+def _cost(table: CellTable, policy: str) -> str:
+    return f"{policy} {fmean(table.costs(policy)):.2f}"
 
 
 def _ratios(tables: Sequence[CellTable]) -> Iterator[tuple[CellTable, float]]:
@@ -298,15 +299,15 @@ class DynamicsTable:
     """Hit rate and cost of every policy as load rises, nodes fail and profiles are wrong."""
 
     def __init__(self, runs: Runs, conditions: Mapping[str, Sequence[ClusterScenario]]) -> None:
-        self.runs = runs
         self.conditions = conditions  # by what changes: scenarios, the mildest first
-        self.policies = list(dict.fromkeys(case.policy for case in runs))
+        self.policies = list(dict.fromkeys(case.policy.label for case in runs))
+        self._runs = {(case.policy.label, case.scenario): each for case, each in runs.items()}
 
-    def hits(self, policy: PolicyCase, scenario: ClusterScenario) -> list[float]:
-        return [run.hit_rate for run in self.runs[ClusterCase(policy, scenario)]]
+    def hits(self, policy: str, scenario: ClusterScenario) -> list[float]:
+        return [run.hit_rate for run in self._runs[policy, scenario]]
 
-    def usd_per_million(self, policy: PolicyCase, scenario: ClusterScenario) -> list[float]:
-        return [1e6 * run.usd_per_request for run in self.runs[ClusterCase(policy, scenario)]]
+    def usd_per_million(self, policy: str, scenario: ClusterScenario) -> list[float]:
+        return [1e6 * run.usd_per_request for run in self._runs[policy, scenario]]
 
     def rows(self) -> list[Row]:
         """Return a row per condition and policy."""
@@ -314,7 +315,7 @@ class DynamicsTable:
             {
                 "dynamics": change,
                 "at": condition_label(scenario),
-                "policy": policy.label,
+                "policy": policy,
                 **mean_columns("hit %", [100 * hit for hit in self.hits(policy, scenario)]),
                 **mean_columns("$ per million", self.usd_per_million(policy, scenario)),
             }
@@ -352,8 +353,7 @@ def condition_label(scenario: ClusterScenario) -> str:
         return f"times x {', '.join(f'{error:g}' for error in scenario.profile_errors)}"
     if scenario.process != "band":
         return scenario.process
-    load = f"{100 * scenario.cell.utilisation * scenario.load_factor:.0f} %"
-    return load if scenario.charges_work else f"{load}, planning free"
+    return f"{100 * scenario.cell.utilisation * scenario.load_factor:.0f} %"
 
 
 def limit_rows(runs: Runs) -> list[Row]:
