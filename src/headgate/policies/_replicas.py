@@ -41,10 +41,10 @@ from headgate.core.policy import NOT_NEGATIVE, POSITIVE, Context, Policy, Policy
 from headgate.core.records import STAGES_MAX, Batch, Instance, Node, Request, Task
 from headgate.core.states import INSTANCE_STARTING, NODE_UP, ON_HOST
 from headgate.core.view import has_free_room, is_evictable
-from headgate.planning.frontier.candidates import pipeline_graph, priced, visits
+from headgate.planning.frontier.candidates import node_candidates, pipeline_graph, priced, visits
 from headgate.planning.frontier.configs import StageConfig
 from headgate.planning.frontier.slo_split import split_slo
-from headgate.policies._stages import StageQueue, node_candidates
+from headgate.policies._stages import StageQueue
 
 _MONITOR: Final = "monitor"  # the timers: of the next evaluation,
 _FILL: Final = "fill"  # and, by the number of a stage, of a batch that waits to be filled

@@ -29,13 +29,13 @@ from typing import final
 from zlib import crc32
 
 from headgate.core.clock import NEVER_NS
-from headgate.core.model import App, Pipeline, Variant
+from headgate.core.model import Pipeline, Variant
 from headgate.core.policy import Context, LazyDeletions, Policy, PolicyConfig
 from headgate.core.records import STAGES_MAX, Batch, Node, Request, Task
 from headgate.core.states import NODE_UP, TASK_READY, Residency
 from headgate.core.view import has_free_compute, has_free_room
-from headgate.planning.frontier.candidates import pipeline_graph, priced, stage_candidates
-from headgate.planning.frontier.configs import StageConfig, check_configs
+from headgate.planning.frontier.candidates import node_candidates, pipeline_graph, priced
+from headgate.planning.frontier.configs import StageConfig
 from headgate.planning.frontier.graph import StageGraph
 
 # The configuration of a stage, then those that are planned for the stages right behind it.
@@ -334,14 +334,3 @@ def within_batches(
         [config for config in configs if items <= config.batch <= items_max] or configs
         for configs in stages
     ]
-
-
-def node_candidates(app: App, pipeline: Pipeline) -> list[list[StageConfig]]:
-    """By stage: the candidates on nodes. Raises `ConfigError` if a stage fits no pool."""
-    candidates = [
-        [c for c in stage_candidates(app, stage.function) if app.pools[c.place].faas is None]
-        for stage in pipeline.stages
-    ]
-    for stage, configs in zip(pipeline.stages, candidates, strict=True):
-        check_configs(stage.name or stage.function.name, configs)
-    return candidates

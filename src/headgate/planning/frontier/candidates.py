@@ -17,7 +17,7 @@ from typing import Final
 from headgate.core.clock import HOUR_NS, NEVER_NS, SECOND_NS
 from headgate.core.errors import ConfigError
 from headgate.core.model import App, Function, Pipeline, Pool, Shape, Variant
-from headgate.planning.frontier.configs import StageConfig, cost_units
+from headgate.planning.frontier.configs import StageConfig, check_configs, cost_units
 from headgate.planning.frontier.graph import StageGraph
 from headgate.planning.frontier.pipeline import Edge, PipelineFrontier, PipelinePlan
 
@@ -66,6 +66,20 @@ def visits(pipeline: Pipeline) -> list[float]:
         before = max([expected[index] for index in stage.after], default=1.0)
         expected.append(before * stage.unsure_probability if stage.only_if_unsure else 1.0)
     return expected
+
+
+def node_candidates(app: App, pipeline: Pipeline) -> list[list[StageConfig]]:
+    """Return, by stage, the candidates on nodes: without those of FaaS pools.
+
+    Raises `ConfigError` if a stage fits no pool.
+    """
+    candidates = [
+        [c for c in stage_candidates(app, stage.function) if app.pools[c.place].faas is None]
+        for stage in pipeline.stages
+    ]
+    for stage, configs in zip(pipeline.stages, candidates, strict=True):
+        check_configs(stage.name or stage.function.name, configs)
+    return candidates
 
 
 def stage_candidates(

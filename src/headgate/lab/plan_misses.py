@@ -1,0 +1,255 @@
+"""How often a configuration that was planned at arrival is not the one that a dispatch calls for.
+
+`orion` and `aquatope` plan a request once. When one of its stages is dispatched, time has passed,
+other requests wait, and other resources are free. `PlanMisses` watches a run and asks, for every
+dispatch, what the frontier of the rest would choose now (`StageDecider`): in the time left, for at
+most as many items as wait, among what fits the free compute. A planned batch size is a limit: fewer
+items may wait. A plan *misses* for the first of these reasons that holds:
+
+- `room`: no node with a free slot has the compute for it;
+- `late`: the request cannot end in time with it, and can with another one; or it is late in any
+  case, and another one ends sooner;
+- `cost`: another one is in time and costs less;
+- `batch`: fewer items wait than the planned batch has, and everything else is right.
+
+The paper that this is compared with (ESG, HPDC 2024) prints such rates, and what is known of it
+does not define them. `short_batch_rate` is another reading: of all dispatches, those for which
+fewer items waited than planned, whatever else was right.
+
+The observer drives a second Scheduler with the events of the run. It is in the same state, so the
+policy under test neither counts anything nor knows. Before each of several dispatches of one
+decision, the state is that after all of them with the later ones undone. Compute is compared where
+batches hold it; where instances hold it, whatever has a free slot fits. What is chosen for later
+stages is limited to batches of what waits now, as in `esg`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import nan
+from typing import Final, Protocol, final, runtime_checkable
+
+from headgate.core.actions import Action, Dispatch
+from headgate.core.clock import NEVER_NS
+from headgate.core.errors import ConfigError
+from headgate.core.events import Event
+from headgate.core.model import App, Pipeline
+from headgate.core.records import STAGES_MAX, Request
+from headgate.core.states import TaskState
+from headgate.core.view import View
+from headgate.lab.harness import Environment, PolicyCase
+from headgate.metrics.columns import RunColumns
+from headgate.planning.frontier.candidates import node_candidates, pipeline_graph, priced, visits
+from headgate.planning.frontier.configs import StageConfig
+from headgate.planning.frontier.decision import Decision, StageDecider
+from headgate.planning.frontier.pipeline import PipelineFrontier
+from headgate.sim.interfaces import Observer
+from headgate.sim.run import Setup, build_schedulers
+
+REASONS: Final = ("room", "late", "cost", "batch")
+
+
+@runtime_checkable
+class PlansAhead(Protocol):
+    """A policy that plans all stages of a request before the first is dispatched."""
+
+    def plan_of(self, request: Request) -> Sequence[StageConfig]:
+        """Return the configurations of an open request, by stage."""
+
+
+@dataclass(slots=True)
+class StageMisses:
+    """The dispatches of one stage, and how many missed the plan, by reason."""
+
+    pipeline: str
+    stage: str
+    dispatches: int = 0
+    short_batches: int = 0  # fewer items waited than the planned batch has
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def misses(self) -> int:
+        return self.reasons.total()
+
+
+@final
+class _Rooms:
+    """The free compute of nodes with a free slot, as it was before the last dispatches."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        # By node id: pool, vCPUs and GPU share that are free; None: compute is no limit here.
+        self._free: dict[int, tuple[int, int | None, int]] = {}
+        for node in view.free_nodes.values():
+            self._set(node.id, 0, 0)
+
+    def _set(self, node_id: int, cpu_milli: int, gpu_sevenths: int) -> None:
+        node = self._view.nodes[node_id]
+        if not node.counts_batches:
+            self._free[node_id] = (node.pool.id, None, 0)
+            return
+        self._free[node_id] = (
+            node.pool.id,
+            node.pool.cpu_milli - node.cpu_milli_used + cpu_milli,
+            node.pool.gpu_sevenths - node.gpu_sevenths_used + gpu_sevenths,
+        )
+
+    def undo(self, sent: Dispatch) -> None:
+        """Free what a dispatch took."""
+        if sent.node_id is None or sent.node_id not in self._view.nodes:
+            return
+        shape = self._view.app.variants[sent.variant_id].shapes[sent.shape_id].shape
+        if sent.node_id not in self._free:
+            self._set(sent.node_id, 0, 0)
+        pool_id, cpu_milli, gpu_sevenths = self._free[sent.node_id]
+        if cpu_milli is not None:
+            free = (pool_id, cpu_milli + shape.cpu_milli, gpu_sevenths + shape.gpu_sevenths)
+            self._free[sent.node_id] = free
+
+    def fit(self, config: StageConfig) -> bool:
+        """Whether a node has the compute for a configuration."""
+        return any(
+            pool_id == config.place
+            and (
+                cpu_milli is None
+                or (config.cpu_milli <= cpu_milli and config.gpu_sevenths <= gpu_sevenths)
+            )
+            for pool_id, cpu_milli, gpu_sevenths in self._free.values()
+        )
+
+
+@final
+class PlanMisses(Observer):
+    """Counts the misses of a run of one Scheduler. Raises `ConfigError` if nothing is planned."""
+
+    def __init__(self, setup: Setup) -> None:
+        (self._scheduler,) = build_schedulers(setup)
+        policy = self._scheduler.policy
+        if not isinstance(policy, PlansAhead):
+            name = type(policy).__name__.lower()
+            raise ConfigError(f"{name} plans nothing at arrival", allowed="aquatope, orion")
+        self._policy = policy
+        app = priced(setup.app)
+        self._frontiers = [_frontier(app, pipeline) for pipeline in app.pipelines]
+        self._deciders: dict[tuple[int, int, int], StageDecider] = {}
+        self.stages = [
+            [StageMisses(pipeline.name, name) for name in frontier.graph.names]
+            for pipeline, frontier in zip(app.pipelines, self._frontiers, strict=True)
+        ]
+
+    @property
+    def miss_rate(self) -> float:
+        """Share of all dispatches that missed the plan; NaN without any."""
+        return self.rate_of(*REASONS)
+
+    @property
+    def short_batch_rate(self) -> float:
+        """Share of all dispatches for which fewer items waited than planned; NaN without any."""
+        return self._share(sum(stage.short_batches for each in self.stages for stage in each))
+
+    def rate_of(self, *reasons: str) -> float:
+        """Share of all dispatches that missed the plan for one of these reasons."""
+        counts = [stage.reasons for each in self.stages for stage in each]
+        return self._share(sum(count[reason] for count in counts for reason in reasons))
+
+    def _share(self, count: int) -> float:
+        dispatches = sum(stage.dispatches for each in self.stages for stage in each)
+        return count / dispatches if dispatches else nan
+
+    def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
+        """Handle the event as well, and judge the dispatches that it led to."""
+        own = self._scheduler.handle(now_ns, event)
+        assert len(own) == len(actions), "the second Scheduler decides otherwise"
+        sent = [action for action in own if isinstance(action, Dispatch)]
+        if not sent:
+            return
+        rooms = _Rooms(self._scheduler.view)
+        waiting: Counter[tuple[int, int]] = Counter()  # items undone, by pipeline and stage
+        for dispatch in reversed(sent):
+            rooms.undo(dispatch)
+            request = self._scheduler.view.requests.get(dispatch.task_ids[0] // STAGES_MAX)
+            if request is None:
+                continue
+            stage = dispatch.task_ids[0] % STAGES_MAX
+            key = (request.pipeline.id, stage)
+            waiting[key] += dispatch.items
+            items_max = waiting[key] + self._ready(*key)
+            planned = self._policy.plan_of(request)[stage]
+            counts = self.stages[key[0]][stage]
+            counts.dispatches += 1
+            counts.short_batches += planned.batch > items_max
+            reason = self._judge(request, stage, planned, items_max, rooms)
+            if reason:
+                counts.reasons[reason] += 1
+
+    def _ready(self, pipeline_id: int, stage: int) -> int:
+        """Items that wait at a stage after the event. O(open requests)."""
+        return sum(
+            request.items
+            for request in self._scheduler.view.requests.values()
+            if request.pipeline.id == pipeline_id
+            and request.tasks[stage].state == TaskState.READY
+            and not request.tasks[stage].must_run_alone
+        )
+
+    def _judge(
+        self, request: Request, stage: int, planned: StageConfig, waiting: int, rooms: _Rooms
+    ) -> str:
+        """Return why the plan of a request is not what its stage calls for; empty if it is."""
+        if not rooms.fit(planned):
+            return "room"
+        # As it can run: with what waits, or with more than planned in a request of many items.
+        key = (planned.build, planned.place, planned.shape_id)
+        size = max(min(planned.batch, waiting), request.items)
+
+        def fits(config: StageConfig) -> bool:
+            return config.batch >= request.items and rooms.fit(config)
+
+        def is_planned(config: StageConfig) -> bool:
+            return config.batch == size and (config.build, config.place, config.shape_id) == key
+
+        decider = self._decider(request.pipeline.id, stage, waiting)
+        left_ns = request.deadline_ns
+        if left_ns < NEVER_NS:
+            left_ns -= self._scheduler.view.now_ns
+        best = decider.decide(left_ns, batch_max=waiting, fits=fits)
+        if best is None:
+            soonest = decider.fastest(batch_max=waiting, fits=fits)
+            own = decider.fastest(batch_max=waiting, fits=is_planned)
+            if soonest is not None and (own is None or _end_ns(own) > _end_ns(soonest)):
+                return "late"
+        else:
+            own = decider.decide(left_ns, batch_max=waiting, fits=is_planned)
+            if own is None:
+                return "late"
+            if own.cost > best.cost:
+                return "cost"
+        return "batch" if size < planned.batch else ""
+
+    def _decider(self, pipeline_id: int, stage: int, waiting: int) -> StageDecider:
+        frontier = self._frontiers[pipeline_id].capped(waiting)
+        largest = max(config.batch for configs in frontier.configs for config in configs)
+        key = (pipeline_id, stage, largest)
+        if key not in self._deciders:
+            self._deciders[key] = StageDecider(frontier, stage)
+        return self._deciders[key]
+
+
+def simulate_with_misses(
+    environment: Environment, policy: PolicyCase, seed: int
+) -> tuple[RunColumns, PlanMisses]:
+    """Run a policy in an environment; return the columns of the run, and the misses."""
+    kind, config = policy.build()
+    misses = PlanMisses(Setup(environment.app, kind, config, seed=seed))
+    return environment.simulate(policy, seed, observer=misses), misses
+
+
+def _frontier(app: App, pipeline: Pipeline) -> PipelineFrontier:
+    candidates = node_candidates(app, pipeline)
+    return PipelineFrontier(pipeline_graph(pipeline), candidates, visits=visits(pipeline))
+
+
+def _end_ns(decision: Decision) -> int:
+    return decision.config.time_ns + decision.rest_ns
