@@ -34,6 +34,7 @@ _Z_MAX: Final = 8.0
 _Z_STEP: Final = 0.25  # of z per miss
 _MISS_TARGET: Final = 0.3  # misses to aim at, relative to what the objective allows
 _MARGIN_MAX: Final = 0.5  # of the slack
+_SENT_MARGIN: Final = 0.33
 _UNIT: Final = 0.01  # share of the allowed time that is kept per unit of z
 _EQUAL_SHARE: Final = 0.25  # of a pipeline's time that is divided equally
 _LEFT_TO_OTHERS: Final = 0.25  # of the calendar, by a class that has used its share
@@ -57,6 +58,7 @@ class Promise:
         "build",
         "due_ns",
         "items",
+        "order_ns",
         "own_bucket",
         "size",
         "start_ns",
@@ -79,6 +81,7 @@ class Promise:
         self.build = build
         self.due_ns = due_ns  # the stage's deadline, less the margin
         self.start_ns = start_ns  # the latest start with which it is done by then
+        self.order_ns = start_ns  # by which tasks queue
         self.bucket = bucket
         self.own_bucket = 0  # in the build's own calendar, if it has one
         self.work_ns = work_ns
@@ -421,12 +424,15 @@ class AdmissionControl:
         request = task.request
         left_ns = float(request.deadline_ns - self._view.now_ns)
         allowed_ns = request.deadline_ns - request.arrival_ns
-        return left_ns - self.margins.z[request.pipeline.id] * _UNIT * allowed_ns
+        return left_ns - _SENT_MARGIN * self.margins.z[request.pipeline.id] * _UNIT * allowed_ns
 
     def stage_z(self, task: Task) -> float:
         """Standard deviations of its time that a stage keeps as a margin."""
         pipeline_id = task.request.pipeline.id
         return self.margins.z[pipeline_id] / self._depth_roots[pipeline_id]
+
+    def sent_z(self, task: Task) -> float:
+        return _SENT_MARGIN * self.stage_z(task)
 
     def wait_ns(self, request: Request) -> int:
         """How long the work ahead of a request keeps the pools busy that it needs."""
@@ -472,6 +478,11 @@ class AdmissionControl:
         from_ns = request.pipeline.longest_from(times_ns)
         return request.deadline_ns - max(from_ns[index] for index in after)
 
+    def _latest_start_ns(self, request: Request, stage: int) -> int:
+        """When a stage must start at its fastest for the request to be in time."""
+        time_ns = self.fastest_ns(request.tasks[stage].function.id, request.items)
+        return int(self.latest_ns(request, stage) - time_ns)
+
     def _fit(
         self, request: Request, stage: int, ready_ns: int, due_ns: int, z: float
     ) -> Promise | None:
@@ -482,8 +493,13 @@ class AdmissionControl:
                     if promise is not None:
                         return promise
                     continue
-                fit = self._fit_build if len(build.shape_ids) == 1 else self._fit_shape
-                promise = fit(build, request.items, ready_ns, due_ns, z)
+                if len(build.shape_ids) > 1:
+                    promise = self._fit_shape(build, request.items, ready_ns, due_ns, z)
+                    if promise is not None:
+                        # The shape sets the latest start, and is not chosen yet.
+                        promise.order_ns = self._latest_start_ns(request, stage)
+                else:
+                    promise = self._fit_build(build, request.items, ready_ns, due_ns, z)
                 if promise is not None:
                     return promise
         return None

@@ -17,6 +17,7 @@ from headgate.core.states import TASK_READY
 from headgate.core.view import View
 from headgate.planning.admission import AdmissionControl, Promise
 from headgate.planning.builds import Build
+from headgate.planning.shapes import Choice, ShapeChooser
 from headgate.planning.task_queues import EdfQueue, TaskQueues
 
 
@@ -24,10 +25,13 @@ from headgate.planning.task_queues import EdfQueue, TaskQueues
 class Batching:
     """Forms batches from the heads of queues."""
 
-    def __init__(self, view: View, admission: AdmissionControl, queues: TaskQueues) -> None:
+    def __init__(
+        self, view: View, admission: AdmissionControl, queues: TaskQueues, shapes: ShapeChooser
+    ) -> None:
         self._view = view
         self._admission = admission
         self._queues = queues
+        self._shapes = shapes
 
     def take(
         self,
@@ -35,22 +39,25 @@ class Batching:
         build: Build,
         start_ns: int,
         shape_id: int = 0,
-        items_max: int | None = None,
-    ) -> list[Task]:
+        choice: Choice | None = None,
+        node: Node | None = None,
+    ) -> tuple[list[Task], int]:
         """Dequeue the most urgent task and those that run with it; their bookings are released.
 
-        `start_ns` is the time that the build needs before it can run. `items_max` limits the batch
-        where its size was chosen with its shape.
+        Return them and the shape of the batch. `start_ns` is the time that the build needs before
+        it can run. With a `choice`, those join for whom it is the best one too; if they are fewer,
+        the shape is chosen again.
         """
         admission = self._admission
         entry = queue.head()
         assert entry is not None
-        promise = admission.booked(entry[1])
-        if items_max is None:
-            items_max = build.items_max
-            if promise is None:
-                items_max = admission.unblocking_items(build, build.items_best)
-        stage = entry[1].id % STAGES_MAX
+        head = entry[1]
+        promise = admission.booked(head)
+        items_max = build.items_max
+        if choice is not None:
+            items_max = choice.items
+        elif promise is None:
+            items_max = admission.unblocking_items(build, build.items_best)
         bytes_max = UNLIMITED if build.pool.faas is None else build.pool.faas.payload_bytes_max
         batch: list[Task] = []
         items = booked_ns = 0
@@ -58,7 +65,10 @@ class Batching:
             task = entry[1]
             booked = admission.booked(task)
             if booked is not None:
-                items_max = min(items_max, self._limit(build, task, booked, start_ns, shape_id))
+                if choice is None:
+                    items_max = min(items_max, self._limit(build, task, booked, start_ns))
+                elif batch and not self._gains(build, task, start_ns, choice):
+                    break
             bytes_max -= task.payload_bytes
             is_full = items + task.request.items > items_max or bytes_max < 0
             if batch and (is_full or task.must_run_alone):
@@ -69,8 +79,13 @@ class Batching:
             if task.must_run_alone:
                 break
             entry = queue.head()
-        lane_ns = build.lane_ns_in(items, shape_id) * build.weight_of(shape_id)
-        self._queues.on_sent(build, lane_ns, was_promised=promise is not None)
+        if choice is not None and items < choice.items and promise is not None:
+            left_ns, z = admission.left_ns(head) - start_ns, admission.sent_z(head)
+            shape_id = self._shapes.refine(build, head, items, left_ns, z, node, choice)
+        lane_ns = build.lane_ns_in(items, shape_id)
+        self._queues.on_sent(
+            build, lane_ns * build.weight_of(shape_id), was_promised=promise is not None
+        )
         if promise is not None:
             is_contended = queue.items > 0
             is_own = build is promise.build
@@ -78,22 +93,22 @@ class Batching:
             build.on_formed(items, booked_ns, shape_id, is_contended=is_contended)
             if is_own:
                 slip_ns = self._view.now_ns - promise.start_ns
-                if len(build.shape_ids) > 1:  # the latest start depends on the shape
-                    end_ns = self._view.now_ns + int(build.lane_ns_in(items, shape_id))
-                    slip_ns = end_ns - int(admission.latest_ns(batch[0].request, stage))
+                if choice is not None:  # the latest start depends on the shape
+                    latest_ns = int(admission.latest_ns(head.request, head.id % STAGES_MAX))
+                    slip_ns = self._view.now_ns + int(lane_ns) - latest_ns
                 build.narrowest().on_sent(slip_ns)
         self._queues.update_heads(queue, build.function_id, promise)
-        return batch
+        return batch, shape_id
 
-    def _limit(
-        self, build: Build, task: Task, promise: Promise, start_ns: int, shape_id: int
-    ) -> int:
+    def _gains(self, build: Build, task: Task, start_ns: int, choice: Choice) -> bool:
+        """Whether a task should join a batch rather than be the head of another one."""
+        left_ns = self._admission.left_ns(task) - start_ns
+        return self._shapes.gains(build, task, left_ns, self._admission.sent_z(task), choice)
+
+    def _limit(self, build: Build, task: Task, promise: Promise, start_ns: int) -> int:
         """The largest batch with which a task is done when it is due, or else at least in time."""
         ready_ns = self._view.now_ns + start_ns
         z = self._admission.margins.z[task.request.pipeline.id]
-        if len(build.shape_ids) > 1:
-            latest_ns = self._admission.latest_ns(task.request, task.id % STAGES_MAX)
-            return build.items_within_in(latest_ns - ready_ns, shape_id)
         items_max = build.items_within(promise.due_ns - ready_ns, z)
         if build is promise.build and items_max < promise.size:  # behind its schedule
             latest_ns = self._admission.latest_ns(task.request, task.id % STAGES_MAX)
@@ -119,9 +134,9 @@ class Batching:
         left_ns = self._admission.latest_ns(task.request, task.id % STAGES_MAX) - now_ns
         if self._admission.fastest_ns(task.function.id, items) > left_ns:
             return True
-        if 2 * items > promise.size or queue.items <= items:
-            return False
         build = promise.build
+        if 2 * items > promise.size or queue.items <= items or len(build.shape_ids) > 1:
+            return False
         items_max = build.items_within(left_ns, 0.0)
         if 2 * items_max >= promise.size or queue.items <= items_max:
             return False

@@ -202,11 +202,6 @@ class Build:
         exec_ns = (window_ns - self.network_ns) / (self.ratio * (1.0 + z * self.deviation))
         return max(1, min(self.items_best, bisect_right(self._times_ns, exec_ns)))
 
-    def items_within_in(self, window_ns: float, shape_id: int) -> int:
-        """The largest batch in a shape whose expected time fits a window; at least 1."""
-        exec_ns = (window_ns - self.network_ns) / self.ratio
-        return max(1, bisect_right(self._shape_times_ns[shape_id], exec_ns))
-
     def narrowest(self) -> Calendar:
         """The calendar with the fewest lanes for this build: its own, or that of the pool."""
         return self.calendar if self.own is None else self.own
@@ -296,7 +291,14 @@ class Builds:
                 own = Calendar(shortest_ns, longest_ns) if variant.concurrency < lanes else None
                 shape_id = shapes.get((variant.id, pool.id), 0)
                 build = Build(
-                    len(self.all), variant, pool, lanes, self.calendars[pool.id], None, own, shape_id
+                    len(self.all),
+                    variant,
+                    pool,
+                    lanes,
+                    self.calendars[pool.id],
+                    None,
+                    own,
+                    shape_id,
                 )
                 self.all.append(build)
                 self.of_function[function_id].append(build)

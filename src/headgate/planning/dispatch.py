@@ -19,12 +19,12 @@ from headgate.planning.admission import AdmissionControl
 from headgate.planning.batching import Batching
 from headgate.planning.builds import Build, Builds
 from headgate.planning.placement import Placement
-from headgate.planning.shapes import ShapeChooser
+from headgate.planning.shapes import Choice, ShapeChooser
 from headgate.planning.spillover import Spillover
 from headgate.planning.task_queues import ANYWHERE, CALLS_ONLY, EdfQueue, Heads, TaskQueues
 
 _HEADS_EXAMINED: Final = 8  # queues that are tried for a free node
-NO_LIMIT_NS: Final = float(1 << 60)
+_NO_LIMIT_NS: Final = float(1 << 60)
 _LATE_Z: Final = 2.0  # a task is called for if with so many standard deviations a node is too late
 
 
@@ -37,7 +37,7 @@ class Send:
     build: Build
     node: Node | None  # None: the batch is a call of the build's FaaS pool
     shape_id: int = 0
-    items_max: int | None = None  # of the batch, where its size was chosen with its shape
+    choice: Choice | None = None  # where the size of the batch was chosen with its shape
 
 
 @final
@@ -134,30 +134,30 @@ class Dispatcher:
         return None
 
     def _in_shape(self, queue: EdfQueue, task: Task, build: Build, node: Node) -> Send | None:
-        """A batch in the cheapest shape that is in time; None while it waits for more, or room."""
-        waiting, now_ns = queue.items, self._view.now_ns
-        promise = self._admission.booked(task)
-        if task.must_run_alone:
-            waiting = task.request.items
-        left_ns, z = self._admission.left_ns(task), self._admission.stage_z(task)
-        if promise is None:
-            left_ns, z = NO_LIMIT_NS, 0.0
-        left_ns -= self._builds.start_ns(build, node)
-        choice = self._shapes.choose(build, task, waiting, left_ns, z, node)
+        """A batch in the cheapest shape that is in time; None while it waits for more, or room.
+
+        It goes to this node if the node has room for the shape, or else to another one.
+        """
+        shapes, promise = self._shapes, self._admission.booked(task)
+        waiting = task.request.items if task.must_run_alone else queue.items
+        left_ns, z = _NO_LIMIT_NS, 0.0
+        if promise is not None:
+            left_ns = self._admission.left_ns(task) - self._builds.start_ns(build, node)
+            z = self._admission.sent_z(task)
+        best = shapes.choose(build, task, waiting, left_ns, z)
+        if best is None:  # too late for any margin
+            shape_id = shapes.fastest(build, task.request.items, node)
+            return None if shape_id is None else Send(queue, build, node, shape_id)
         if promise is not None and not task.must_run_alone:
-            ideal = choice or self._shapes.choose(build, task, waiting, left_ns, z, None)
-            if ideal is not None:
-                at_ns = self._shapes.hold_until_ns(build, task, waiting, left_ns, z, ideal.cost)
-                if at_ns > now_ns:
-                    self.held[build.id] = at_ns
-                    return None
-                if choice is None and now_ns < promise.start_ns:
-                    return None  # another node, or this one a little later, has room for it
-        if choice is not None:
-            return Send(queue, build, node, choice.shape_id, choice.items)
-        items = min(task.request.items, build.items_max)
-        shape_id = self._shapes.fastest(build, items, node)
-        return None if shape_id is None else Send(queue, build, node, shape_id, items)
+            at_ns = shapes.hold_until_ns(build, task, waiting, left_ns, z, best.cost)
+            if at_ns > self._view.now_ns:
+                self.held[build.id] = at_ns
+                return None
+        roomy = self._placement.node_with_room(build, task, best.shape_id, node)
+        if roomy is not None:
+            return Send(queue, build, roomy, best.shape_id, best)
+        choice = shapes.choose(build, task, waiting, left_ns, z, node)
+        return None if choice is None else Send(queue, build, node, choice.shape_id, choice)
 
     def to_other_pool(self, queue: EdfQueue) -> Send | None:
         """Send the head of a queue to another pool where it is in time and nothing waits."""

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Final, final
 
 from headgate.core.model import Variant
-from headgate.core.records import Instance, Node
+from headgate.core.records import Instance, Node, Task
 from headgate.core.states import INSTANCE_STARTING, ON_HOST
 from headgate.core.view import View, has_free_room
 from headgate.planning.builds import Build, Builds
@@ -78,6 +78,36 @@ class Placement:
                 if node.running == 0:
                     break
         return best
+
+    def node_with_room(self, build: Build, task: Task, shape_id: int, offered: Node) -> Node | None:
+        """A free node that holds a build and has room for a batch in a shape.
+
+        First the one that has the task's input, where moving it takes time; then the one with the
+        least compute left, which keeps room together on others.
+        """
+        free = self._view.free_by_pool[build.pool.id]
+        if build.pool.bytes_per_s > 0.0:
+            for index in task.stage.after:
+                node_id = task.request.tasks[index].node_id
+                node = None if node_id is None else free.get(node_id)
+                if node is not None and self._has_room_for(node, build, shape_id):
+                    return node
+        best = offered if self._has_room_for(offered, build, shape_id) else None
+        for node in islice(free.values(), _CANDIDATES_MAX):
+            if (best is None or _compute_used(node) > _compute_used(best)) and self._has_room_for(
+                node, build, shape_id
+            ):
+                best = node
+        return best
+
+    def _has_room_for(self, node: Node, build: Build, shape_id: int) -> bool:
+        """Whether a free node that holds a build can begin a batch in a shape now."""
+        held = node.instances.get(build.variant.id)
+        return (
+            held is not None
+            and _can_run_soon(held)
+            and self._view.fits(node, build.variant, shape_id)
+        )
 
     def node_for(self, build: Build) -> Node | None:
         """The free node on which a batch of a build should run now; None to wait."""
@@ -180,6 +210,10 @@ class Placement:
             if other is not None and other is not build and not self._builds.can_spare(other):
                 return False
         return True
+
+
+def _compute_used(node: Node) -> tuple[int, int]:
+    return node.gpu_sevenths_used, node.cpu_milli_used
 
 
 def _can_run_soon(instance: Instance) -> bool:

@@ -9,8 +9,10 @@ batch waits for more tasks as long as those that are expected make it cheaper.
 from __future__ import annotations
 
 from bisect import bisect_right
+from math import inf
 from typing import Final, final
 
+from headgate.core.clock import SECOND_NS
 from headgate.core.errors import ConfigError
 from headgate.core.model import Compute
 from headgate.core.records import STAGES_MAX, Node, Task
@@ -34,14 +36,15 @@ _NO_COST: Final = 1 << 62
 
 @final
 class Choice:
-    """A shape for a batch of so many items, and what an item costs from this stage on."""
+    """A shape for a batch of so many items, and what an item costs."""
 
-    __slots__ = ("cost", "items", "shape_id")
+    __slots__ = ("cost", "items", "shape_id", "stage_cost")
 
-    def __init__(self, shape_id: int, items: int, cost: int) -> None:
+    def __init__(self, shape_id: int, items: int, cost: int, stage_cost: int) -> None:
         self.shape_id = shape_id
         self.items = items
-        self.cost = cost
+        self.cost = cost  # from this stage on
+        self.stage_cost = stage_cost  # in this stage
 
 
 @final
@@ -65,13 +68,21 @@ class ShapeChooser:
 
     def observe(self, build: Build, items: int) -> None:
         """Record items that are ready to run on a build."""
+        if len(build.shape_ids) == 1:
+            return
         arrivals = self._arrivals.get(build.id)
         if arrivals is None:
             arrivals = self._arrivals[build.id] = OfferedLoad(_RATE_MEMORY_NS, _RATE_MEMORY_NS // 4)
         arrivals.observe(self._view.now_ns, items * _RATE_UNIT_NS)
 
     def choose(
-        self, build: Build, task: Task, waiting: int, left_ns: float, z: float, node: Node | None
+        self,
+        build: Build,
+        task: Task,
+        waiting: int,
+        left_ns: float,
+        z: float,
+        node: Node | None = None,
     ) -> Choice | None:
         """The cheapest choice for a batch with a task at its head; None if none is in time.
 
@@ -91,25 +102,70 @@ class ShapeChooser:
             items = max(task.request.items, items // 2) if items > task.request.items else 0
         return best
 
+    def refine(
+        self,
+        build: Build,
+        task: Task,
+        items: int,
+        left_ns: float,
+        z: float,
+        node: Node | None,
+        choice: Choice,
+    ) -> int:
+        """The shape for a batch that came out smaller than it was chosen for: no slower."""
+        longest_ns = build.lane_ns_in(choice.items, choice.shape_id, z)
+        found = self._cheapest(build, task, items, left_ns, z, node, longest_ns)
+        return choice.shape_id if found is None else found.shape_id
+
+    def gains(self, build: Build, task: Task, left_ns: float, z: float, choice: Choice) -> bool:
+        """Whether a task costs no more as a member of a batch than alone, and is in time."""
+        rest = self._rest(task, build.pool.id, choice.items)
+        if rest is None:
+            return True
+        stretch = (1.0 + z * build.deviation) * build.ratio
+        time_ns = build.lane_ns_in(choice.items, choice.shape_id, z)
+        after_ns = left_ns - time_ns - choice.items * self._moving_ns(build, task)
+        index = bisect_right(rest.times_ns, after_ns / stretch) - 1
+        if index < 0:
+            return False
+        alone = self._cheapest(build, task, task.request.items, left_ns, z, None)
+        return alone is None or choice.stage_cost + rest.costs[index] <= alone.cost
+
     def _cheapest(
-        self, build: Build, task: Task, items: int, left_ns: float, z: float, node: Node | None
+        self,
+        build: Build,
+        task: Task,
+        items: int,
+        left_ns: float,
+        z: float,
+        node: Node | None,
+        longest_ns: float = inf,
     ) -> Choice | None:
         rest = self._rest(task, build.pool.id, items)
         if rest is None:
             return None
         times_ns, costs = rest.times_ns, rest.costs
         stretch = (1.0 + z * build.deviation) * build.ratio
-        best, best_cost = -1, _NO_COST
+        left_ns -= items * self._moving_ns(build, task)
+        best, best_cost, best_own = -1, _NO_COST, 0
         for cost, shape_id in self._of(build, items):
             if cost + costs[-1] >= best_cost:
                 break
             if node is not None and not has_free_compute(node, build.variant, shape_id):
                 continue
-            after_ns = left_ns - build.lane_ns_in(items, shape_id, z)
-            index = bisect_right(times_ns, after_ns / stretch) - 1
-            if index >= 0 and cost + costs[index] < best_cost:
-                best, best_cost = shape_id, cost + costs[index]
-        return None if best < 0 else Choice(best, items, best_cost)
+            time_ns = build.lane_ns_in(items, shape_id, z)
+            index = bisect_right(times_ns, (left_ns - time_ns) / stretch) - 1
+            if index >= 0 and cost + costs[index] < best_cost and time_ns <= longest_ns:
+                best, best_cost, best_own = shape_id, cost + costs[index], cost
+        return None if best < 0 else Choice(best, items, best_cost, best_own)
+
+    def _moving_ns(self, build: Build, task: Task) -> float:
+        """The time to move the input of an item to a node, should it be on another one."""
+        if build.pool.bytes_per_s <= 0.0 or not task.stage.after:
+            return 0.0
+        stages = task.request.pipeline.stages
+        sizes = [stages[i].function.variants[0].profile.output_bytes for i in task.stage.after]
+        return sum(sizes) / build.pool.bytes_per_s * SECOND_NS
 
     def fastest(self, build: Build, items: int, node: Node) -> int | None:
         """The shape in which a batch ends soonest on a node; None if none fits there."""

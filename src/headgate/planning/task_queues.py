@@ -184,7 +184,7 @@ class TaskQueues:
         rank = self._app.clients[task.request.client].priority
         if promise is not None:
             queue = self.promised[promise.build.id]
-            queue.push((rank, promise.start_ns, task.id), task)
+            queue.push((rank, promise.order_ns, task.id), task)
             self.promised_heads[promise.build.pool.id].push(queue)
             return queue
         request = task.request

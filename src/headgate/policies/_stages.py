@@ -157,6 +157,14 @@ class StagePolicy(Policy):
         queue = self.queues[key[0]][key[1]]
         queue.add(task)
         self._busy.setdefault(key, queue)
+        if not task.stage.after:
+            self._serve()
+        # Else a batch has ended whose other tasks have successors too: `on_batch_ended` follows,
+        # and all of them can share a batch.
+
+    def on_task_returned(self, task: Task) -> None:
+        """Enqueue the task again, and serve the queues."""
+        self.on_task_ready(task)
         self._serve()
 
     def on_task_withdrawn(self, task: Task) -> None:
@@ -168,9 +176,9 @@ class StagePolicy(Policy):
         self._serve()
 
     def on_batch_ended(self, batch: Batch, took_ns: int) -> None:
-        """Serve the queues if the batch's node is gone."""
+        """Serve the queues, which have the successors of the batch's tasks now."""
         if batch.node is None or batch.node.state != NODE_UP:
-            self._serve()  # no `on_capacity` follows, for which the recheck list may wait
+            self._serve()  # otherwise `on_capacity` follows
 
     def on_node_joined(self, node: Node) -> None:
         """Give the node its place among the home nodes of its pool, and load what is pre-warmed."""

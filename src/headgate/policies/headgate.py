@@ -83,9 +83,9 @@ class Headgate(Policy):
         self._spillover = Spillover(self.view)
         self._admission = AdmissionControl(self.view, self._builds, self._spillover)
         self._queues = TaskQueues(app, self._builds, config.default_deadline_factor)
-        self._batching = Batching(self.view, self._admission, self._queues)
-        self._placement = Placement(self.view, self._builds)
         self._shapes = ShapeChooser(self.view)
+        self._batching = Batching(self.view, self._admission, self._queues, self._shapes)
+        self._placement = Placement(self.view, self._builds)
         self._dispatch = Dispatcher(
             self.view, self._builds, self._admission, self._queues, self._batching,
             self._placement, self._spillover, self._shapes,
@@ -93,6 +93,7 @@ class Headgate(Policy):
         self._autoscaler = NodeAutoscaler(app, self._builds.faas_targets())
         if self._autoscaler.is_needed:
             self.plan_every_ns = SECOND_NS
+        self._ready: list[Task] = []  # queued, and not offered to nodes yet
         self.admission_margins = self._admission.margins.z
 
     # Requests
@@ -143,28 +144,43 @@ class Headgate(Policy):
 
     def on_task_ready(self, task: Task) -> None:
         promise = self._admission.confirm(task)
-        queue = self._queues.push(task, promise)
-        if promise is not None and len(promise.build.shape_ids) > 1:
+        self._queues.push(task, promise)
+        if promise is not None:
             self._shapes.observe(promise.build, task.request.items)
-        builds = self._builds.of_function[task.function.id]
+        self._ready.append(task)
+        if not task.stage.after:
+            self._offer_ready()
+        # Else a batch has ended whose other tasks have successors too: `on_batch_ended` follows,
+        # and all of them can share a batch.
+
+    def on_task_returned(self, task: Task) -> None:
+        self._admission.promise_again(task)
+        self.on_task_ready(task)
+        self._offer_ready()
+
+    def _offer_ready(self) -> None:
+        """Offer nodes and calls to the tasks that have become ready."""
+        ready, self._ready = self._ready, []
+        for task in ready:
+            if task.state == TASK_READY:
+                self._offer_task(task)
+
+    def _offer_task(self, task: Task) -> None:
+        promise = self._admission.booked(task)
         if promise is None:
             self._offer_best_effort(task.function.id)
         elif promise.build.warm_pool is not None or not self._offer(promise.build):
-            send = self._dispatch.to_other_pool(queue)
+            send = self._dispatch.to_other_pool(self._queues.promised[promise.build.id])
             if send is not None:
                 self._send(send)
             else:
                 self._call(task.function.id)
         self._offer_given_up()
-        for build in builds:
+        for build in self._builds.of_function[task.function.id]:
             # Only now: a start must not take the node that the task itself can have.
             if build.cold_start_ns and build.warm_pool is None and not build.pool.is_elastic:
                 is_awaited = task.state == TASK_READY
                 self._start(build, self._placement.prestart_node(build, is_awaited=is_awaited))
-
-    def on_task_returned(self, task: Task) -> None:
-        self._admission.promise_again(task)
-        self.on_task_ready(task)
 
     def on_task_withdrawn(self, task: Task) -> None:
         self._queues.withdraw(task, self._admission.booked(task))
@@ -207,9 +223,11 @@ class Headgate(Policy):
         build, node, start_ns = send.build, send.node, 0
         if node is not None:
             start_ns = self._builds.start_ns(build, node)
-        tasks = self._batching.take(send.queue, build, start_ns, send.shape_id, send.items_max)
+        tasks, shape_id = self._batching.take(
+            send.queue, build, start_ns, send.shape_id, send.choice, node
+        )
         if node is not None:
-            batch = self.orders.dispatch(tasks, node, build.variant, None, send.shape_id)
+            batch = self.orders.dispatch(tasks, node, build.variant, None, shape_id)
         else:
             self._spillover.on_call(build)
             batch = self.orders.dispatch_to_pool(tasks, build.pool, build.variant)
@@ -255,6 +273,7 @@ class Headgate(Policy):
         self._builds.on_batch_ended(batch, took_ns)
         if batch.node is None:
             self._spillover.on_call_ended(self._builds.build_of(batch), batch)
+        self._offer_ready()
 
     def on_instance_started(self, instance: Instance) -> None:
         self._builds.on_instance_started(instance)
@@ -270,6 +289,7 @@ class Headgate(Policy):
         if not self._builds.is_usable(build):
             for task in self._queues.drain(build):
                 self.on_task_ready(task)
+            self._offer_ready()
             self._call(build.function_id)
             self._offer_given_up()
 

@@ -119,7 +119,9 @@ def test_a_build_that_needs_more_of_a_node_takes_more_lanes_of_the_pool() -> Non
     app = make_app([Profile((10 * MS,), slowdown=(1.0,) * 4)] * 2, pool)
     for function, milli in zip(app.functions, (1_000, 3_000), strict=True):
         (variant,) = function.variants
-        object.__setattr__(variant, "shapes", (ShapeTimes(Shape(milli, 0), variant.profile.exec_ns),))
+        object.__setattr__(
+            variant, "shapes", (ShapeTimes(Shape(milli, 0), variant.profile.exec_ns),)
+        )
         object.__setattr__(variant, "shape", Shape(milli, 0))
         object.__setattr__(variant, "concurrency", 4)
     rig = PlanningRig(app)
