@@ -11,9 +11,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from headgate.lab.aquatope import Trained
 from headgate.lab.experiments import Progress, Result
 from headgate.lab.experiments.esg_cluster.environment import CELLS, ClusterScenario
 from headgate.lab.experiments.esg_cluster.figures import (
@@ -28,6 +30,7 @@ from headgate.lab.experiments.esg_cluster.profiles import (
     infless_table,
 )
 from headgate.lab.experiments.esg_cluster.results import (
+    AQUATOPE,
     ESG,
     ORION,
     OURS,
@@ -36,7 +39,13 @@ from headgate.lab.experiments.esg_cluster.results import (
     ResultTable,
     limit_rows,
 )
-from headgate.lab.experiments.esg_cluster.runs import ClusterCase, run_cell, run_unobserved
+from headgate.lab.experiments.esg_cluster.runs import (
+    ClusterCase,
+    TrainingCase,
+    run_cell,
+    run_changed,
+    train_aquatope,
+)
 from headgate.lab.figures import write_figures
 from headgate.lab.harness import PolicyCase, over_seeds
 
@@ -53,6 +62,9 @@ _PROFILES: Final = "wrong profiles"
 _ARRIVALS: Final = "arrivals"
 _LOADS: Final = (0.2, 0.5, 0.85, 1.7, 2.55)  # from light to three times heavy
 _ERRORS: Final = ((1.3,), (0.7,), (0.7, 1.3))  # true over profiled times
+_SEEDS: Final = 3
+_TRIALS: Final = 70  # of Aquatope's training, as in its paper
+_QUICK_TRIALS: Final = 12
 _ORION_LIMITS: Final = (10, 100, 1_000, 10_000, 100_000)
 
 
@@ -64,27 +76,28 @@ def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
         progress("without INFless's tables (HEADGATE_TRACES)")
     elif not quick:
         sets.append(INFLESS)
-    seeds = 3
-    policies = [PolicyCase(name) for name in (ESG, *RIVALS, OURS)]
-    progress(f"{len(policies)} policies in {len(CELLS)} cells of {', '.join(sets)}")
+    scenarios = list(_cells(sets, directory, is_quick=quick))
+    trained = _train(scenarios, is_quick=quick, progress=progress)
+    progress(f"{2 + len(RIVALS)} policies in {len(CELLS)} cells of {', '.join(sets)}")
     cases = [
         ClusterCase(policy, scenario)
-        for scenario in _cells(sets, directory, is_quick=quick)
-        for policy in policies
+        for scenario in scenarios
+        for policy in _policies(trained[scenario])
     ]
-    table = ResultTable(over_seeds(run_cell, cases, seeds, is_parallel=not quick))
+    table = ResultTable(over_seeds(run_cell, cases, _SEEDS, is_parallel=not quick))
     progress("Orion by its limit")
-    limited = over_seeds(run_cell, _limited(is_quick=quick), seeds, is_parallel=not quick)
+    limited = over_seeds(run_cell, _limited(is_quick=quick), _SEEDS, is_parallel=not quick)
     progress("load, failures and wrong profiles")
     conditions = _conditions(is_quick=quick)
+    normal = next(s for s in scenarios if (s.profiles, s.cell) == (RECALLED, CELLS[1]))
     changed = [
         ClusterCase(policy, scenario)
-        for scenarios in conditions.values()
-        for scenario in scenarios
-        for policy in policies
+        for each in conditions.values()
+        for scenario in each
+        for policy in _policies(trained[normal])
         if not quick or policy.label in (ESG, OURS)
     ]
-    runs = over_seeds(run_unobserved, changed, seeds, is_parallel=not quick)
+    runs = over_seeds(run_changed, changed, _SEEDS, is_parallel=not quick)
     dynamics = DynamicsTable(runs, conditions)
     return Result(
         NAME,
@@ -92,6 +105,34 @@ def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
         [*table.checks(), *dynamics.checks()],
         write_figures(out, NAME, lambda: _figures(table, dynamics)),
     )
+
+
+def _policies(aquatope: Trained | None) -> list[PolicyCase]:
+    """Return all policies; `aquatope` has the configurations that it was trained to."""
+    policies = [PolicyCase(name) for name in (ESG, *RIVALS, OURS)]
+    if aquatope is None:
+        return policies
+    trained = PolicyCase.of(AQUATOPE, configs=aquatope.configs)
+    return [trained if policy.name == AQUATOPE else policy for policy in policies]
+
+
+def _train(
+    scenarios: Sequence[ClusterScenario], *, is_quick: bool, progress: Progress
+) -> dict[ClusterScenario, Trained | None]:
+    """Return what `aquatope` is trained to, by scenario; nothing without optuna."""
+    if find_spec("optuna") is None:
+        progress("aquatope is not trained: pip install 'headgate[aquatope]'")
+        return dict.fromkeys(scenarios)
+    progress("training of aquatope")
+    cases = {
+        TrainingCase(
+            replace(scenario, duration_s=scenario.duration_s / 5, warm_up_s=1.0),
+            _QUICK_TRIALS if is_quick else _TRIALS,
+        ): scenario
+        for scenario in scenarios
+    }
+    found = over_seeds(train_aquatope, list(cases), 1, is_parallel=not is_quick)
+    return {scenario: found[case][0] for case, scenario in cases.items()}
 
 
 def _traces(named: str | None) -> Path | None:
