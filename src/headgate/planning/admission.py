@@ -309,19 +309,24 @@ class AdmissionControl:
             promise.own_bucket = build.own.bucket(self._view.now_ns, promise.start_ns)
             build.own.add(promise.own_bucket, work_ns, batches)
 
-    def isolated_ns(self, request: Request) -> float:
+    def isolated_ns(self, request: Request, *, as_observed: bool = False) -> float:
         """Latency of a request on an idle system."""
         tasks, items = request.tasks, request.items
         if len(tasks) == 1:
-            return self.fastest_ns(tasks[0].function.id, items)
-        times_ns = [self.fastest_ns(task.function.id, items) for task in tasks]
+            return self.fastest_ns(tasks[0].function.id, items, as_observed=as_observed)
+        times_ns = [
+            self.fastest_ns(task.function.id, items, as_observed=as_observed) for task in tasks
+        ]
         return max(request.pipeline.longest_to(times_ns))
 
-    def fastest_ns(self, function_id: int, items: int) -> float:
-        """Least time of a task on any build, by the profile or as observed if that is less."""
+    def fastest_ns(self, function_id: int, items: int, *, as_observed: bool = False) -> float:
+        """Least time of a task on any build, by the profile or as observed if that is less.
+
+        With `as_observed`, as observed even if that is more.
+        """
         best_ns = inf
         for build in self._builds.of_function[function_id]:
-            time_ns = build.fastest_ns(min(items, build.items_max))
+            time_ns = build.fastest_ns(min(items, build.items_max), as_observed=as_observed)
             best_ns = min(best_ns, time_ns)
         return 0.0 if best_ns == inf else best_ns
 
@@ -344,23 +349,46 @@ class AdmissionControl:
                 best_ns = total_ns
         return best_ns or 0.0
 
+    def _divide(
+        self, request: Request, wanted_ns: list[float], allowed_ns: float, z: float
+    ) -> list[float]:
+        """Lengths of the stages: the least that each needs, and of what it wants as much as fits."""
+        floor_ns = _EQUAL_SHARE * allowed_ns / len(wanted_ns)
+        least_ns = [self._least_ns(task, z) for task in request.tasks]
+        full_ns = [
+            max(least, wanted + floor_ns)
+            for least, wanted in zip(least_ns, wanted_ns, strict=True)
+        ]
+        pipeline = request.pipeline
+        path_ns = max(pipeline.longest_to(full_ns))
+        if path_ns <= allowed_ns:
+            return full_ns
+        least_path_ns = max(pipeline.longest_to(least_ns))
+        part = max(0.0, allowed_ns - least_path_ns) / max(1.0, path_ns - least_path_ns)
+        return [
+            least + part * (full - least) for least, full in zip(least_ns, full_ns, strict=True)
+        ]
+
+    def _least_ns(self, task: Task, z: float) -> float:
+        """The least time that a task needs, with its margin."""
+        items = task.request.items
+        builds = self._builds.of_function[task.function.id]
+        return min(
+            (
+                build.fastest_ns(items, as_observed=True) * (1.0 + z * build.deviation)
+                for build in builds
+                if items <= build.items_max
+            ),
+            default=0.0,
+        )
+
     def _book(
-        self, request: Request, lengths_ns: list[float], promises: list[Promise]
+        self, request: Request, wanted_ns: list[float], promises: list[Promise]
     ) -> int | None:
         """Book the stages in turn; return the first that does not fit, or None."""
         now_ns = self._view.now_ns
         pipeline = request.pipeline
         allowed_ns = float(request.deadline_ns - now_ns)
-        if len(lengths_ns) == 1:
-            ends = [1.0]
-        else:
-            floor_ns = _EQUAL_SHARE * allowed_ns / len(lengths_ns)
-            lengths_ns = [length_ns + floor_ns for length_ns in lengths_ns]
-            to_ns, from_ns = pipeline.longest_to(lengths_ns), pipeline.longest_from(lengths_ns)
-            ends = [
-                to / max(1.0, to + after - own)
-                for to, after, own in zip(to_ns, from_ns, lengths_ns, strict=True)
-            ]
         z = self.stage_z(request.tasks[0])
         if self._is_idle(request):
             z = 0.0
@@ -368,6 +396,14 @@ class AdmissionControl:
             # An idle system always tries, or a margin that is too large would never shrink.
             allowed_ns -= self._margin_ns(request, allowed_ns)
             z = min(z, self._z_max(request, allowed_ns))
+        ends = [1.0]
+        if len(wanted_ns) > 1:
+            lengths_ns = self._divide(request, wanted_ns, allowed_ns, z)
+            to_ns, from_ns = pipeline.longest_to(lengths_ns), pipeline.longest_from(lengths_ns)
+            ends = [
+                to / max(1.0, to + after - own)
+                for to, after, own in zip(to_ns, from_ns, lengths_ns, strict=True)
+            ]
         for index, end in enumerate(ends):
             after = pipeline.stages[index].after
             ready_ns = max((promises[i].due_ns for i in after), default=now_ns)
@@ -391,8 +427,9 @@ class AdmissionControl:
         """
         builds = [build for t in request.tasks for build in self._builds.of_function[t.function.id]]
         deviation = max((build.deviation for build in builds), default=0.0)
-        slack_ns = max(0.0, allowed_ns - self._isolated_ns)
-        return _MARGIN_MAX * slack_ns / max(1.0, self._isolated_ns * deviation)
+        least_ns = self.isolated_ns(request, as_observed=True)
+        slack_ns = max(0.0, allowed_ns - least_ns)
+        return _MARGIN_MAX * slack_ns / max(1.0, least_ns * deviation)
 
     def _is_idle(self, request: Request) -> bool:
         """Whether nothing runs or waits where the request could run."""
@@ -612,11 +649,10 @@ class AdmissionControl:
         """The same for a build whose batches have a choice of shapes."""
         now_ns, calendar = self._view.now_ns, build.calendar
         window_ns = due_ns - ready_ns
-        size = max(items, build.likely_size())
-        while (shape_id := build.shape_within(size, window_ns, z)) is None:
-            if size == items:
-                return None
-            size = max(items, size // 2)
+        found = build.plan_within(items, window_ns, z)
+        if found is None:
+            return None
+        size, shape_id = found
         time_ns = build.lane_ns_in(size, shape_id, z)
         start_ns = self._start_ns(build, due_ns - int(time_ns), time_ns)
         if start_ns is None or start_ns + time_ns > window_ns:

@@ -166,15 +166,28 @@ class Build:
         """Lanes that a batch in a shape holds."""
         return self._weights[shape_id]
 
-    def shape_within(self, items: int, window_ns: float, z: float) -> int | None:
-        """The shape in which a batch that fits a window takes least of a node; None: none fits."""
-        known = self._least_work.get(items)
-        if known is None:
-            known = self._least_work[items] = self._by_work(items)
-        times_ns, shape_ids = known
+    def plan_within(self, items: int, window_ns: float, z: float) -> tuple[int, int] | None:
+        """Size and shape of a batch that fits a window, at the least work per item; None: none.
+
+        It has as many items as recent batches, or a little more, or less.
+        """
         exec_ns = (window_ns - self.network_ns) / (self.ratio * (1.0 + z * self.deviation))
-        index = bisect_right(times_ns, exec_ns) - 1
-        return shape_ids[index] if index >= 0 else None
+        best: tuple[int, int] | None = None
+        least_ns = inf
+        size = max(items, min(self.items_max, int(_GROWTH * self.batch_mean) + 1))
+        while True:
+            known = self._least_work.get(size)
+            if known is None:
+                known = self._least_work[size] = self._by_work(size)
+            index = bisect_right(known[0], exec_ns) - 1
+            if index >= 0:
+                shape_id = known[1][index]
+                work_ns = known[0][index] * self._weights[shape_id] / size
+                if work_ns < least_ns:
+                    best, least_ns = (size, shape_id), work_ns
+            if size == items:
+                return best
+            size = max(items, size // 2)
 
     def _by_work(self, items: int) -> tuple[list[float], list[int]]:
         """Times of a batch, ascending, and the shapes that take less work than all faster ones."""
@@ -223,10 +236,6 @@ class Build:
         """The batch size to plan with: what fits the window, and not far above recent batches."""
         return min(self.items_within(window_ns, z), int(_GROWTH * self.batch_mean) + 1)
 
-    def likely_size(self) -> int:
-        """The size of batches to plan with where their shape is chosen: that of recent ones."""
-        return max(1, min(self.items_max, int(self.batch_mean + 0.5)))
-
     def on_formed(
         self, items: int, booked_ns: int, shape_id: int = 0, *, is_contended: bool
     ) -> None:
@@ -243,9 +252,10 @@ class Build:
             ratio = min(_OVERRUN_MAX, work_ns / booked_ns)
         self.overrun += _BATCH_STEP * (ratio - self.overrun)
 
-    def fastest_ns(self, items: int) -> float:
-        """Time of a batch by the profile, or as observed if that is less."""
-        return self._fastest_ns[items - 1] * min(1.0, self.ratio) + self.network_ns
+    def fastest_ns(self, items: int, *, as_observed: bool = False) -> float:
+        """Time of a batch by the profile, or as observed if that is less, or if that is asked."""
+        ratio = self.ratio if as_observed else min(1.0, self.ratio)
+        return self._fastest_ns[items - 1] * ratio + self.network_ns
 
     def observe(self, items: int, took_ns: int, shape_id: int = 0) -> None:
         """Learn from the time of a batch; two surprises in a row make it forget what was before."""

@@ -14,10 +14,10 @@ from typing import Final, final
 
 from headgate.core.clock import SECOND_NS
 from headgate.core.errors import ConfigError
-from headgate.core.model import Compute
+from headgate.core.model import Compute, Pipeline
 from headgate.core.records import STAGES_MAX, Node, Task
 from headgate.core.view import View, has_free_compute
-from headgate.planning.builds import Build
+from headgate.planning.builds import Build, Builds
 from headgate.planning.forecast import OfferedLoad
 from headgate.planning.frontier.candidates import (
     has_choice,
@@ -51,9 +51,11 @@ class Choice:
 class ShapeChooser:
     """Chooses the shapes and sizes of batches, and how long a batch waits for more tasks."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, builds: Builds) -> None:
         self._view = view
         app = priced(view.app)
+        # By pipeline and stage: the first build of each stage that follows.
+        self._behind = [_builds_behind(pipeline, builds) for pipeline in app.pipelines]
         self._app = app
         self._frontiers: list[PipelineFrontier | None] = []
         for pipeline in app.pipelines if has_choice(app) else ():
@@ -122,7 +124,7 @@ class ShapeChooser:
         rest = self._rest(task, build.pool.id, choice.items)
         if rest is None:
             return True
-        stretch = (1.0 + z * build.deviation) * build.ratio
+        stretch = self._stretch(task, z)
         time_ns = build.lane_ns_in(choice.items, choice.shape_id, z)
         after_ns = left_ns - time_ns - choice.items * self._moving_ns(build, task)
         index = bisect_right(rest.times_ns, after_ns / stretch) - 1
@@ -145,7 +147,7 @@ class ShapeChooser:
         if rest is None:
             return None
         times_ns, costs = rest.times_ns, rest.costs
-        stretch = (1.0 + z * build.deviation) * build.ratio
+        stretch = self._stretch(task, z)
         left_ns -= items * self._moving_ns(build, task)
         best, best_cost, best_own = -1, _NO_COST, 0
         for cost, shape_id in self._of(build, items):
@@ -158,6 +160,16 @@ class ShapeChooser:
             if index >= 0 and cost + costs[index] < best_cost and time_ns <= longest_ns:
                 best, best_cost, best_own = shape_id, cost + costs[index], cost
         return None if best < 0 else Choice(best, items, best_cost, best_own)
+
+    def _stretch(self, task: Task, z: float) -> float:
+        """What follows a stage takes so many times what its frontier says, by what was observed."""
+        behind = self._behind[task.request.pipeline.id][task.id % STAGES_MAX]
+        profiled_ns = expected_ns = 0.0
+        for build in behind:
+            time_ns = build.profiled_ns(1)
+            profiled_ns += time_ns
+            expected_ns += time_ns * build.ratio * (1.0 + z * build.deviation)
+        return expected_ns / profiled_ns if profiled_ns > 0.0 else 1.0
 
     def _moving_ns(self, build: Build, task: Task) -> float:
         """The time to move the input of an item to a node, should it be on another one."""
@@ -222,6 +234,17 @@ class ShapeChooser:
             else:
                 self._rests[key] = frontier.capped(size).rest(stage).get(pool_id)
         return self._rests[key]
+
+
+def _builds_behind(pipeline: Pipeline, builds: Builds) -> list[list[Build]]:
+    behind: list[set[int]] = [set() for _ in pipeline.stages]
+    for index in reversed(range(len(behind))):
+        for successor in pipeline.successors[index]:
+            behind[index] |= {successor} | behind[successor]
+    return [
+        [b for i in sorted(later) for b in builds.of_function[pipeline.stages[i].function.id][:1]]
+        for later in behind
+    ]
 
 
 def is_compute_priced(build: Build) -> bool:

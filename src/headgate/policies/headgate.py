@@ -83,7 +83,7 @@ class Headgate(Policy):
         self._spillover = Spillover(self.view)
         self._admission = AdmissionControl(self.view, self._builds, self._spillover)
         self._queues = TaskQueues(app, self._builds, config.default_deadline_factor)
-        self._shapes = ShapeChooser(self.view)
+        self._shapes = ShapeChooser(self.view, self._builds)
         self._batching = Batching(self.view, self._admission, self._queues, self._shapes)
         self._placement = Placement(self.view, self._builds)
         self._dispatch = Dispatcher(
