@@ -144,7 +144,7 @@ def _cells(
 ) -> Iterator[ClusterScenario]:
     for name in sets:
         # A request of the recalled set takes ten times as long as one of the measured set.
-        seconds = 30.0 if name == RECALLED else 10.0
+        seconds = 30.0 if name == RECALLED else 5.0
         for cell in CELLS:
             scenario = ClusterScenario(name, cell, seconds, directory=directory)
             yield _quick(scenario) if is_quick else scenario

@@ -23,7 +23,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from headgate.core.clock import SECOND_NS
+from headgate.core.clock import MILLISECOND_NS, SECOND_NS
 from headgate.core.model import App
 from headgate.lab.experiments.esg_cluster.profiles import (
     MEASURED,
@@ -55,6 +55,7 @@ PRICES: Final = Prices()
 _CV: Final = 0.01  # the GPU table's 95th percentiles are on average 1.5 % above the medians
 _BAND: Final = (10.0, 16.8)  # ms between requests, heavy, as recalled: only their ratio is used
 _BURSTY_CV: Final = 4.0
+_BETWEEN_FAILURES_NS: Final = 100 * MILLISECOND_NS
 _FACTORS: Final = {"strict": 0.8, "moderate": 1.0, "relaxed": 1.2}  # times L
 _MEASURED_FACTORS: Final = {"strict": 1.2, "moderate": 1.5, "relaxed": 2.5}  # times the fastest
 _UTILISATION: Final = {"light": 0.20, "normal": 0.50, "heavy": 0.85}
@@ -205,9 +206,13 @@ def _band(rate_per_s: float, duration_ns: int, seed: int) -> Int64:
 
 
 def _failures(count: int, begin_ns: int, duration_ns: int) -> FaultPlan:
-    """Return a plan in which the first nodes are down in the middle third of a time."""
+    """Return a plan in which nodes are down in the middle third of a time, one after the other.
+
+    If they failed at the same instant, requests that are retried would use up their attempts.
+    """
     third_ns = duration_ns // 3
-    down_ns, up_ns = begin_ns + third_ns, begin_ns + 2 * third_ns
-    return FaultPlan(
-        tuple(Fault("crash", down_ns, until_ns=up_ns, node=node) for node in range(count))
-    )
+    faults = []
+    for node in range(count):
+        down_ns = begin_ns + third_ns + node * _BETWEEN_FAILURES_NS
+        faults.append(Fault("crash", down_ns, until_ns=down_ns + third_ns, node=node))
+    return FaultPlan(tuple(faults))

@@ -67,8 +67,7 @@ def run_changed(case: ClusterCase, seed: int) -> ClusterRun:
 
 def train_aquatope(case: TrainingCase, seed: int) -> Trained:
     """Train the configurations of a scenario on seeds that no run has. For worker processes."""
-    first = _TRAINING_SEED + seed
-    return train(case.scenario, seeds=(first, first + 1), trials=case.trials, seed=seed)
+    return train(case.scenario, seeds=(_TRAINING_SEED + seed,), trials=case.trials, seed=seed)
 
 
 def _run(case: ClusterCase, seed: int, *, judges_plans: bool) -> ClusterRun:
