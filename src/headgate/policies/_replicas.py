@@ -22,7 +22,8 @@ The rest is here, and all of it is ours: the papers leave it to their platforms.
 - A stage is scaled for `utilisation` of what its replicas could do without a pause, and to be done
   `margin` of its time before it is over: arrivals are random, and so are execution times.
 - Where there is not room for all, replicas are added one at a time to the stage with the least
-  capacity for its demand.
+  capacity for its demand, and taken from stages that have more to spare.
+- Evaluations are not reported as work: in both systems they run beside what dispatches.
 - A stage with waiting tasks and no replica gets one at once, without a rate; where nothing is left
   to reserve, it shares a node in its smallest configuration. If no instance can be started there,
   the node is held for it until running batches have ended. So no stage starves.
@@ -48,6 +49,8 @@ from headgate.policies._stages import StageQueue
 
 _MONITOR: Final = "monitor"  # the timers: of the next evaluation,
 _FILL: Final = "fill"  # and, by the number of a stage, of a batch that waits to be filled
+_TAKE_OVER_FROM: Final = 1.1  # times its own coverage: from a stage that has so much left
+_DONORS_MAX: Final = 8  # replicas that are tried
 _NEARLY_FASTEST: Final = 1.25  # times the shortest time: candidates where nothing is in time
 
 
@@ -56,9 +59,9 @@ class ReplicaConfig(PolicyConfig):
     """Settings that these policies share."""
 
     # Part of a stage's time that is kept free for what is not planned for.
-    margin: float = field(default=0.1, metadata=bounded(ge=0, lt=1))
+    margin: float = field(default=0.05, metadata=bounded(ge=0, lt=1))
     # Of a replica, up to which load is planned.
-    utilisation: float = field(default=0.8, metadata=POSITIVE)
+    utilisation: float = field(default=0.5, metadata=POSITIVE)
     # Until the first evaluation.
     first_ns: int = field(default=50 * MILLISECOND_NS, metadata=POSITIVE)
     # Within which a backlog is to be worked off.
@@ -365,14 +368,36 @@ class ReplicaPolicy(Policy):
         backlog = deployment.backlog() * SECOND_NS / self._settings.drain_ns
         return (rate + backlog) / self._settings.utilisation
 
-    def scale_out(self, demands: Mapping[Deployment, float]) -> None:
+    def scale_out(self, lacking: Iterable[Deployment], demands: Mapping[Deployment, float]) -> None:
         """Add replicas until these stages can serve their demands, or nothing more has room."""
-        lacking = dict(demands)
-        while lacking:
-            least = min(lacking, key=lambda each: each.rate_max / max(lacking[each], 1e-9))
-            missing = lacking[least] - least.rate_max
-            if missing <= 0 or not self.add_replica(least, missing):
-                del lacking[least]
+        open_stages = list(lacking)
+        while open_stages:
+            least = min(open_stages, key=lambda each: _coverage(each.rate_max, demands[each]))
+            missing = demands[least] - least.rate_max
+            if missing <= 0 or not (
+                self.add_replica(least, missing) or self._take_over(least, missing, demands)
+            ):
+                open_stages.remove(least)
+
+    def _take_over(
+        self, least: Deployment, missing: float, demands: Mapping[Deployment, float]
+    ) -> bool:
+        """Replace a replica of a stage that has more to spare; whether there was one."""
+        limit = _TAKE_OVER_FROM * _coverage(least.rate_max, demands[least])
+        donors: list[tuple[float, int, Replica]] = []
+        for each in self._all:
+            for replica in each.replicas if each is not least else ():
+                coverage = _coverage(each.rate_max - replica.rating.rate_max, demands[each])
+                if coverage > limit:
+                    donors.append((-coverage, each.number, replica))
+        donors.sort(key=lambda donor: donor[:2])
+        for _, number, replica in donors[:_DONORS_MAX]:
+            donor = self._all[number]
+            self.remove_replica(donor, replica)
+            if self.add_replica(least, missing):
+                return True
+            self.restore_replica(donor, replica)
+        return False
 
     # Replicas
 
@@ -394,24 +419,25 @@ class ReplicaPolicy(Policy):
 
     def _place(self, deployment: Deployment, rating: RatedConfig, node: Node) -> Replica:
         replica = Replica(rating, self.view.app.variants[rating.config.build], node)
+        self.restore_replica(deployment, replica)
+        return replica
+
+    def restore_replica(self, deployment: Deployment, replica: Replica) -> None:
+        """Add a replica again that was removed just now."""
         self._reserve(replica, 1)
         deployment.replicas.append(replica)
         deployment.replicas.sort(key=lambda each: each.config.time_ns)
-        return replica
 
     def rooms(self, ratings: Iterable[RatedConfig]) -> Iterator[tuple[RatedConfig, Node, bool]]:
         """Yield where there is room for a replica, and whether a warm instance is there."""
         variants, failures = self.view.app.variants, self.view.load_failures
-        tried = 0
         for rating in ratings:
             variant = variants[rating.config.build]
             for node in self.view.free_by_pool[rating.config.place].values():
-                tried += 1
                 if self._has_room(node, rating.config, variant):
                     is_warm = self._has_spare(node, rating.config, variant)
                     if is_warm or variant.id not in failures:
                         yield rating, node, is_warm
-        self.orders.report_work(tried)
 
     def left_over(self, node: Node, config: StageConfig) -> float:
         """The part of what is left of a node that a replica would leave, weighed by prices.
@@ -668,6 +694,11 @@ class ReplicaPolicy(Policy):
     def _release_claims(self, deployment: Deployment) -> None:
         for node_id in [id for id, (holder, _) in self._claims.items() if holder is deployment]:
             del self._claims[node_id]
+
+
+def _coverage(rate: float, demand: float) -> float:
+    """The part of its demand that a stage can serve."""
+    return rate / max(demand, 1e-9)
 
 
 def _instances_for(replicas: int, variant: Variant) -> int:

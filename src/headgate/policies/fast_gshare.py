@@ -54,6 +54,8 @@ class Config(ReplicaConfig):
     """Settings of `fast_gshare`."""
 
     interval_ns: int = field(default=10 * SECOND_NS, metadata=POSITIVE)  # between comparisons
+    # Lower than in `infless`, because demand may exceed the capacity by the band.
+    utilisation: float = field(default=0.4, metadata=POSITIVE)
     # Part of the capacity by which the rate may differ from it.
     band: float = field(default=0.2, metadata=NOT_NEGATIVE)
 
@@ -90,42 +92,58 @@ class FastGshare(ReplicaPolicy):
     ) -> tuple[RatedConfig, Node] | None:
         """p_eff while the missing rate fills it, then p_ideal; on the node that it fits best."""
         variants = self.view.app.variants
-        best: tuple[RatedConfig, Node] | None = None
-        best_rank = (0.0, 0.0, 0, 0.0)
         able = [
             rating
             for rating in deployment.ratings
             if variants[rating.config.build].items_max(rating.config.shape_id) >= items
         ]
         efficient = min(able, key=lambda each: each.config.cost, default=None)
-        is_rest = efficient is not None and 0 < missing < efficient.rate_max
+        is_rest = efficient is not None and missing < efficient.rate_max
+        best: tuple[RatedConfig, Node] | None = None
+        best_rank = (False, 0.0, False, 0.0)
         for rating, node, is_warm in self.rooms(able):
-            # Of the rest: configurations that cover it, by what they have too much.
-            excess = rating.rate_max - missing if is_rest else 0.0
-            uncovered = max(0.0, -excess)
-            rank = (uncovered, excess, rating.config.cost, self.left_over(node, rating.config))
-            rank = (*rank[:3], rank[3] - is_warm)
+            is_ideal = is_rest and rating.rate_max >= missing
+            price = _price(rating) if is_ideal else float(rating.config.cost)
+            rank = (not is_ideal, price, not is_warm, self.left_over(node, rating.config))
             if best is None or rank < best_rank:
                 best, best_rank = (rating, node), rank
         return best
 
     def scale(self, demands: Mapping[Deployment, float]) -> None:
         """Add and remove pods of the stages that are outside of the band."""
-        self.scale_out(
-            {
-                deployment: demand
-                for deployment, demand in demands.items()
-                if demand - deployment.rate_max > self._band * deployment.rate_max
-            }
-        )
+        lacking = [
+            deployment
+            for deployment, demand in demands.items()
+            if demand - deployment.rate_max > self._band * deployment.rate_max
+        ]
+        self.scale_out(lacking, demands)
         for deployment, demand in demands.items():
             if deployment.rate_max - demand > self._band * deployment.rate_max:
-                self._remove_while_covered(deployment, demand)
+                self._scale_in(deployment, demand)
 
-    def _remove_while_covered(self, deployment: Deployment, demand: float) -> None:
+    def _scale_in(self, deployment: Deployment, demand: float) -> None:
+        """Remove pods while the others cover the rate; replace one that is too large."""
         for replica in sorted(deployment.replicas, key=lambda each: -each.config.cost):
             if demand <= deployment.rate_max - replica.rating.rate_max:
                 self.remove_replica(deployment, replica)
+        for replica in list(deployment.replicas):
+            missing = demand - (deployment.rate_max - replica.rating.rate_max)
+            ideal = _ideal(deployment.ratings, missing)
+            if ideal is not None and _price(ideal) < (1 - self._band) * _price(replica.rating):
+                self.remove_replica(deployment, replica)
+                if not self.add_replica(deployment, missing):
+                    self.restore_replica(deployment, replica)
+                return
+
+
+def _ideal(ratings: Sequence[RatedConfig], rate: float) -> RatedConfig | None:
+    """p_ideal: of the configurations that cover a rate, the one that takes least."""
+    return min([each for each in ratings if each.rate_max >= rate], key=_price, default=None)
+
+
+def _price(rating: RatedConfig) -> float:
+    """What a pod costs per second in which it is never idle."""
+    return rating.config.cost * rating.rate_max
 
 
 POLICY = PolicyKind(FastGshare, Config, Capabilities(batches=True, mixed_pools=True))

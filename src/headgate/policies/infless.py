@@ -38,7 +38,7 @@ is started O(configurations of the stage x free nodes).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, final
 
@@ -66,7 +66,7 @@ class Config(ReplicaConfig):
     alpha: float = field(default=0.8, metadata=bounded(ge=0, lt=1))
     interval_ns: int = field(default=SECOND_NS, metadata=POSITIVE)  # of the monitor
     window_ns: int = field(default=10 * SECOND_NS, metadata=POSITIVE)  # of the mean rate
-    left_over_min: float = field(default=0.5, metadata=POSITIVE)  # in the score of a placement
+    left_over_min: float = field(default=0.9, metadata=POSITIVE)  # in the score of a placement
 
 
 @final
@@ -82,11 +82,6 @@ class Infless(ReplicaPolicy):
         )
         self._alpha = config.alpha
         self._left_over_min = config.left_over_min
-        self._by_batch = {
-            deployment.number: _by_batch(deployment.ratings)
-            for stages in self.deployments
-            for deployment in stages
-        }
 
     def rate_configs(
         self, configs: Sequence[StageConfig], budget_ns: int | None
@@ -108,33 +103,30 @@ class Infless(ReplicaPolicy):
     def choose(
         self, deployment: Deployment, missing: float, items: int
     ) -> tuple[RatedConfig, Node] | None:
-        """The largest batch that the residual rate fills, with the best score."""
+        """The best score, of the configurations whose batches the residual rate fills."""
         variants = self.view.app.variants
-        for ratings in self._by_batch[deployment.number]:
-            usable = [
-                rating
-                for rating in ratings
-                if (rating.config.batch == 1 or rating.rate_min <= missing)
-                and variants[rating.config.build].items_max(rating.config.shape_id) >= items
-            ]
-            best: tuple[RatedConfig, Node] | None = None
-            best_rank = (False, 0.0)
-            for rating, node, is_warm in self.rooms(usable):
-                rank = (is_warm, self._score(rating.config, node))
-                if best is None or rank > best_rank:
-                    best, best_rank = (rating, node), rank
-            if best is not None:
-                return best
-        return None
+        usable = [
+            rating
+            for rating in deployment.ratings
+            if (rating.config.batch == 1 or rating.rate_min <= missing)
+            and variants[rating.config.build].items_max(rating.config.shape_id) >= items
+        ]
+        best: tuple[RatedConfig, Node] | None = None
+        best_rank = (False, 0.0, 0, 0.0)
+        for rating, node, is_warm in self.rooms(usable):
+            config, left_over = rating.config, self.left_over(node, rating.config)
+            rank = (is_warm, self._score(config, left_over), config.batch, -left_over)
+            if best is None or rank > best_rank:
+                best, best_rank = (rating, node), rank
+        return best
 
-    def _score(self, config: StageConfig, node: Node) -> float:
+    def _score(self, config: StageConfig, left_over: float) -> float:
         """Throughput per resource over the part of what is left of the node that stays free."""
-        left_over = max(self._left_over_min, self.left_over(node, config))
-        return 1 / (max(1, config.cost) * left_over)
+        return 1 / (max(1, config.cost) * max(self._left_over_min, left_over))
 
     def scale(self, demands: Mapping[Deployment, float]) -> None:
         """Scale out for residual rates; release what is below the band."""
-        self.scale_out({d: rate for d, rate in demands.items() if rate > d.rate_max})
+        self.scale_out([d for d, rate in demands.items() if rate > d.rate_max], demands)
         for deployment, rate in demands.items():
             self._release(deployment, rate)
             self._set_shares(deployment, rate)
@@ -181,12 +173,6 @@ class Infless(ReplicaPolicy):
                 excess -= taken
             given = deployment.items_waiting
         return replica.credit + deployment.items_waiting - given
-
-
-def _by_batch(ratings: Iterable[RatedConfig]) -> list[list[RatedConfig]]:
-    """The configurations by batch size, the largest first."""
-    sizes = sorted({rating.config.batch for rating in ratings}, reverse=True)
-    return [[rating for rating in ratings if rating.config.batch == size] for size in sizes]
 
 
 POLICY = PolicyKind(Infless, Config, Capabilities(batches=True, mixed_pools=True))
