@@ -356,8 +356,7 @@ class AdmissionControl:
         floor_ns = _EQUAL_SHARE * allowed_ns / len(wanted_ns)
         least_ns = [self._least_ns(task, z) for task in request.tasks]
         full_ns = [
-            max(least, wanted + floor_ns)
-            for least, wanted in zip(least_ns, wanted_ns, strict=True)
+            max(least, wanted + floor_ns) for least, wanted in zip(least_ns, wanted_ns, strict=True)
         ]
         pipeline = request.pipeline
         path_ns = max(pipeline.longest_to(full_ns))
@@ -596,7 +595,7 @@ class AdmissionControl:
         if not self._spillover.can_start_by(build, task, batches, latest_ns):
             return None
         bucket = build.calendar.bucket(self._view.now_ns, latest_ns)
-        if not self._balances(build, latest_ns, bucket, work_ns, batches):
+        if not self._balances(build, latest_ns, bucket, work_ns, batches, build.weight):
             return None
         return Promise(
             build, due_ns, latest_ns, bucket, work_ns, batches, items, size, int(base_ns)
@@ -637,7 +636,9 @@ class AdmissionControl:
             latest_ns = due_ns - int(alone_ns)
         bucket = calendar.bucket(now_ns, latest_ns)
         is_idle = calendar.work_ns == 0 and build.narrowest().free_in_ns(now_ns) == 0
-        if not is_idle and not self._balances(build, latest_ns, bucket, work_ns, batches):
+        if not is_idle and not self._balances(
+            build, latest_ns, bucket, work_ns, batches, build.weight
+        ):
             return None
         return Promise(
             build, due_ns, latest_ns, bucket, int(work_ns), batches, items, size, int(base_ns)
@@ -663,17 +664,23 @@ class AdmissionControl:
         latest_ns = due_ns - int(time_ns + start_ns)
         bucket = calendar.bucket(now_ns, latest_ns)
         is_idle = calendar.work_ns == 0 and build.narrowest().free_in_ns(now_ns) == 0
-        if not is_idle and not self._balances(build, latest_ns, bucket, work_ns, batches):
+        if not is_idle and not self._balances(build, latest_ns, bucket, work_ns, batches, weight):
             return None
         return Promise(
             build, due_ns, latest_ns, bucket, int(work_ns), batches, items, size, int(base_ns)
         )
 
     def _balances(
-        self, build: Build, latest_ns: int, bucket: int, work_ns: float, batches: float
+        self,
+        build: Build,
+        latest_ns: int,
+        bucket: int,
+        work_ns: float,
+        batches: float,
+        weight: float,
     ) -> bool:
         """Whether a batch can start by `latest_ns`, and everything promised for later still can."""
-        now_ns, calendar, weight = self._view.now_ns, build.calendar, build.weight
+        now_ns, calendar = self._view.now_ns, build.calendar
         default_ns = build.lane_ns(1)
         if build.own is not None:
             own_bucket = build.own.bucket(now_ns, latest_ns)

@@ -41,8 +41,34 @@ _HOLDERS_MAX: Final = 16  # nodes that are asked when they will be free
 _GROWTH: Final = 1.5  # batches may grow by this factor over recent ones
 _BATCH_STEP: Final = 0.1  # weight of one batch in what is learnt about batches
 _OVERRUN_MAX: Final = 3.0
+_MIX_STEP: Final = 0.01  # weight of one batch in what is learnt about the compute that is taken
+_MIX_GAIN: Final = 4.0  # 12 % more of one than of the other: it alone counts
+_MIX_LEVELS: Final = 8
 _KNEE_TOLERANCE: Final = 1.02
 _DEFAULT_WINDOW_NS: Final = 1_000_000_000
+
+
+@final
+class ComputeMix:
+    """Which compute limits the nodes of a pool: CPUs (1), GPUs (0), or both.
+
+    Batches take parts of both, and a node is full when one of them is. Work is counted in the one
+    of which recent batches took more.
+    """
+
+    __slots__ = ("_cpu_ns", "_gpu_ns", "cpu_part")
+
+    def __init__(self) -> None:
+        self._cpu_ns = self._gpu_ns = 0.0
+        self.cpu_part = 0.5
+
+    def observe(self, cpu_ns: float, gpu_ns: float) -> None:
+        """Record what a batch takes of the CPUs and of the GPU of a node, in time of a node."""
+        self._cpu_ns += _MIX_STEP * (cpu_ns - self._cpu_ns)
+        self._gpu_ns += _MIX_STEP * (gpu_ns - self._gpu_ns)
+        excess = (self._cpu_ns - self._gpu_ns) / max(1.0, self._cpu_ns + self._gpu_ns)
+        part = min(1.0, max(0.0, 0.5 + _MIX_GAIN * excess))
+        self.cpu_part = round(_MIX_LEVELS * part) / _MIX_LEVELS
 
 
 @final
@@ -51,8 +77,11 @@ class Build:
 
     __slots__ = (
         "_fastest_ns",
+        "_cpu_lanes",
+        "_gpu_lanes",
         "_lanes_due",
         "_least_work",
+        "_mix",
         "_seen",
         "_shape_times_ns",
         "_surprises",
@@ -97,6 +126,7 @@ class Build:
         warm_pool: WarmPool | None = None,
         own: Calendar | None = None,
         shape_id: int = 0,
+        mix: ComputeMix | None = None,
     ) -> None:
         profile = variant.profile
         slowdown = profile.slowdown_at(lanes)
@@ -116,6 +146,9 @@ class Build:
             [time_ns * slowdown for time_ns in times.exec_ns] for times in variant.shapes
         ]
         self._weights = [_weight(lanes, pool, times.shape) for times in variant.shapes]
+        self._mix = mix or ComputeMix()  # of the pool
+        self._cpu_lanes = [lanes * _cpu_share(pool, times.shape) for times in variant.shapes]
+        self._gpu_lanes = [lanes * _gpu_share(pool, times.shape) for times in variant.shapes]
         # The shape that plans reckon with. Where a dispatch chooses the shape, `shape_ids` are
         # those that it chooses among, the smallest first; otherwise it is the only one.
         self.shape_id = shape_id
@@ -144,7 +177,8 @@ class Build:
         # Lanes of a batch: above 1 where it takes more of a node than its part of the slots.
         self.weight = self._weights[shape_id]
         self._lanes_due = 0.0
-        self._least_work: dict[int, tuple[list[float], list[int]]] = {}  # by items
+        # By items and what limits the nodes.
+        self._least_work: dict[tuple[int, float], tuple[list[float], list[int]]] = {}
         self.pending_ns = 0
         self.pending_items = 0  # promised to this build and not sent
         self.pending_batches = 0.0
@@ -164,7 +198,20 @@ class Build:
 
     def weight_of(self, shape_id: int) -> float:
         """Lanes that a batch in a shape holds."""
-        return self._weights[shape_id]
+        if len(self.shape_ids) == 1:
+            return self._weights[shape_id]
+        part = self._mix.cpu_part
+        return max(1.0, part * self._cpu_lanes[shape_id] + (1.0 - part) * self._gpu_lanes[shape_id])
+
+    def on_sent(self, items: int, shape_id: int) -> None:
+        """A batch was sent in a shape: learn which compute is scarce."""
+        if len(self.shape_ids) > 1:
+            time_ns = self.lane_ns_in(items, shape_id)
+            cpu_ns, gpu_ns = (
+                self._cpu_lanes[shape_id] * time_ns,
+                self._gpu_lanes[shape_id] * time_ns,
+            )
+            self._mix.observe(cpu_ns, gpu_ns)
 
     def plan_within(self, items: int, window_ns: float, z: float) -> tuple[int, int] | None:
         """Size and shape of a batch that fits a window, at the least work per item; None: none.
@@ -176,13 +223,14 @@ class Build:
         least_ns = inf
         size = max(items, min(self.items_max, int(_GROWTH * self.batch_mean) + 1))
         while True:
-            known = self._least_work.get(size)
+            key = (size, self._mix.cpu_part)
+            known = self._least_work.get(key)
             if known is None:
-                known = self._least_work[size] = self._by_work(size)
+                known = self._least_work[key] = self._by_work(size)
             index = bisect_right(known[0], exec_ns) - 1
             if index >= 0:
                 shape_id = known[1][index]
-                work_ns = known[0][index] * self._weights[shape_id] / size
+                work_ns = known[0][index] * self.weight_of(shape_id) / size
                 if work_ns < least_ns:
                     best, least_ns = (size, shape_id), work_ns
             if size == items:
@@ -199,8 +247,9 @@ class Build:
             for id in self.shape_ids
             if items <= len(self._shape_times_ns[id])
         ):
-            if time_ns * self._weights[shape_id] < least_ns:
-                least_ns = time_ns * self._weights[shape_id]
+            work_ns = time_ns * self.weight_of(shape_id)
+            if work_ns < least_ns:
+                least_ns = work_ns
                 times_ns.append(time_ns)
                 shape_ids.append(shape_id)
         return times_ns, shape_ids
@@ -227,7 +276,7 @@ class Build:
 
     def take_lanes(self, shape_id: int) -> int:
         """Lanes that the next batch takes: the weight, as whole numbers that average to it."""
-        self._lanes_due += self._weights[shape_id]
+        self._lanes_due += self.weight_of(shape_id)
         lanes = int(self._lanes_due)
         self._lanes_due -= lanes
         return lanes
@@ -248,7 +297,7 @@ class Build:
             self.batch_mean += _BATCH_STEP * (items - self.batch_mean)
         ratio = 1.0
         if is_contended and booked_ns > 0:
-            work_ns = self.lane_ns_in(items, shape_id) * self._weights[shape_id]
+            work_ns = self.lane_ns_in(items, shape_id) * self.weight_of(shape_id)
             ratio = min(_OVERRUN_MAX, work_ns / booked_ns)
         self.overrun += _BATCH_STEP * (ratio - self.overrun)
 
@@ -283,6 +332,7 @@ class Builds:
         app = view.app
         self._view = view
         shortest_ns, longest_ns = _windows_ns(app)
+        self._longest_ns = longest_ns
         self.calendars = [Calendar(shortest_ns, longest_ns) for _ in app.pools]
         self.all: list[Build] = []
         self.of_function: list[list[Build]] = [[] for _ in app.functions]
@@ -295,6 +345,7 @@ class Builds:
             row: list[Build | None] = [None for _ in app.functions]
             variants = [v for v in view.variants_by_pool[pool.id] if v is not None]
             lanes = 0 if pool.faas is not None else limits.node_limit(pool, variants)
+            mix = ComputeMix()
             for function_id, variant in enumerate(view.variants_by_pool[pool.id]):
                 if variant is None or pool.faas is not None:
                     continue
@@ -340,7 +391,8 @@ class Builds:
         self._ends: dict[int, tuple[Build, int, int]] = {}  # by batch id
         self._node_ends_ns: dict[int, int] = {}  # by node id: predicted end of what was sent last
         self._cold: set[int] = set()  # batches that waited for a start: their time teaches nothing
-        self._starts: dict[int, tuple[Calendar, int]] = {}  # by instance id
+        # By instance id: calendar, predicted end, and whether it counts as a lane less.
+        self._starts: dict[int, tuple[Calendar, int, bool]] = {}
         self._counted: set[int] = set()  # nodes whose lanes are in their calendar
 
     def observe_load(self, build: Build, work_ns: float) -> None:
@@ -439,14 +491,24 @@ class Builds:
         node = instance.node
         if node is not None and not node.pool.is_elastic:
             calendar = self.calendars[node.pool.id]
-            end_ns = self._view.now_ns + instance.variant.profile.cold_start_ns
-            calendar.occupy(end_ns)
-            self._starts[instance.id] = (calendar, end_ns)
+            cold_start_ns = instance.variant.profile.cold_start_ns
+            end_ns = self._view.now_ns + cold_start_ns
+            # The time of a lane is counted up to its end, beyond every deadline if that is later.
+            is_long = cold_start_ns > self._longest_ns
+            if is_long:
+                calendar.resize(calendar.lanes - 1)
+            else:
+                calendar.occupy(end_ns)
+            self._starts[instance.id] = (calendar, end_ns, is_long)
 
     def _end_start(self, instance: Instance) -> None:
         entry = self._starts.pop(instance.id, None)
         if entry is not None:
-            entry[0].release(entry[1])
+            calendar, end_ns, is_long = entry
+            if is_long:
+                calendar.resize(calendar.lanes + 1)
+            else:
+                calendar.release(end_ns)
 
     def on_instance_started(self, instance: Instance) -> None:
         """Count a rented node whose instance is ready."""
@@ -486,6 +548,7 @@ class Builds:
         spread_ns = int(build.lane_ns_in(batch.items, batch.shape_id, 1.0) - expected_ns)
         end_ns = self._view.now_ns + int(start_ns + expected_ns + _END_CAUTION * spread_ns)
         lanes = build.take_lanes(batch.shape_id)
+        build.on_sent(batch.items, batch.shape_id)
         build.calendar.occupy(end_ns, lanes, spread_ns)
         if build.warm_pool is not None:
             build.warm_pool.lanes.occupy(end_ns, 1, spread_ns)
@@ -561,9 +624,15 @@ class Builds:
 
 def _weight(lanes: int, pool: Pool, shape: Shape) -> float:
     """The lanes that one batch takes of a node: of its concurrency limit, its CPUs or its GPU."""
-    cpu_share = shape.cpu_milli / max(1, pool.cpu_milli)
-    gpu_share = shape.gpu_sevenths / max(1, pool.gpu_sevenths)
-    return max(1.0, lanes * cpu_share, lanes * gpu_share)
+    return max(1.0, lanes * _cpu_share(pool, shape), lanes * _gpu_share(pool, shape))
+
+
+def _cpu_share(pool: Pool, shape: Shape) -> float:
+    return shape.cpu_milli / max(1, pool.cpu_milli)
+
+
+def _gpu_share(pool: Pool, shape: Shape) -> float:
+    return shape.gpu_sevenths / max(1, pool.gpu_sevenths)
 
 
 def _is_scarce(pool: Pool, builds: list[Build | None]) -> bool:

@@ -142,22 +142,25 @@ class Dispatcher:
         waiting = task.request.items if task.must_run_alone else queue.items
         left_ns, z = _NO_LIMIT_NS, 0.0
         if promise is not None:
-            left_ns = self._admission.left_ns(task) - self._builds.start_ns(build, node)
-            z = self._admission.sent_z(task)
+            left_ns, z = self._admission.left_ns(task), self._admission.sent_z(task)
         best = shapes.choose(build, task, waiting, left_ns, z)
-        if best is None:  # too late for any margin
-            shape_id = shapes.fastest(build, task.request.items, node)
-            return None if shape_id is None else Send(queue, build, node, shape_id)
-        if promise is not None and not task.must_run_alone:
-            at_ns = shapes.hold_until_ns(build, task, waiting, left_ns, z, best.cost)
-            if at_ns > self._view.now_ns:
-                self.held[build.id] = at_ns
-                return None
-        roomy = self._placement.node_with_room(build, task, best.shape_id, node)
-        if roomy is not None:
-            return Send(queue, build, roomy, best.shape_id, best)
-        choice = shapes.choose(build, task, waiting, left_ns, z, node)
-        return None if choice is None else Send(queue, build, node, choice.shape_id, choice)
+        if best is not None:
+            if promise is not None and not task.must_run_alone:
+                at_ns = shapes.hold_until_ns(build, task, waiting, left_ns, z, best.cost)
+                if at_ns > self._view.now_ns:
+                    self.held[build.id] = at_ns
+                    return None
+            roomy = self._placement.node_with_room(build, task, best.shape_id, node)
+            if roomy is not None:
+                return Send(queue, build, roomy, best.shape_id, best)
+        start_ns = self._builds.start_ns(build, node)
+        choice = shapes.choose(build, task, waiting, left_ns - start_ns, z, node)
+        if choice is not None:
+            return Send(queue, build, node, choice.shape_id, choice)
+        if best is not None or start_ns > 0:
+            return None  # what holds the build will have room for it
+        shape_id = shapes.fastest(build, task.request.items, node)  # too late for any margin
+        return None if shape_id is None else Send(queue, build, node, shape_id)
 
     def to_other_pool(self, queue: EdfQueue) -> Send | None:
         """Send the head of a queue to another pool where it is in time and nothing waits."""

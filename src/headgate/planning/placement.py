@@ -105,7 +105,8 @@ class Placement:
         held = node.instances.get(build.variant.id)
         return (
             held is not None
-            and _can_run_soon(held)
+            and held.state != INSTANCE_STARTING
+            and held.residency != ON_HOST
             and self._view.fits(node, build.variant, shape_id)
         )
 
