@@ -36,7 +36,7 @@ from headgate.lab.experiments.esg_cluster.results import (
     OURS,
     RIVALS,
     DynamicsTable,
-    ResultTable,
+    CellTables,
     limit_rows,
 )
 from headgate.lab.experiments.esg_cluster.runs import (
@@ -84,7 +84,7 @@ def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
         for scenario in scenarios
         for policy in _policies(trained[scenario])
     ]
-    table = ResultTable(over_seeds(run_cell, cases, _SEEDS, is_parallel=not quick))
+    table = CellTables(over_seeds(run_cell, cases, _SEEDS, is_parallel=not quick))
     progress("Orion by its limit")
     limited = over_seeds(run_cell, _limited(is_quick=quick), _SEEDS, is_parallel=not quick)
     progress("load, failures and wrong profiles")
@@ -178,7 +178,7 @@ def _conditions(*, is_quick: bool) -> dict[str, list[ClusterScenario]]:
     return conditions
 
 
-def _figures(table: ResultTable, dynamics: DynamicsTable) -> dict[str, Figure]:
+def _figures(table: CellTables, dynamics: DynamicsTable) -> dict[str, Figure]:
     return {
         "cells": cells_figure(table),
         "latency": latency_figure(table),

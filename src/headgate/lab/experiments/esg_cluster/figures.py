@@ -12,7 +12,7 @@ from headgate.lab.experiments.esg_cluster.environment import ClusterScenario
 from headgate.lab.experiments.esg_cluster.results import (
     CellTable,
     DynamicsTable,
-    ResultTable,
+    CellTables,
     condition_label,
 )
 from headgate.lab.figures import DASHES
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _RATIO_MAX: Final = 1.5  # of the response time over the objective, drawn
 
 
-def cells_figure(table: ResultTable) -> Figure:
+def cells_figure(table: CellTables) -> Figure:
     """Plot hit rate and cost of every policy, by profile set and cell."""
     sets = list(dict.fromkeys(each.profiles for each in table.cells))
     figure = new_figure(0.6 + 2.3 * len(sets))
@@ -46,7 +46,7 @@ def cells_figure(table: ResultTable) -> Figure:
     return figure
 
 
-def latency_figure(table: ResultTable) -> Figure:
+def latency_figure(table: CellTables) -> Figure:
     """Plot the distribution of response times over the objective, by profile set and cell."""
     sets = list(dict.fromkeys(each.profiles for each in table.cells))
     columns = max(sum(each.profiles == name for each in table.cells) for name in sets)

@@ -81,7 +81,7 @@ def _usd_per_hit(runs: Sequence[ClusterRun]) -> float:
 
 
 @final
-class ResultTable:
+class CellTables:
     """Every policy in every cell of every profile set."""
 
     def __init__(self, runs: Runs) -> None:
