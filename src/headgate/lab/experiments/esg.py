@@ -163,7 +163,7 @@ def _limited(*, is_quick: bool) -> list[ClusterCase]:
 
 def _conditions(*, is_quick: bool) -> dict[str, list[ClusterScenario]]:
     """Return, by what changes, scenarios with the moderate objective of the recalled set."""
-    normal = ClusterScenario(RECALLED, CELLS[1], duration_s=15.0, warm_up_s=10.0)
+    normal = ClusterScenario(RECALLED, CELLS[1], duration_s=15.0, warm_up_s=5.0)
     if is_quick:
         normal = _quick(normal)
     loads = [replace(normal, load_factor=load / normal.cell.utilisation) for load in _LOADS]

@@ -87,7 +87,7 @@ class ClusterScenario:
     profiles: str
     cell: Cell
     duration_s: float  # of the arrivals that count, after the warm-up
-    warm_up_s: float = 15.0  # until policies with replicas have scaled
+    warm_up_s: float = 10.0  # until policies with replicas have scaled
     directory: Path | None = None  # of traces, for the INFless set
     load_factor: float = 1.0  # on the rate of the cell
     process: Process = "band"
