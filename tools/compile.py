@@ -23,8 +23,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 OPT_LEVELS = ("0", "1", "2", "3")  # of the C compiler
 
-# Reading and writing text gains nothing from being compiled.
-INTERPRETED = frozenset(("core/event_log.py", "core/request_trace.py", "core/units.py"))
+# Reading and writing text gains nothing from being compiled. Errors have subclasses in modules that
+# are not compiled, which cannot extend a compiled class.
+INTERPRETED = frozenset(
+    ("core/errors.py", "core/event_log.py", "core/request_trace.py", "core/units.py")
+)
 # What a simulated request passes through; the rest of `sim` runs once per run.
 SIM = ("engine", "event_queue", "faas", "ground_truth", "node", "recorder", "shared_pools")
 # What policies and simulated platforms call for every task.

@@ -58,6 +58,30 @@ SHARED = declare(
     pools={"gpu": {"nodes": 3, "slots": 4, "network_delay": "1ms"}},
 ).app
 
+# The same with an objective that not every request can meet, in shapes to choose from.
+STAGED = declare(
+    functions={
+        "small": {"exec_time": ["4ms", "6ms"], "gpu_share": "1/7"},
+        "large": {
+            "exec_time": ["18ms", "27ms"],
+            "gpu_share": "1/7",
+            "shapes": [{"gpu_share": "3/7", "exec_time": ["9ms", "14ms"]}],
+        },
+    },
+    pipelines={
+        "a": {"stages": {"only": {"function": "small"}}},
+        "b": {
+            "stages": {
+                "first": {"function": "small"},
+                "then": {"function": "large", "after": ["first"]},
+            }
+        },
+    },
+    pools={"gpu": {"nodes": 2, "slots": 4, "gpu_share": "3/7"}},
+    slo={"latency": "20ms"},
+).app
+STAGED_POLICIES = ("aquatope", "brute_force", "esg", "headgate", "orion")
+
 
 class _Hasher(Observer):
     """Hashes every event and every action."""
@@ -102,6 +126,11 @@ def main() -> None:
         for seed in SEEDS
     }
     runs |= {f"shared {seed}": hashed(SHARED, "balance", seed) for seed in SEEDS}
+    runs |= {
+        f"staged {policy} {seed}": hashed(STAGED, policy, seed)
+        for policy in STAGED_POLICIES
+        for seed in SEEDS
+    }
     print(json.dumps({"build": build_kind(), "runs": runs}))
 
 

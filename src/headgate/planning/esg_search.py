@@ -25,11 +25,13 @@ Three steps that the paper does not have make bounds tighter and leave the K low
 - stages are searched in descending order of their lowest cost, so that what is left to bound is
   small. The order of stages matters to no sum.
 
-`brute_force` looks at every combination, also of pipelines that are not sequences.
+`brute_force` looks at every combination, also of pipelines that are no sequences; `PathTable` lists
+all of them once.
 """
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -264,3 +266,55 @@ def brute_force(
             elif path > found[0]:
                 heapreplace(found, path)
     return tuple(ConfigPath(c, -time_ns, -cost) for cost, time_ns, _, c in sorted(found)[::-1])
+
+
+@final
+class PathTable:
+    """All paths of a sequence of stages, the cheapest first: brute force that is asked again.
+
+    The product of the numbers of configurations is the length of the table.
+
+    >>> configs = [StageConfig(time_ns=1, cost=10), StageConfig(time_ns=4, cost=1)]
+    >>> table = PathTable([configs, configs])
+    >>> [[config.cost for config in path] for path in table.cheapest(6, 2)]
+    [[10, 1], [1, 10]]
+    """
+
+    def __init__(self, stages: Sequence[Sequence[StageConfig]]) -> None:
+        assert stages
+        self._stages = [list(configs) for configs in stages]
+        sums = [
+            (
+                sum([config.cost for config in path]),
+                sum([config.time_ns for config in path]),
+                serial,
+            )
+            for serial, path in enumerate(product(*self._stages))
+        ]
+        sums.sort()
+        # Machine words, because tables are long; a path is known by its place in the product.
+        self._times_ns = array("q", [time_ns for _, time_ns, _ in sums])
+        self._serials = array("q", [serial for _, _, serial in sums])
+
+    def __len__(self) -> int:
+        return len(self._serials)
+
+    def cheapest(self, budget_ns: int, paths_max: int) -> list[tuple[StageConfig, ...]]:
+        """Return what `brute_force` returns; the fastest path alone if none is in time."""
+        found: list[tuple[StageConfig, ...]] = []
+        for place, time_ns in enumerate(self._times_ns):
+            if time_ns <= budget_ns:
+                found.append(self._path(self._serials[place]))
+                if len(found) == paths_max:
+                    break
+        if not found:
+            fastest_ns = min(self._times_ns)
+            found.append(self._path(self._serials[self._times_ns.index(fastest_ns)]))
+        return found
+
+    def _path(self, serial: int) -> tuple[StageConfig, ...]:
+        path: list[StageConfig] = []
+        for configs in reversed(self._stages):
+            serial, number = divmod(serial, len(configs))
+            path.append(configs[number])
+        return tuple(reversed(path))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from headgate.core.errors import ConfigError
 from headgate.core.model import App
 from headgate.core.policy import PolicyKind
+from headgate.core.scheduler.scheduler import Scheduler
 
 
 def policy_names() -> list[str]:
@@ -48,13 +49,23 @@ class Requirement:
 
 
 def policies_for(app: App) -> list[str]:
-    """Return the policies that support everything in the application."""
+    """Return the policies that support everything in the application, with default settings."""
     flags = {requirement.flag for requirement in requirements(app)}
+    kinds = {name: find_policy(name) for name in policy_names()}
     return [
         name
-        for name in policy_names()
-        if all(getattr(find_policy(name).capabilities, flag) for flag in flags)
+        for name, kind in kinds.items()
+        if all(getattr(kind.capabilities, flag) for flag in flags) and _accepts(kind, app)
     ]
+
+
+def _accepts(kind: PolicyKind, app: App) -> bool:
+    """Whether a policy can be made for an application: some refuse what is too large for them."""
+    try:
+        Scheduler(app, kind)
+    except ConfigError:
+        return False
+    return True
 
 
 def requirements(app: App) -> Iterator[Requirement]:

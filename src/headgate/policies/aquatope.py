@@ -28,7 +28,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Final, final
 
 from headgate.core.errors import ConfigError
 from headgate.core.model import App, Pipeline
@@ -39,6 +39,8 @@ from headgate.planning.frontier.configs import InfeasibleError, StageConfig
 from headgate.planning.frontier.graph import StageGraph
 from headgate.planning.frontier.pipeline import PipelineFrontier
 from headgate.policies._stages import Path, StagePolicy, StageQueue, planned_path
+
+_TOLERANCE: Final = 0.01  # what a plan by the profiles may cost more than the cheapest
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ def _by_profiles(
     pipeline: Pipeline, graph: StageGraph, candidates: Sequence[Sequence[StageConfig]]
 ) -> tuple[StageConfig, ...]:
     """Return the cheapest plan within the objective of a pipeline, or the fastest one."""
-    frontier = PipelineFrontier(graph, candidates, visits=visits(pipeline))
+    frontier = PipelineFrontier(graph, candidates, visits=visits(pipeline), tolerance=_TOLERANCE)
     try:
         return frontier.plan(pipeline.slo.latency_ns).configs
     except InfeasibleError:

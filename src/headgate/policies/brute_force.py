@@ -6,10 +6,10 @@ cheapest ones that are in time make the list; the fastest one if none is. Everyt
 `esg`: the queues, the groups and their shares of the time left, and the dispatch.
 
 Combinations are reported as work, one unit each, for which the simulator charges `per_work_unit`
-of time. A pipeline with a stage that has more than `combinations_max` of them is a `ConfigError`:
-their number is the product of the stages' configurations, and a decision takes about a
-microsecond for each.
-Cost per decision: O(combinations) for each queue, then O(`paths_max` x free nodes).
+of time. For each number of items that may wait, all paths are listed once, by cost, and the list is
+kept: a run takes less time than it is charged for. A pipeline with a stage that has
+more than `combinations_max` combinations is a `ConfigError`.
+Cost per decision: at most O(combinations) for each queue, then O(`paths_max` x free nodes).
 
 >>> from headgate.policies import find_policy
 >>> find_policy("brute_force").config().combinations_max
@@ -20,15 +20,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import prod
-from typing import final
+from typing import Final, final
 
 from headgate.core.errors import ConfigError
 from headgate.core.policy import Capabilities, Context, PolicyConfig, PolicyKind, bounded
 from headgate.core.records import Task
-from headgate.planning.esg_search import brute_force
+from headgate.planning.esg_search import PathTable
 from headgate.planning.frontier.configs import StageConfig
 from headgate.planning.frontier.slo_split import GROUP_MAX, shares_of_rest
 from headgate.policies._stages import Path, StagePolicy, StageQueue, within_batches
+
+_PATHS_KEPT_MAX: Final = 2_000_000  # in all lists: 32 MB
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,9 @@ class BruteForce(StagePolicy):
         # By pipeline id and stage: the candidates of the stage and those behind it in its group,
         # and their share of the time left.
         self._rests: list[list[tuple[list[list[StageConfig]], float]]] = []
+        # By pipeline id, stage, smallest and largest batch.
+        self._tables: dict[tuple[int, int, int, int], PathTable] = {}
+        self._paths_kept = 0
         for graph, candidates in zip(self.graphs, self.candidates, strict=True):
             rests = [
                 ([candidates[index] for index in share.stages], share.part)
@@ -70,16 +75,19 @@ class BruteForce(StagePolicy):
     def paths_for(self, queue: StageQueue, head: Task) -> list[Path]:
         """The cheapest of all paths within this group's share of the time that is left."""
         rest, share = self._rests[queue.pipeline_id][queue.index]
-        stages = within_batches(rest, head.request.items, queue.batch_max(head))
-        self.orders.report_work(prod(map(len, stages)))
-        found = brute_force(stages, self.budget_ns(head.request, share), self._paths_max)
-        if found:
-            return [path.configs[:2] for path in found]
-        return [[min(configs, key=_by_time) for configs in stages[:2]]]
-
-
-def _by_time(config: StageConfig) -> tuple[int, int]:
-    return config.time_ns, config.cost
+        items, items_max = head.request.items, queue.batch_max(head)
+        key = (queue.pipeline_id, queue.index, items, items_max)
+        table = self._tables.get(key)
+        if table is None:
+            table = PathTable(within_batches(rest, items, items_max))
+            self._paths_kept += len(table)
+            if self._paths_kept > _PATHS_KEPT_MAX:
+                self._tables.clear()
+                self._paths_kept = len(table)
+            self._tables[key] = table
+        self.orders.report_work(len(table))
+        found = table.cheapest(self.budget_ns(head.request, share), self._paths_max)
+        return [path[:2] for path in found]
 
 
 POLICY = PolicyKind(BruteForce, Config, Capabilities(batches=True, mixed_pools=True))

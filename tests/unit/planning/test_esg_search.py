@@ -12,7 +12,7 @@ from frontier_cases import random_configs, random_graph
 
 from headgate.core.errors import ConfigError
 from headgate.lab.stage_configs import ESG_BASE_MS, infless_configs, law_configs, measured_configs
-from headgate.planning.esg_search import EsgSearch, brute_force
+from headgate.planning.esg_search import EsgSearch, PathTable, brute_force
 from headgate.planning.frontier.configs import InfeasibleError, StageConfig
 from headgate.planning.frontier.graph import Decomposition, StageGraph, bits
 from headgate.planning.frontier.pipeline import PipelineFrontier
@@ -33,11 +33,15 @@ def test_the_k_best_equal_brute_force(seed: int) -> None:
         paths_max = rng.choice((1, 2, 5, 20))
         expected = brute_force(configs, budget_ns, paths_max)
         search = EsgSearch(configs, is_plain=rng.random() < 0.5)
+        listed = PathTable(configs).cheapest(budget_ns, paths_max)
         if not expected:
+            (only,) = listed
+            assert sum(config.time_ns for config in only) == search.fastest.time_ns
             with pytest.raises(InfeasibleError):
                 search.search(budget_ns, paths_max)
             assert search.fastest.time_ns > budget_ns
             continue
+        assert listed == [path.configs for path in expected]
         found = search.search(budget_ns, paths_max)
         assert [path.cost for path in found.paths] == [path.cost for path in expected]
         assert len({tuple(map(id, path.configs)) for path in found.paths}) == len(found.paths)

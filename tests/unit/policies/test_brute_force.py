@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 from stage_rig import StageRig, make_function
 
+from headgate.config import declare
 from headgate.core.errors import ConfigError
 from headgate.core.events import BatchFinished, NodeJoined
+from headgate.policies import policies_for
 
 TWO = [make_function(0), make_function(1)]
+AFTER = {"a": "", "b": "a", "c": "b"}
 
 
 @pytest.mark.parametrize("slo_ms", [0, 60, 59, 49, 42])
@@ -58,3 +61,14 @@ def test_too_many_combinations_are_one_clear_line() -> None:
     )
     StageRig(TWO, 45, policy="brute_force", settings={"combinations_max": 16})
     StageRig(TWO, 45, policy="brute_force", settings=settings | {"group_max": 1})
+
+
+def test_what_is_too_large_for_it_is_left_out_of_comparisons() -> None:
+    """Three stages in batches of up to 28: 21,952 combinations; 19,683 are not too many."""
+    for batch_max, is_in in ((27, True), (28, False)):
+        functions = {name: {"exec_time": {1: "5ms", batch_max: "50ms"}} for name in "abc"}
+        stages = {name: {"function": name, "after": list(before)} for name, before in AFTER.items()}
+        pipelines = {"p": {"stages": stages}}
+        app = declare(functions=functions, pipelines=pipelines, pools={"gpu": {"nodes": 1}}).app
+        assert ("brute_force" in policies_for(app)) == is_in
+        assert "esg" in policies_for(app)
