@@ -32,25 +32,42 @@ The rest is here, and all of it is ours: the papers leave it to their platforms.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, final
 
 from headgate.core.clock import MILLISECOND_NS, NEVER_NS, SECOND_NS
-from headgate.core.model import UNLIMITED, Pipeline, Variant
+from headgate.core.model import Pipeline
 from headgate.core.policy import NOT_NEGATIVE, POSITIVE, Context, Policy, PolicyConfig, bounded
-from headgate.core.records import STAGES_MAX, Batch, Instance, Node, Request, Task
+from headgate.core.records import STAGES_MAX, Batch, Node, Request, Task
 from headgate.core.states import INSTANCE_STARTING, NODE_UP, ON_HOST
+<<<<<<< HEAD
 from headgate.core.view import has_free_room, is_evictable
 from headgate.planning.frontier.candidates import node_candidates, pipeline_graph, priced, visits
+||||||| 0c7846d
+from headgate.core.view import has_free_room, is_evictable
+from headgate.planning.frontier.candidates import pipeline_graph, priced, visits
+=======
+from headgate.core.view import has_free_room
+from headgate.planning.frontier.candidates import pipeline_graph, priced, visits
+>>>>>>> rivals-b
 from headgate.planning.frontier.configs import StageConfig
 from headgate.planning.frontier.slo_split import split_slo
+<<<<<<< HEAD
 from headgate.policies._stages import StageQueue
+||||||| 0c7846d
+from headgate.policies._stages import StageQueue, node_candidates
+=======
+from headgate.planning.replicas import RatedConfig, Replica, Reservations, rated
+from headgate.policies._stages import StageQueue, node_candidates
+>>>>>>> rivals-b
 
 _MONITOR: Final = "monitor"  # the timers: of the next evaluation,
 _FILL: Final = "fill"  # and, by the number of a stage, of a batch that waits to be filled
 _TAKE_OVER_FROM: Final = 1.1  # times its own coverage: from a stage that has so much left
+_TAKE_OVERS_MAX: Final = 64  # in one evaluation
 _DONORS_MAX: Final = 8  # replicas that are tried
+_LEAST_BACKLOG: Final = 1e-3  # per waiting item
 _NEARLY_FASTEST: Final = 1.25  # times the shortest time: candidates where nothing is in time
 
 
@@ -68,53 +85,6 @@ class ReplicaConfig(PolicyConfig):
     drain_ns: int = field(default=10 * SECOND_NS, metadata=POSITIVE)
     # After which a spare instance stops.
     keep_alive_ns: int = field(default=60 * SECOND_NS, metadata=NOT_NEGATIVE)
-
-
-@dataclass(frozen=True, slots=True)
-class RatedConfig:
-    """A configuration with the rates that a replica in it serves, in items per second."""
-
-    config: StageConfig
-    rate_max: float
-    rate_min: float = 0.0  # below which its batches are not filled in time
-    wait_ns: int = 0  # how long the oldest task may wait for its batch to be filled
-
-
-def rated(config: StageConfig, *, rate_min: float = 0.0, wait_ns: int = 0) -> RatedConfig:
-    """Return a configuration with the rate of one that runs batch after batch.
-
-    >>> rated(StageConfig(time_ns=500_000_000, cost=1, batch=4)).rate_max
-    8.0
-    """
-    return RatedConfig(config, config.batch * SECOND_NS / max(1, config.time_ns), rate_min, wait_ns)
-
-
-@final
-class Replica:
-    """Runs batches of one stage, one at a time, in one configuration on one node."""
-
-    def __init__(self, rating: RatedConfig, variant: Variant, node: Node) -> None:
-        self.rating = rating
-        self.config = rating.config
-        self.build = variant
-        self.place = node
-        # The shape of its instance, where instances have one.
-        self.start_shape_id = rating.config.shape_id if node.binds_at_start else 0
-        self.batch_id: int | None = None  # in flight
-        # Where the load is divided: its part of it, in items per second; what it has been given too
-        # little so far; and the waiting items that are meant for it.
-        self.share = rating.rate_max
-        self.turn = 0.0
-        self.credit = 0
-
-    @property
-    def key(self) -> tuple[int, int, int]:
-        """What it shares instances with: replicas of the same node, variant and shape."""
-        return (self.place.id, self.build.id, self.start_shape_id)
-
-    def takes(self, task: Task) -> bool:
-        """Whether a task fits a batch in its shape."""
-        return task.request.items <= self.build.items_max(self.config.shape_id)
 
 
 @final
@@ -173,17 +143,6 @@ class Deployment:
             self.items_waiting -= task.request.items
 
 
-@final
-class _Reserved:
-    """What the replicas on one node have reserved of it."""
-
-    def __init__(self) -> None:
-        self.slots = 0
-        self.cpu_milli = 0
-        self.gpu_sevenths = 0
-        self.memory_bytes = 0
-
-
 class ReplicaPolicy(Policy):
     """Places replicas, gives them batches, and counts arrivals.
 
@@ -211,8 +170,7 @@ class ReplicaPolicy(Policy):
             self._deploy(pipeline, node_candidates(app, pipeline))
         self._busy: dict[int, Deployment] = {}  # with waiting tasks, the next one to serve first
         self._sent: dict[int, Replica] = {}  # by batch id
-        self._reserved: dict[int, _Reserved] = {}  # by node id
-        self._counts: dict[tuple[int, int, int], int] = {}  # replicas by their key
+        self.books = Reservations(self.view)
         self._claims: dict[int, tuple[Deployment, Replica]] = {}  # nodes held, by node id
         # By pipeline id: items that arrived since the last evaluation; and how long the intervals
         # before were, with the items that arrived in them.
@@ -220,7 +178,8 @@ class ReplicaPolicy(Policy):
         self._history: deque[tuple[int, list[int]]] = deque()
         self._evaluated_ns = 0
         self._first_ns = 0  # when arrivals began
-        self._joined: list[int] = [0 for _ in app.pools]  # nodes, by pool id
+        # By pool id: the place of each node in the order in which they joined.
+        self._places: list[dict[int, int]] = [{} for _ in app.pools]
 
     def _deploy(self, pipeline: Pipeline, candidates: list[list[StageConfig]]) -> None:
         """Divide the objective of a pipeline over its stages, for good."""
@@ -263,6 +222,9 @@ class ReplicaPolicy(Policy):
     def share_out(self, deployment: Deployment, items: int) -> None:
         """Items have come to wait: decide which replicas they are meant for."""
 
+    def on_taken(self, deployment: Deployment) -> None:
+        """Fewer items wait than before: they were sent or withdrawn."""
+
     def available(self, deployment: Deployment, replica: Replica) -> int:
         """How many of the items that wait a replica may take before they are overdue."""
         return deployment.items_waiting
@@ -289,7 +251,9 @@ class ReplicaPolicy(Policy):
 
     def on_task_withdrawn(self, task: Task) -> None:
         """Forget the task."""
-        self._deployment_of(task).withdraw(task)
+        deployment = self._deployment_of(task)
+        deployment.withdraw(task)
+        self.on_taken(deployment)
 
     def on_capacity(self, node: Node) -> None:
         """Serve the stages."""
@@ -305,8 +269,8 @@ class ReplicaPolicy(Policy):
 
     def on_node_joined(self, node: Node) -> None:
         """Start what is pre-warmed on so many nodes."""
-        place = self._joined[node.pool.id]
-        self._joined[node.pool.id] += 1
+        places = self._places[node.pool.id]
+        place = places.setdefault(node.id, len(places))
         for function in self.view.app.functions:
             variant = node.variants[function.id]
             if variant is not None and place < function.prewarm_nodes:
@@ -317,7 +281,7 @@ class ReplicaPolicy(Policy):
     def on_node_lost(self, node: Node) -> None:
         """Remove the node's replicas; their stages go on elsewhere."""
         for deployment in self._all:
-            for replica in [r for r in deployment.replicas if r.place is node]:
+            for replica in [r for r in deployment.replicas if r.node is node]:
                 self.remove_replica(deployment, replica)
         self._claims.pop(node.id, None)
         self._serve()
@@ -331,15 +295,13 @@ class ReplicaPolicy(Policy):
     def _deployment_of(self, task: Task) -> Deployment:
         return self.deployments[task.request.pipeline.id][task.id % STAGES_MAX]
 
-    # Evaluation
-
     def _evaluate(self) -> None:
         """Update the rates, scale, and see to instances that are missing or spare."""
         self._observe()
         self.scale({each: self._demand(each) for each in self._all})
         for deployment in self._all:
             for replica in deployment.replicas:
-                if self._lacks_instance(replica):
+                if self.books.lacks_instance(replica):
                     self._start(replica, evicts=False)
         has_spares = self._stop_idle_spares()
         if self.view.requests or has_spares or any(each.replicas for each in self._all):
@@ -365,19 +327,25 @@ class ReplicaPolicy(Policy):
         span_ns = sum(length_ns for length_ns, _ in self._history)
         items = sum(arrived[pipeline_id] for _, arrived in self._history)
         rate = items * deployment.visits * SECOND_NS / max(1, span_ns)
-        backlog = deployment.backlog() * SECOND_NS / self._settings.drain_ns
-        return (rate + backlog) / self._settings.utilisation
+        # While anything waits there is some demand, so that the last replica stays.
+        backlog = max(deployment.backlog(), _LEAST_BACKLOG * deployment.items_waiting)
+        rate += backlog * SECOND_NS / self._settings.drain_ns
+        return rate / self._settings.utilisation
 
     def scale_out(self, lacking: Iterable[Deployment], demands: Mapping[Deployment, float]) -> None:
         """Add replicas until these stages can serve their demands, or nothing more has room."""
         open_stages = list(lacking)
+        take_overs = 0
         while open_stages:
             least = min(open_stages, key=lambda each: _coverage(each.rate_max, demands[each]))
             missing = demands[least] - least.rate_max
-            if missing <= 0 or not (
-                self.add_replica(least, missing) or self._take_over(least, missing, demands)
-            ):
-                open_stages.remove(least)
+            if missing > 0 and self.add_replica(least, missing):
+                continue
+            if missing > 0 and take_overs < _TAKE_OVERS_MAX:
+                take_overs += 1
+                if self._take_over(least, missing, demands):
+                    continue
+            open_stages.remove(least)
 
     def _take_over(
         self, least: Deployment, missing: float, demands: Mapping[Deployment, float]
@@ -399,22 +367,20 @@ class ReplicaPolicy(Policy):
             self.restore_replica(donor, replica)
         return False
 
-    # Replicas
-
     def add_replica(self, deployment: Deployment, missing: float, items: int = 1) -> bool:
         """Add the replica that `choose` names, and start an instance for it; whether it could."""
         choice = self.choose(deployment, missing, items)
         if choice is None:
             return False
         replica = self._place(deployment, *choice)
-        if self._lacks_instance(replica) and not self._start(replica, evicts=False):
+        if self.books.lacks_instance(replica) and not self._start(replica, evicts=False):
             self.remove_replica(deployment, replica)
             return False
         return True
 
     def remove_replica(self, deployment: Deployment, replica: Replica) -> None:
         """Remove a replica; a batch that it runs goes on, and its instance becomes a spare."""
-        self._reserve(replica, -1)
+        self.books.release(replica)
         deployment.replicas.remove(replica)
 
     def _place(self, deployment: Deployment, rating: RatedConfig, node: Node) -> Replica:
@@ -424,97 +390,16 @@ class ReplicaPolicy(Policy):
 
     def restore_replica(self, deployment: Deployment, replica: Replica) -> None:
         """Add a replica again that was removed just now."""
-        self._reserve(replica, 1)
+        self.books.reserve(replica)
         deployment.replicas.append(replica)
         deployment.replicas.sort(key=lambda each: each.config.time_ns)
 
-    def rooms(self, ratings: Iterable[RatedConfig]) -> Iterator[tuple[RatedConfig, Node, bool]]:
-        """Yield where there is room for a replica, and whether a warm instance is there."""
-        variants, failures = self.view.app.variants, self.view.load_failures
-        for rating in ratings:
-            variant = variants[rating.config.build]
-            for node in self.view.free_by_pool[rating.config.place].values():
-                if self._has_room(node, rating.config, variant):
-                    is_warm = self._has_spare(node, rating.config, variant)
-                    if is_warm or variant.id not in failures:
-                        yield rating, node, is_warm
-
-    def left_over(self, node: Node, config: StageConfig) -> float:
-        """The part of what is left of a node that a replica would leave, weighed by prices.
-
-        Where compute has no price, a node's CPUs weigh as much as its GPU; where it has no limit,
-        slots are what counts.
-        """
-        pool, reserved = node.pool, self._reserved.get(node.id) or _Reserved()
-        cpu_weight, gpu_weight = pool.cpu_usd_per_hour / 1000, pool.gpu_usd_per_hour / 7
-        if not cpu_weight and not gpu_weight:
-            cpu_weight, gpu_weight = 1 / max(1, pool.cpu_milli), 1 / max(1, pool.gpu_sevenths)
-        free = need = 0.0
-        if pool.cpu_milli < UNLIMITED:
-            free += cpu_weight * (pool.cpu_milli - reserved.cpu_milli)
-            need += cpu_weight * config.cpu_milli
-        if pool.gpu_sevenths < UNLIMITED:
-            free += gpu_weight * (pool.gpu_sevenths - reserved.gpu_sevenths)
-            need += gpu_weight * config.gpu_sevenths
-        if not free:
-            free, need = float(node.slots - reserved.slots), 1.0
-        return 1 - need / free if free > 0 else 0.0
-
-    def _has_room(self, node: Node, config: StageConfig, variant: Variant) -> bool:
-        """Whether a node has a slot, compute and memory that no replica has reserved."""
-        reserved = self._reserved.get(node.id)
-        if reserved is None:
-            return True  # the candidates of a pool fit its nodes
-        shape_id = config.shape_id if node.binds_at_start else 0
-        held = self._counts.get((node.id, variant.id, shape_id), 0)
-        new = _instances_for(held + 1, variant) - _instances_for(held, variant)
-        shapes = new if node.has_resident_compute else 1
-        pool = node.pool
-        return (
-            reserved.slots < node.slots
-            and reserved.cpu_milli + shapes * config.cpu_milli <= pool.cpu_milli
-            and reserved.gpu_sevenths + shapes * config.gpu_sevenths <= pool.gpu_sevenths
-            and reserved.memory_bytes + new * variant.profile.memory_bytes <= pool.memory_bytes
-        )
-
-    def _reserve(self, replica: Replica, count: int) -> None:
-        """Reserve what a replica needs, or with a count of -1 give it back."""
-        node, variant, config = replica.place, replica.build, replica.config
-        reserved = self._reserved.setdefault(node.id, _Reserved())
-        held = self._counts.get(replica.key, 0)
-        self._counts[replica.key] = held + count
-        new = _instances_for(held + count, variant) - _instances_for(held, variant)
-        shapes = new if node.has_resident_compute else count
-        reserved.slots += count
-        reserved.cpu_milli += shapes * config.cpu_milli
-        reserved.gpu_sevenths += shapes * config.gpu_sevenths
-        reserved.memory_bytes += new * variant.profile.memory_bytes
-
-    # Instances
-
-    def _lacks_instance(self, replica: Replica) -> bool:
-        """Whether fewer instances exist than the replicas with this key need."""
-        node, variant = replica.place, replica.build
-        needed = _instances_for(self._counts.get(replica.key, 0), variant)
-        return len(_instances(node, variant, replica.start_shape_id)) < needed
-
-    def _has_spare(self, node: Node, config: StageConfig, variant: Variant) -> bool:
-        """Whether a node has an instance for one more replica, and it has started."""
-        shape_id = config.shape_id if node.binds_at_start else 0
-        held = self._counts.get((node.id, variant.id, shape_id), 0)
-        ready = [
-            instance
-            for instance in _instances(node, variant, shape_id)
-            if instance.state != INSTANCE_STARTING
-        ]
-        return len(ready) >= _instances_for(held + 1, variant)
-
     def _start(self, replica: Replica, *, evicts: bool) -> bool:
         """Start an instance for a replica; spares, or with `evicts` idle ones, make room for it."""
-        node, variant, shape_id = replica.place, replica.build, replica.start_shape_id
+        node, variant, shape_id = replica.node, replica.variant, replica.start_shape_id
         if node.id not in self.view.free_nodes or variant.id in self.view.load_failures:
             return False
-        for spare in self._spares(node):
+        for spare in self.books.spares(node):
             if has_free_room(node, variant, shape_id):
                 break
             self.orders.stop(spare)
@@ -526,34 +411,18 @@ class ReplicaPolicy(Policy):
         self.orders.start(variant, node, shape_id)
         return True
 
-    def _spares(self, node: Node) -> list[Instance]:
-        """The idle instances on a node that no replica needs, least recently used first."""
-        spares: list[Instance] = []
-        for group in node.by_variant.values():
-            variant = group[0].variant
-            for shape_id in sorted({instance.shape_id for instance in group}):
-                held = self._counts.get((node.id, variant.id, shape_id), 0)
-                instances = _instances(node, variant, shape_id)
-                idle = [each for each in instances if is_evictable(each)]
-                idle.sort(key=lambda each: each.last_used_ns)
-                spares += idle[: max(0, len(instances) - _instances_for(held, variant))]
-        spares.sort(key=lambda each: each.last_used_ns)
-        return spares
-
     def _stop_idle_spares(self) -> bool:
         """Stop spares that cost something and have not been used for long; whether any stay."""
         limit_ns = self.view.now_ns - self._settings.keep_alive_ns
         has_spares = False
         for node in self.view.nodes.values():
             if node.instances and (node.has_resident_compute or node.pool.is_elastic):
-                for spare in self._spares(node):
+                for spare in self.books.spares(node):
                     if spare.last_used_ns <= limit_ns:
                         self.orders.stop(spare)
                     else:
                         has_spares = True
         return has_spares
-
-    # Batches
 
     def _serve(self) -> None:
         """Send one batch of each stage after the other, until none has one that can begin."""
@@ -574,6 +443,8 @@ class ReplicaPolicy(Policy):
             head = deployment.queue.head()
             if head is not None and not self._is_served(deployment, head):
                 self._revive(deployment, head)
+                while head is not None and self._send(deployment, head):  # a spare may be warm
+                    head = deployment.queue.head()
 
     def _send(self, deployment: Deployment, head: Task) -> bool:
         """Send the next batch of a stage, if a replica can take it now; else set its timer."""
@@ -589,11 +460,12 @@ class ReplicaPolicy(Policy):
                 tasks = deployment.take(batch)
                 replica.credit -= min(replica.credit, sum(task.request.items for task in tasks))
                 sent = self.orders.dispatch(
-                    tasks, replica.place, replica.build, None, replica.config.shape_id
+                    tasks, replica.node, replica.variant, None, replica.config.shape_id
                 )
                 replica.batch_id = sent.id
                 self._sent[sent.id] = replica
                 self._release_claims(deployment)
+                self.on_taken(deployment)
                 return True
             due_ns = min(due_ns, self.view.now_ns + wait_ns - waited_ns)
         if due_ns < NEVER_NS and self.view.timers.get((_FILL, deployment.number)) != due_ns:
@@ -602,19 +474,19 @@ class ReplicaPolicy(Policy):
 
     def _can_begin(self, deployment: Deployment, replica: Replica, head: Task) -> bool:
         """Whether a replica can begin a batch with this head now."""
-        node = replica.place
+        node = replica.node
         return (
             replica.batch_id is None
             and node.id in self.view.free_nodes
             and replica.takes(head)
             and not self._is_held_for_another(node, deployment)
             and self.is_ready(replica)
-            and self.view.fits(node, replica.build, replica.config.shape_id)
+            and self.view.fits(node, replica.variant, replica.config.shape_id)
         )
 
     def is_ready(self, replica: Replica) -> bool:
         """Whether an instance of a replica has started."""
-        node, variant = replica.place, replica.build
+        node, variant = replica.node, replica.variant
         instance = self.view.instance_for(node, variant, replica.start_shape_id)
         return (
             instance is not None
@@ -626,7 +498,7 @@ class ReplicaPolicy(Policy):
         """Whether a replica runs a batch, or has an instance that runs or starts."""
         if replica.batch_id is not None:
             return True
-        node, variant = replica.place, replica.build
+        node, variant = replica.node, replica.variant
         instance = self.view.instance_for(node, variant, replica.start_shape_id)
         return instance is not None and instance.residency != ON_HOST
 
@@ -637,8 +509,13 @@ class ReplicaPolicy(Policy):
     def _revive(self, deployment: Deployment, head: Task) -> None:
         """Have a stage served that has tasks and no live replica for the head of its queue."""
         items = head.request.items
+        if items > deployment.queue.items_most:  # the Scheduler fails it, and says so
+            free = self.view.first_free(head.function.id)
+            if free is not None:
+                self.orders.dispatch(deployment.take(1), free)
+            return
         for replica in [each for each in deployment.replicas if each.takes(head)]:
-            if self.view.is_barred(replica.place, replica.build):
+            if self.view.is_barred(replica.node, replica.variant):
                 self.remove_replica(deployment, replica)  # it may run as another variant
         able = [each for each in deployment.replicas if each.takes(head)]
         if not able:
@@ -647,7 +524,7 @@ class ReplicaPolicy(Policy):
             able = self._squeeze_in(deployment, items)
         for replica in able:
             if self._hold_for(deployment, replica):
-                if self._lacks_instance(replica):
+                if self.books.lacks_instance(replica):
                     self._start(replica, evicts=True)
                 return
 
@@ -667,18 +544,17 @@ class ReplicaPolicy(Policy):
 
     def _crowding(self, node: Node) -> tuple[bool, int]:
         """How little a node suits one more replica than it has room for."""
-        reserved = self._reserved.get(node.id)
         is_held = node.id in self._claims or node.id not in self.view.free_nodes
-        return (is_held, 0 if reserved is None else reserved.slots)
+        return (is_held, self.books.replicas_on(node))
 
     def _hold_for(self, deployment: Deployment, replica: Replica) -> bool:
         """Hold a node for a stage until it has sent a batch; False if it is held for another.
 
         Otherwise the instance that is started for it could be evicted before it is used.
         """
-        if self._is_held_for_another(replica.place, deployment):
+        if self._is_held_for_another(replica.node, deployment):
             return False
-        self._claims[replica.place.id] = (deployment, replica)
+        self._claims[replica.node.id] = (deployment, replica)
         return True
 
     def _is_held_for_another(self, node: Node, deployment: Deployment) -> bool:
@@ -699,16 +575,6 @@ class ReplicaPolicy(Policy):
 def _coverage(rate: float, demand: float) -> float:
     """The part of its demand that a stage can serve."""
     return rate / max(demand, 1e-9)
-
-
-def _instances_for(replicas: int, variant: Variant) -> int:
-    """How many instances so many replicas need."""
-    return -(-replicas // variant.concurrency)
-
-
-def _instances(node: Node, variant: Variant, shape_id: int) -> list[Instance]:
-    """The instances on a node that replicas of a shape may use, oldest first."""
-    return [i for i in node.by_variant.get(variant.id, ()) if i.shape_id == shape_id]
 
 
 def _on_grid(configs: Sequence[StageConfig]) -> list[StageConfig]:

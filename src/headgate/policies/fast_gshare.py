@@ -40,13 +40,8 @@ from headgate.core.clock import SECOND_NS
 from headgate.core.policy import NOT_NEGATIVE, POSITIVE, Capabilities, Context, PolicyKind
 from headgate.core.records import Node
 from headgate.planning.frontier.configs import StageConfig
-from headgate.policies._replicas import (
-    Deployment,
-    RatedConfig,
-    ReplicaConfig,
-    ReplicaPolicy,
-    rated,
-)
+from headgate.planning.replicas import RatedConfig, rated
+from headgate.policies._replicas import Deployment, ReplicaConfig, ReplicaPolicy
 
 
 @dataclass(frozen=True)
@@ -101,10 +96,10 @@ class FastGshare(ReplicaPolicy):
         is_rest = efficient is not None and missing < efficient.rate_max
         best: tuple[RatedConfig, Node] | None = None
         best_rank = (False, 0.0, False, 0.0)
-        for rating, node, is_warm in self.rooms(able):
+        for rating, node, is_warm in self.books.rooms(able):
             is_ideal = is_rest and rating.rate_max >= missing
             price = _price(rating) if is_ideal else float(rating.config.cost)
-            rank = (not is_ideal, price, not is_warm, self.left_over(node, rating.config))
+            rank = (not is_ideal, price, not is_warm, self.books.left_over(node, rating.config))
             if best is None or rank < best_rank:
                 best, best_rank = (rating, node), rank
         return best

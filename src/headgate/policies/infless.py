@@ -46,14 +46,8 @@ from headgate.core.clock import SECOND_NS
 from headgate.core.policy import POSITIVE, Capabilities, Context, PolicyKind, bounded
 from headgate.core.records import Node
 from headgate.planning.frontier.configs import StageConfig
-from headgate.policies._replicas import (
-    Deployment,
-    RatedConfig,
-    Replica,
-    ReplicaConfig,
-    ReplicaPolicy,
-    rated,
-)
+from headgate.planning.replicas import RatedConfig, Replica, rated
+from headgate.policies._replicas import Deployment, ReplicaConfig, ReplicaPolicy
 
 _SINGLE_RATE_MIN: Final = 1.0  # r_low of batch 1, in items per second
 
@@ -113,8 +107,8 @@ class Infless(ReplicaPolicy):
         ]
         best: tuple[RatedConfig, Node] | None = None
         best_rank = (False, 0.0, 0, 0.0)
-        for rating, node, is_warm in self.rooms(usable):
-            config, left_over = rating.config, self.left_over(node, rating.config)
+        for rating, node, is_warm in self.books.rooms(usable):
+            config, left_over = rating.config, self.books.left_over(node, rating.config)
             rank = (is_warm, self._score(config, left_over), config.batch, -left_over)
             if best is None or rank > best_rank:
                 best, best_rank = (rating, node), rank
@@ -157,21 +151,24 @@ class Infless(ReplicaPolicy):
         if not total:
             return
         for replica in ready:
-            replica.turn += items * replica.share / total
-        chosen = max(ready, key=lambda each: each.turn)
-        chosen.turn -= items
+            replica.lag += items * replica.share / total
+        chosen = max(ready, key=lambda each: each.lag)
+        chosen.lag -= items
         chosen.credit += items
+
+    def on_taken(self, deployment: Deployment) -> None:
+        """Take back from instances what they were given and others took."""
+        excess = sum(each.credit for each in deployment.replicas) - deployment.items_waiting
+        for replica in sorted(deployment.replicas, key=lambda each: -each.credit):
+            if excess <= 0:
+                return
+            taken = min(excess, replica.credit)
+            replica.credit -= taken
+            excess -= taken
 
     def available(self, deployment: Deployment, replica: Replica) -> int:
         """What was given to an instance, and what was given to none."""
         given = sum(each.credit for each in deployment.replicas)
-        excess = given - deployment.items_waiting
-        if excess > 0:  # others took them, or they were withdrawn
-            for each in sorted(deployment.replicas, key=lambda each: -each.credit):
-                taken = min(excess, each.credit)
-                each.credit -= taken
-                excess -= taken
-            given = deployment.items_waiting
         return replica.credit + deployment.items_waiting - given
 
 
