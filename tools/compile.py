@@ -34,11 +34,13 @@ SIM = ("engine", "event_queue", "faas", "ground_truth", "node", "recorder", "sha
 PLANNING = (
     "admission",
     "batching",
+    "build",
     "builds",
     "calendar",
     "dispatch",
     "forecast",
     "placement",
+    "shapes",
     "shares",
     "spillover",
     "task_queues",

@@ -25,7 +25,9 @@ from headgate.core.model import App
 from headgate.core.records import STAGES_MAX, Request, Task
 from headgate.core.states import Outcome
 from headgate.core.view import View
-from headgate.planning.builds import Build, Builds
+from headgate.planning.build import Build
+from headgate.planning.builds import Builds
+from headgate.planning.frontier.candidates import has_choice
 from headgate.planning.shares import ClassLoad, PoolShares
 from headgate.planning.spillover import Spillover
 
@@ -122,6 +124,7 @@ class AdmissionControl:
         self._depth_roots = [
             sqrt(max(p.longest_to([1.0] * len(p.stages)))) for p in view.app.pipelines
         ]
+        self._has_choice = has_choice(view.app)
         self._probe_ns = [0 for _ in view.app.pipelines]
         self._shares = [PoolShares() for _ in view.app.pools]
         self._declared_ns = _declared_ns(view.app)  # by pipeline id
@@ -352,8 +355,14 @@ class AdmissionControl:
     def _divide(
         self, request: Request, wanted_ns: list[float], allowed_ns: float, z: float
     ) -> list[float]:
-        """Lengths of the stages: the least that each needs, and of what it wants as much as fits."""
+        """Lengths of the stages, in proportion to which a pipeline's time is given to them.
+
+        Where shapes are chosen, what a stage wants is more than it needs: first the least that each
+        needs, then of what it wants as much as fits.
+        """
         floor_ns = _EQUAL_SHARE * allowed_ns / len(wanted_ns)
+        if not self._has_choice:
+            return [wanted + floor_ns for wanted in wanted_ns]
         least_ns = [self._least_ns(task, z) for task in request.tasks]
         full_ns = [
             max(least, wanted + floor_ns) for least, wanted in zip(least_ns, wanted_ns, strict=True)

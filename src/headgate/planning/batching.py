@@ -16,7 +16,7 @@ from headgate.core.records import STAGES_MAX, Node, Task
 from headgate.core.states import TASK_READY
 from headgate.core.view import View
 from headgate.planning.admission import AdmissionControl, Promise
-from headgate.planning.builds import Build
+from headgate.planning.build import Build
 from headgate.planning.shapes import Choice, ShapeChooser
 from headgate.planning.task_queues import EdfQueue, TaskQueues
 

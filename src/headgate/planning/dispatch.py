@@ -17,7 +17,8 @@ from headgate.core.records import STAGES_MAX, Node, Task
 from headgate.core.view import View
 from headgate.planning.admission import AdmissionControl
 from headgate.planning.batching import Batching
-from headgate.planning.builds import Build, Builds
+from headgate.planning.build import Build
+from headgate.planning.builds import Builds
 from headgate.planning.placement import Placement
 from headgate.planning.shapes import Choice, ShapeChooser
 from headgate.planning.spillover import Spillover

@@ -15,7 +15,8 @@ from headgate.core.model import Variant
 from headgate.core.records import Instance, Node, Task
 from headgate.core.states import INSTANCE_STARTING, ON_HOST
 from headgate.core.view import View, has_free_room
-from headgate.planning.builds import Build, Builds
+from headgate.planning.build import Build
+from headgate.planning.builds import Builds
 
 _CANDIDATES_MAX: Final = 16  # free nodes looked at for a cold start
 _PRESTART_LOAD: Final = 0.05  # a build with less load, in lanes, is started on demand only

@@ -17,7 +17,8 @@ from headgate.core.errors import ConfigError
 from headgate.core.model import Compute, Pipeline
 from headgate.core.records import STAGES_MAX, Node, Task
 from headgate.core.view import View, has_free_compute
-from headgate.planning.builds import Build, Builds
+from headgate.planning.build import Build
+from headgate.planning.builds import Builds
 from headgate.planning.forecast import OfferedLoad
 from headgate.planning.frontier.candidates import (
     has_choice,
@@ -255,7 +256,7 @@ def is_compute_priced(build: Build) -> bool:
 
 
 def _useful(configs: list[StageConfig]) -> list[tuple[int, int]]:
-    """Cost and shape of configurations, without those that take no less of anything than another."""
+    """Cost and shape of configurations, without those that another one replaces."""
     useful: list[tuple[int, int]] = []
     taken: list[tuple[int, int, int]] = []
     for config in sorted(configs, key=lambda each: (each.cost, each.time_ns)):

@@ -16,7 +16,7 @@ from headgate.core.model import FaasPlatform
 from headgate.core.records import Batch, Task
 from headgate.core.states import BATCH_FINISHED, BatchState
 from headgate.core.view import View
-from headgate.planning.builds import Build
+from headgate.planning.build import Build
 from headgate.planning.warm_pool import WarmPool
 
 # Hysteresis: scale the warm pool in only below 70 % of its size.

@@ -20,7 +20,8 @@ from headgate.core.policy import LazyDeletions
 from headgate.core.records import Task
 from headgate.core.states import TASK_READY
 from headgate.planning.admission import Promise
-from headgate.planning.builds import Build, Builds
+from headgate.planning.build import Build
+from headgate.planning.builds import Builds
 
 # Lane time of best-effort tasks relative to that of promised ones, while both wait: a little more
 # than 5 % of all, which the regret search demands (docs/regret.md).

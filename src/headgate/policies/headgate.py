@@ -49,7 +49,8 @@ from headgate.core.records import Batch, Instance, Node, Request, Task
 from headgate.core.states import TASK_READY, Outcome, Rejection, Settlement
 from headgate.planning.admission import AdmissionControl
 from headgate.planning.batching import Batching
-from headgate.planning.builds import Build, Builds
+from headgate.planning.build import Build
+from headgate.planning.builds import Builds
 from headgate.planning.dispatch import Dispatcher, Send
 from headgate.planning.placement import Placement, has_room
 from headgate.planning.rent_or_call import NodeAutoscaler

@@ -22,7 +22,8 @@ from headgate.core.policy import Policy, PolicyKind
 from headgate.core.records import Instance, Node, Request, Task
 from headgate.core.scheduler.scheduler import Scheduler
 from headgate.planning.admission import AdmissionControl
-from headgate.planning.builds import Build, Builds
+from headgate.planning.build import Build
+from headgate.planning.builds import Builds
 from headgate.planning.placement import Placement
 from headgate.planning.spillover import Spillover
 

@@ -9,7 +9,7 @@ from planning_rig import CLOUD, MS, NODES, PlanningRig, make_app
 
 from headgate.core.events import BatchFinished, InstanceStopped
 from headgate.core.model import Pool, Profile, Shape, ShapeTimes
-from headgate.planning.builds import Build
+from headgate.planning.build import Build
 
 BATCHES = Profile((10 * MS, 12 * MS, 14 * MS, 16 * MS))
 

@@ -54,7 +54,7 @@ class DispatchRig:
     def send(self, send: Send | None) -> list[Task]:
         """Form the batch of a decision, and order it."""
         assert send is not None
-        tasks = self.batching.take(send.queue, send.build, 0)
+        tasks, _ = self.batching.take(send.queue, send.build, 0)
         if send.node is not None:
             batch = self.rig.orders.dispatch(tasks, send.node, send.build.variant)
             self.rig.builds.on_sent(send.build, batch, 0)
