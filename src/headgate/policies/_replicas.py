@@ -41,26 +41,12 @@ from headgate.core.model import Pipeline
 from headgate.core.policy import NOT_NEGATIVE, POSITIVE, Context, Policy, PolicyConfig, bounded
 from headgate.core.records import STAGES_MAX, Batch, Node, Request, Task
 from headgate.core.states import INSTANCE_STARTING, NODE_UP, ON_HOST
-<<<<<<< HEAD
-from headgate.core.view import has_free_room, is_evictable
-from headgate.planning.frontier.candidates import node_candidates, pipeline_graph, priced, visits
-||||||| 0c7846d
-from headgate.core.view import has_free_room, is_evictable
-from headgate.planning.frontier.candidates import pipeline_graph, priced, visits
-=======
 from headgate.core.view import has_free_room
-from headgate.planning.frontier.candidates import pipeline_graph, priced, visits
->>>>>>> rivals-b
+from headgate.planning.frontier.candidates import node_candidates, pipeline_graph, priced, visits
 from headgate.planning.frontier.configs import StageConfig
 from headgate.planning.frontier.slo_split import split_slo
-<<<<<<< HEAD
-from headgate.policies._stages import StageQueue
-||||||| 0c7846d
-from headgate.policies._stages import StageQueue, node_candidates
-=======
 from headgate.planning.replicas import RatedConfig, Replica, Reservations, rated
-from headgate.policies._stages import StageQueue, node_candidates
->>>>>>> rivals-b
+from headgate.policies._stages import StageQueue
 
 _MONITOR: Final = "monitor"  # the timers: of the next evaluation,
 _FILL: Final = "fill"  # and, by the number of a stage, of a batch that waits to be filled

@@ -1,6 +1,6 @@
 """Time to plan pipelines: frontiers, decisions from them, and ESG's search beside brute force.
 
-Three kinds of measurement, all in this process and on the same tables of candidates:
+Four kinds of measurement, all in this process and on the same tables of candidates:
 
 - *frontiers*: building the frontiers of a pipeline and of the rest behind each of its stages, and
   rebuilding them after the profile of a stage in the middle has changed; exactly, and once with a

@@ -35,8 +35,8 @@ from headgate.lab.experiments.esg_cluster.results import (
     ORION,
     OURS,
     RIVALS,
-    DynamicsTable,
     CellTables,
+    DynamicsTable,
     limit_rows,
 )
 from headgate.lab.experiments.esg_cluster.runs import (

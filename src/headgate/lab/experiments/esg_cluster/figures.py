@@ -11,8 +11,8 @@ import numpy as np
 from headgate.lab.experiments.esg_cluster.environment import ClusterScenario
 from headgate.lab.experiments.esg_cluster.results import (
     CellTable,
-    DynamicsTable,
     CellTables,
+    DynamicsTable,
     condition_label,
 )
 from headgate.lab.figures import DASHES
