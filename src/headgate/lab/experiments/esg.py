@@ -60,6 +60,7 @@ _LOAD: Final = "load"
 _FAILURES: Final = "failing nodes"
 _PROFILES: Final = "wrong profiles"
 _ARRIVALS: Final = "arrivals"
+_NOISE: Final = "noise of times"
 _LOADS: Final = (0.2, 0.5, 0.85, 1.7, 2.55)  # from light to three times heavy
 _ERRORS: Final = ((1.3,), (0.7,), (0.7, 1.3))  # true over profiled times
 _SEEDS: Final = 3
@@ -172,6 +173,7 @@ def _conditions(*, is_quick: bool) -> dict[str, list[ClusterScenario]]:
         _FAILURES: [replace(normal, failed_nodes=count) for count in (2, 4, 8)],
         _PROFILES: [replace(normal, profile_errors=errors) for errors in _ERRORS],
         _ARRIVALS: [replace(normal, process="poisson"), replace(normal, process="bursty")],
+        _NOISE: [replace(normal, cv=cv) for cv in (0.0, 0.02, 0.05)],
     }
     if is_quick:
         return {change: [each[len(each) // 2]] for change, each in conditions.items()}

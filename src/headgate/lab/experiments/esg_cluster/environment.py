@@ -52,7 +52,7 @@ Process = Literal["band", "poisson", "bursty"]
 # planner` it is the column `us_per_expansion`, 5 to 7 us where searches are long (the law's table).
 EXPANSION_NS: Final = 6_000
 PRICES: Final = Prices()
-_CV: Final = 0.01  # the GPU table's 95th percentiles are on average 1.5 % above the medians
+CV: Final = 0.01  # the GPU table's 95th percentiles are on average 1.5 % above the medians
 _BAND: Final = (10.0, 16.8)  # ms between requests, heavy, as recalled: only their ratio is used
 _BURSTY_CV: Final = 4.0
 _BETWEEN_FAILURES_NS: Final = 100 * MILLISECOND_NS
@@ -91,6 +91,7 @@ class ClusterScenario:
     directory: Path | None = None  # of traces, for the INFless set
     load_factor: float = 1.0  # on the rate of the cell
     process: Process = "band"
+    cv: float = CV  # coefficient of variation of execution times
     failed_nodes: int = 0  # in the middle third of the time that counts
     profile_errors: tuple[float, ...] = ()  # true over profiled times, by function in turn
 
@@ -115,7 +116,7 @@ class ClusterScenario:
             assign(arrivals, applications, {"client": 1.0}, seed=seed),
             GroundTruthConfig(
                 "lognormal",
-                cv=_CV,
+                cv=self.cv,
                 scale=tuple(errors[i % len(errors)] for i in range(functions)) if errors else (),
             ),
             since_ns=since_ns,

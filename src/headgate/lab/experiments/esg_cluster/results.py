@@ -10,6 +10,7 @@ from typing import Final, final
 
 from headgate.lab.experiments import Check, Row, none_check
 from headgate.lab.experiments.esg_cluster.environment import (
+    CV,
     Cell,
     ClusterScenario,
     SizedCell,
@@ -358,7 +359,8 @@ class DynamicsTable:
 def condition_label(scenario: ClusterScenario) -> str:
     """Return what is particular about a scenario.
 
-    >>> condition_label(ClusterScenario("measured", CELLS[1], 100, profile_errors=(0.7, 1.3)))
+    >>> normal = Cell("moderate", "normal")
+    >>> condition_label(ClusterScenario("measured", normal, 10.0, profile_errors=(0.7, 1.3)))
     'times x 0.7, 1.3'
     """
     if scenario.failed_nodes:
@@ -367,6 +369,8 @@ def condition_label(scenario: ClusterScenario) -> str:
         return f"times x {', '.join(f'{error:g}' for error in scenario.profile_errors)}"
     if scenario.process != "band":
         return scenario.process
+    if scenario.cv != CV:
+        return f"CV {100 * scenario.cv:g} %"
     return f"{100 * scenario.cell.utilisation * scenario.load_factor:.0f} %"
 
 
