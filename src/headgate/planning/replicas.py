@@ -66,7 +66,7 @@ class Replica:
         self.start_shape_id = rating.config.shape_id if node.binds_at_start else 0
         self.batch_id: int | None = None  # in flight
         # Where the load of a stage is divided: its part of it in items per second, the items by
-        # which it is behind its part, and the waiting items that are meant for it.
+        # which it is behind its part, and the waiting items that are set aside for it.
         self.share = rating.rate_max
         self.lag = 0.0
         self.credit = 0
@@ -75,6 +75,25 @@ class Replica:
     def key(self) -> tuple[int, int, int]:
         """What replicas that share instances have in common."""
         return (self.node.id, self.variant.id, self.start_shape_id)
+
+    def set_share(self, share: float) -> None:
+        """Set its part of the load, in items per second."""
+        self.share = share
+
+    def fall_behind(self, items: float) -> None:
+        """Count items that have come to wait and belong to its part."""
+        self.lag += items
+
+    def give(self, items: int) -> None:
+        """Set waiting items aside for it."""
+        self.lag -= items
+        self.credit += items
+
+    def take_back(self, items: int) -> int:
+        """Set so many items less aside for it, as far as there are; return how many."""
+        taken = min(items, self.credit)
+        self.credit -= taken
+        return taken
 
     def takes(self, task: Task) -> bool:
         """Whether a task fits a batch in its shape."""

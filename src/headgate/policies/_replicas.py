@@ -74,7 +74,7 @@ class ReplicaConfig(PolicyConfig):
 
 
 @final
-class Deployment:
+class StageReplicas:
     """One stage of a pipeline: its queue, the configurations it may run in, and its replicas."""
 
     def __init__(
@@ -150,14 +150,14 @@ class ReplicaPolicy(Policy):
         self._interval_ns = interval_ns
         self._window_ns = window_ns
         app = priced(self.view.app)  # where no pool has a price, all nodes cost the same
-        self.deployments: list[list[Deployment]] = []  # by pipeline id and stage
-        self._all: list[Deployment] = []
+        self.stages: list[list[StageReplicas]] = []  # by pipeline id and stage
+        self._all: list[StageReplicas] = []
         for pipeline in app.pipelines:
-            self._deploy(pipeline, node_candidates(app, pipeline))
-        self._busy: dict[int, Deployment] = {}  # with waiting tasks, the next one to serve first
+            self._divide(pipeline, node_candidates(app, pipeline))
+        self._busy: dict[int, StageReplicas] = {}  # with waiting tasks, the next one to serve first
         self._sent: dict[int, Replica] = {}  # by batch id
         self.books = Reservations(self.view)
-        self._claims: dict[int, tuple[Deployment, Replica]] = {}  # nodes held, by node id
+        self._claims: dict[int, tuple[StageReplicas, Replica]] = {}  # nodes held, by node id
         # By pipeline id: items that arrived since the last evaluation; and how long the intervals
         # before were, with the items that arrived in them.
         self._arrived = [0 for _ in app.pipelines]
@@ -167,21 +167,21 @@ class ReplicaPolicy(Policy):
         # By pool id: the place of each node in the order in which they joined.
         self._places: list[dict[int, int]] = [{} for _ in app.pools]
 
-    def _deploy(self, pipeline: Pipeline, candidates: list[list[StageConfig]]) -> None:
+    def _divide(self, pipeline: Pipeline, candidates: list[list[StageConfig]]) -> None:
         """Divide the objective of a pipeline over its stages, for good."""
         budgets_ns: list[int | None] = [None for _ in candidates]
         if pipeline.slo.latency_ns < NEVER_NS:
             slo_ns = int(pipeline.slo.latency_ns * (1 - self._settings.margin))
             for group in split_slo(pipeline_graph(pipeline), candidates, slo_ns, group_max=1):
                 budgets_ns[group.stages[0]] = group.budget_ns
-        stages: list[Deployment] = []
+        stages: list[StageReplicas] = []
         for index, (configs, often) in enumerate(zip(candidates, visits(pipeline), strict=True)):
             ratings = list(self.rate_configs(_on_grid(configs), budgets_ns[index]))
             ratings = ratings or [rated(config) for config in _fastest(configs)]
             queue = StageQueue(pipeline, index, configs)
-            stages.append(Deployment(len(self._all), queue, often, ratings))
+            stages.append(StageReplicas(len(self._all), queue, often, ratings))
             self._all.append(stages[-1])
-        self.deployments.append(stages)
+        self.stages.append(stages)
 
     def rate_configs(
         self, configs: Sequence[StageConfig], budget_ns: int | None
@@ -193,27 +193,27 @@ class ReplicaPolicy(Policy):
         raise NotImplementedError
 
     def choose(
-        self, deployment: Deployment, missing: float, items: int
+        self, stage: StageReplicas, missing: float, items: int
     ) -> tuple[RatedConfig, Node] | None:
         """Return the next replica of a stage that lacks so many items per second.
 
-        It must take a request of so many items, and `has_room` on its node.
+        It must be one of `books.rooms`, and take a request of so many items.
         """
         raise NotImplementedError
 
-    def scale(self, demands: Mapping[Deployment, float]) -> None:
+    def scale(self, demands: Mapping[StageReplicas, float]) -> None:
         """Add and remove replicas, by the demand of each stage in items per second."""
         raise NotImplementedError
 
-    def share_out(self, deployment: Deployment, items: int) -> None:
+    def share_out(self, stage: StageReplicas, items: int) -> None:
         """Items have come to wait: decide which replicas they are meant for."""
 
-    def on_taken(self, deployment: Deployment) -> None:
+    def on_taken(self, stage: StageReplicas) -> None:
         """Fewer items wait than before: they were sent or withdrawn."""
 
-    def available(self, deployment: Deployment, replica: Replica) -> int:
+    def available(self, stage: StageReplicas, replica: Replica) -> int:
         """How many of the items that wait a replica may take before they are overdue."""
-        return deployment.items_waiting
+        return stage.items_waiting
 
     def on_arrival(self, request: Request) -> None:
         """Count the request, and start stages of its pipeline that have no replica."""
@@ -223,23 +223,23 @@ class ReplicaPolicy(Policy):
             self._evaluated_ns = self._first_ns = self.view.now_ns
             first_ns = min(self._settings.first_ns, self._interval_ns)
             self.orders.set_timer(_MONITOR, self.view.now_ns + first_ns)
-        for deployment in self.deployments[pipeline_id]:
-            if not deployment.replicas:
-                self.add_replica(deployment, 0.0, request.items)
+        for stage in self.stages[pipeline_id]:
+            if not stage.replicas:
+                self.add_replica(stage, 0.0, request.items)
 
     def on_task_ready(self, task: Task) -> None:
         """Enqueue the task, and serve the stages."""
-        deployment = self._deployment_of(task)
-        deployment.add(task, self.view.now_ns)
-        self.share_out(deployment, task.request.items)
-        self._busy.setdefault(deployment.number, deployment)
+        stage = self._stage_of(task)
+        stage.add(task, self.view.now_ns)
+        self.share_out(stage, task.request.items)
+        self._busy.setdefault(stage.number, stage)
         self._serve()
 
     def on_task_withdrawn(self, task: Task) -> None:
         """Forget the task."""
-        deployment = self._deployment_of(task)
-        deployment.withdraw(task)
-        self.on_taken(deployment)
+        stage = self._stage_of(task)
+        stage.withdraw(task)
+        self.on_taken(stage)
 
     def on_capacity(self, node: Node) -> None:
         """Serve the stages."""
@@ -266,9 +266,9 @@ class ReplicaPolicy(Policy):
 
     def on_node_lost(self, node: Node) -> None:
         """Remove the node's replicas; their stages go on elsewhere."""
-        for deployment in self._all:
-            for replica in [r for r in deployment.replicas if r.node is node]:
-                self.remove_replica(deployment, replica)
+        for stage in self._all:
+            for replica in [r for r in stage.replicas if r.node is node]:
+                self.remove_replica(stage, replica)
         self._claims.pop(node.id, None)
         self._serve()
 
@@ -278,15 +278,15 @@ class ReplicaPolicy(Policy):
             self._evaluate()
         self._serve()
 
-    def _deployment_of(self, task: Task) -> Deployment:
-        return self.deployments[task.request.pipeline.id][task.id % STAGES_MAX]
+    def _stage_of(self, task: Task) -> StageReplicas:
+        return self.stages[task.request.pipeline.id][task.id % STAGES_MAX]
 
     def _evaluate(self) -> None:
         """Update the rates, scale, and see to instances that are missing or spare."""
         self._observe()
         self.scale({each: self._demand(each) for each in self._all})
-        for deployment in self._all:
-            for replica in deployment.replicas:
+        for stage in self._all:
+            for replica in stage.replicas:
                 if self.books.lacks_instance(replica):
                     self._start(replica, evicts=False)
         has_spares = self._stop_idle_spares()
@@ -307,18 +307,20 @@ class ReplicaPolicy(Policy):
         while span_ns - history[0][0] >= self._window_ns:
             span_ns -= history.popleft()[0]
 
-    def _demand(self, deployment: Deployment) -> float:
+    def _demand(self, stage: StageReplicas) -> float:
         """What a stage has to serve, in items per second of replicas that never pause."""
-        pipeline_id = deployment.queue.pipeline_id
+        pipeline_id = stage.queue.pipeline_id
         span_ns = sum(length_ns for length_ns, _ in self._history)
         items = sum(arrived[pipeline_id] for _, arrived in self._history)
-        rate = items * deployment.visits * SECOND_NS / max(1, span_ns)
+        rate = items * stage.visits * SECOND_NS / max(1, span_ns)
         # While anything waits there is some demand, so that the last replica stays.
-        backlog = max(deployment.backlog(), _LEAST_BACKLOG * deployment.items_waiting)
+        backlog = max(stage.backlog(), _LEAST_BACKLOG * stage.items_waiting)
         rate += backlog * SECOND_NS / self._settings.drain_ns
         return rate / self._settings.utilisation
 
-    def scale_out(self, lacking: Iterable[Deployment], demands: Mapping[Deployment, float]) -> None:
+    def scale_out(
+        self, lacking: Iterable[StageReplicas], demands: Mapping[StageReplicas, float]
+    ) -> None:
         """Add replicas until these stages can serve their demands, or nothing more has room."""
         open_stages = list(lacking)
         take_overs = 0
@@ -334,7 +336,7 @@ class ReplicaPolicy(Policy):
             open_stages.remove(least)
 
     def _take_over(
-        self, least: Deployment, missing: float, demands: Mapping[Deployment, float]
+        self, least: StageReplicas, missing: float, demands: Mapping[StageReplicas, float]
     ) -> bool:
         """Replace a replica of a stage that has more to spare; whether there was one."""
         limit = _TAKE_OVER_FROM * _coverage(least.rate_max, demands[least])
@@ -353,32 +355,32 @@ class ReplicaPolicy(Policy):
             self.restore_replica(donor, replica)
         return False
 
-    def add_replica(self, deployment: Deployment, missing: float, items: int = 1) -> bool:
+    def add_replica(self, stage: StageReplicas, missing: float, items: int = 1) -> bool:
         """Add the replica that `choose` names, and start an instance for it; whether it could."""
-        choice = self.choose(deployment, missing, items)
+        choice = self.choose(stage, missing, items)
         if choice is None:
             return False
-        replica = self._place(deployment, *choice)
+        replica = self._place(stage, *choice)
         if self.books.lacks_instance(replica) and not self._start(replica, evicts=False):
-            self.remove_replica(deployment, replica)
+            self.remove_replica(stage, replica)
             return False
         return True
 
-    def remove_replica(self, deployment: Deployment, replica: Replica) -> None:
+    def remove_replica(self, stage: StageReplicas, replica: Replica) -> None:
         """Remove a replica; a batch that it runs goes on, and its instance becomes a spare."""
         self.books.release(replica)
-        deployment.replicas.remove(replica)
+        stage.replicas.remove(replica)
 
-    def _place(self, deployment: Deployment, rating: RatedConfig, node: Node) -> Replica:
+    def _place(self, stage: StageReplicas, rating: RatedConfig, node: Node) -> Replica:
         replica = Replica(rating, self.view.app.variants[rating.config.build], node)
-        self.restore_replica(deployment, replica)
+        self.restore_replica(stage, replica)
         return replica
 
-    def restore_replica(self, deployment: Deployment, replica: Replica) -> None:
+    def restore_replica(self, stage: StageReplicas, replica: Replica) -> None:
         """Add a replica again that was removed just now."""
         self.books.reserve(replica)
-        deployment.replicas.append(replica)
-        deployment.replicas.sort(key=lambda each: each.config.time_ns)
+        stage.replicas.append(replica)
+        stage.replicas.sort(key=lambda each: each.config.time_ns)
 
     def _start(self, replica: Replica, *, evicts: bool) -> bool:
         """Start an instance for a replica; spares, or with `evicts` idle ones, make room for it."""
@@ -413,59 +415,59 @@ class ReplicaPolicy(Policy):
     def _serve(self) -> None:
         """Send one batch of each stage after the other, until none has one that can begin."""
         pending = deque(self._busy)
-        waiting: list[Deployment] = []
+        waiting: list[StageReplicas] = []
         while pending:
             number = pending.popleft()
-            deployment = self._busy.pop(number)
-            head = deployment.queue.head()
+            stage = self._busy.pop(number)
+            head = stage.queue.head()
             if head is None:
                 continue
-            self._busy[number] = deployment
-            if self._send(deployment, head):
+            self._busy[number] = stage
+            if self._send(stage, head):
                 pending.append(number)
             else:
-                waiting.append(deployment)
-        for deployment in waiting:
-            head = deployment.queue.head()
-            if head is not None and not self._is_served(deployment, head):
-                self._revive(deployment, head)
-                while head is not None and self._send(deployment, head):  # a spare may be warm
-                    head = deployment.queue.head()
+                waiting.append(stage)
+        for stage in waiting:
+            head = stage.queue.head()
+            if head is not None and not self._is_served(stage, head):
+                self._revive(stage, head)
+                while head is not None and self._send(stage, head):  # a spare may be warm
+                    head = stage.queue.head()
 
-    def _send(self, deployment: Deployment, head: Task) -> bool:
+    def _send(self, stage: StageReplicas, head: Task) -> bool:
         """Send the next batch of a stage, if a replica can take it now; else set its timer."""
-        waited_ns = deployment.waited_ns(head, self.view.now_ns)
-        longest_ns = max([r.rating.wait_ns for r in deployment.replicas], default=0)
+        waited_ns = stage.waited_ns(head, self.view.now_ns)
+        longest_ns = max([r.rating.wait_ns for r in stage.replicas], default=0)
         due_ns = NEVER_NS
-        for replica in deployment.replicas:
-            if not self._can_begin(deployment, replica, head):
+        for replica in stage.replicas:
+            if not self._can_begin(stage, replica, head):
                 continue
-            items, batch = self.available(deployment, replica), replica.config.batch
+            items, batch = self.available(stage, replica), replica.config.batch
             wait_ns = replica.rating.wait_ns if items else longest_ns
             if head.must_run_alone or items >= batch or waited_ns >= wait_ns:
-                tasks = deployment.take(batch)
-                replica.credit -= min(replica.credit, sum(task.request.items for task in tasks))
+                tasks = stage.take(batch)
+                replica.take_back(sum(task.request.items for task in tasks))
                 sent = self.orders.dispatch(
                     tasks, replica.node, replica.variant, None, replica.config.shape_id
                 )
                 replica.batch_id = sent.id
                 self._sent[sent.id] = replica
-                self._release_claims(deployment)
-                self.on_taken(deployment)
+                self._release_claims(stage)
+                self.on_taken(stage)
                 return True
             due_ns = min(due_ns, self.view.now_ns + wait_ns - waited_ns)
-        if due_ns < NEVER_NS and self.view.timers.get((_FILL, deployment.number)) != due_ns:
-            self.orders.set_timer(_FILL, due_ns, deployment.number)
+        if due_ns < NEVER_NS and self.view.timers.get((_FILL, stage.number)) != due_ns:
+            self.orders.set_timer(_FILL, due_ns, stage.number)
         return False
 
-    def _can_begin(self, deployment: Deployment, replica: Replica, head: Task) -> bool:
+    def _can_begin(self, stage: StageReplicas, replica: Replica, head: Task) -> bool:
         """Whether a replica can begin a batch with this head now."""
         node = replica.node
         return (
             replica.batch_id is None
             and node.id in self.view.free_nodes
             and replica.takes(head)
-            and not self._is_held_for_another(node, deployment)
+            and not self._is_held_for_another(node, stage)
             and self.is_ready(replica)
             and self.view.fits(node, replica.variant, replica.config.shape_id)
         )
@@ -488,36 +490,36 @@ class ReplicaPolicy(Policy):
         instance = self.view.instance_for(node, variant, replica.start_shape_id)
         return instance is not None and instance.residency != ON_HOST
 
-    def _is_served(self, deployment: Deployment, head: Task) -> bool:
+    def _is_served(self, stage: StageReplicas, head: Task) -> bool:
         """Whether a live replica can take the head of a stage's queue."""
-        return any(self._is_live(each) for each in deployment.replicas if each.takes(head))
+        return any(self._is_live(each) for each in stage.replicas if each.takes(head))
 
-    def _revive(self, deployment: Deployment, head: Task) -> None:
+    def _revive(self, stage: StageReplicas, head: Task) -> None:
         """Have a stage served that has tasks and no live replica for the head of its queue."""
         items = head.request.items
-        if items > deployment.queue.items_most:  # the Scheduler fails it, and says so
+        if items > stage.queue.items_most:  # the Scheduler fails it, and says so
             free = self.view.first_free(head.function.id)
             if free is not None:
-                self.orders.dispatch(deployment.take(1), free)
+                self.orders.dispatch(stage.take(1), free)
             return
-        for replica in [each for each in deployment.replicas if each.takes(head)]:
+        for replica in [each for each in stage.replicas if each.takes(head)]:
             if self.view.is_barred(replica.node, replica.variant):
-                self.remove_replica(deployment, replica)  # it may run as another variant
-        able = [each for each in deployment.replicas if each.takes(head)]
+                self.remove_replica(stage, replica)  # it may run as another variant
+        able = [each for each in stage.replicas if each.takes(head)]
         if not able:
-            if self.add_replica(deployment, 0.0, items):
+            if self.add_replica(stage, 0.0, items):
                 return
-            able = self._squeeze_in(deployment, items)
+            able = self._squeeze_in(stage, items)
         for replica in able:
-            if self._hold_for(deployment, replica):
+            if self._hold_for(stage, replica):
                 if self.books.lacks_instance(replica):
                     self._start(replica, evicts=True)
                 return
 
-    def _squeeze_in(self, deployment: Deployment, items: int) -> list[Replica]:
+    def _squeeze_in(self, stage: StageReplicas, items: int) -> list[Replica]:
         """Place the smallest replica that takes so many items, although nothing is left for it."""
         barred = self.view.load_failures
-        for config in deployment.queue.by_size:
+        for config in stage.queue.by_size:
             nodes = [
                 node
                 for node in self.view.nodes.values()
@@ -525,7 +527,7 @@ class ReplicaPolicy(Policy):
             ]
             if nodes and config.batch >= items and config.build not in barred:
                 node = min(nodes, key=self._crowding)
-                return [self._place(deployment, rated(config), node)]
+                return [self._place(stage, rated(config), node)]
         return []
 
     def _crowding(self, node: Node) -> tuple[bool, int]:
@@ -533,19 +535,19 @@ class ReplicaPolicy(Policy):
         is_held = node.id in self._claims or node.id not in self.view.free_nodes
         return (is_held, self.books.replicas_on(node))
 
-    def _hold_for(self, deployment: Deployment, replica: Replica) -> bool:
+    def _hold_for(self, stage: StageReplicas, replica: Replica) -> bool:
         """Hold a node for a stage until it has sent a batch; False if it is held for another.
 
         Otherwise the instance that is started for it could be evicted before it is used.
         """
-        if self._is_held_for_another(replica.node, deployment):
+        if self._is_held_for_another(replica.node, stage):
             return False
-        self._claims[replica.node.id] = (deployment, replica)
+        self._claims[replica.node.id] = (stage, replica)
         return True
 
-    def _is_held_for_another(self, node: Node, deployment: Deployment) -> bool:
+    def _is_held_for_another(self, node: Node, stage: StageReplicas) -> bool:
         claim = self._claims.get(node.id)
-        if claim is None or claim[0] is deployment:
+        if claim is None or claim[0] is stage:
             return False
         holder, replica = claim
         if holder.queue.head() is None or replica not in holder.replicas:
@@ -553,8 +555,8 @@ class ReplicaPolicy(Policy):
             return False
         return True
 
-    def _release_claims(self, deployment: Deployment) -> None:
-        for node_id in [id for id, (holder, _) in self._claims.items() if holder is deployment]:
+    def _release_claims(self, stage: StageReplicas) -> None:
+        for node_id in [id for id, (holder, _) in self._claims.items() if holder is stage]:
             del self._claims[node_id]
 
 

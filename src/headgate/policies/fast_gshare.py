@@ -12,10 +12,12 @@ are indicative.
   `utilisation` [own: a stage that lacks 20 % of what it could serve without a pause never
   recovers].
 - Up: as many pods of p_eff as the missing rate fills, p_eff being the configuration with the most
-  throughput per resource; the rest is for a pod of p_ideal, the configuration with the least
-  capacity that is above the rest. Prices weigh the resources, as they do in `infless` [own]. A
-  configuration that fits no node is passed over for the next best [own].
-- Down: whole pods are removed while the others cover the rate, the least efficient first [own].
+  throughput per resource; the rest is for a pod of p_ideal, of the configurations that cover the
+  rest the one that takes least [own: in the paper the one with the least capacity, which is the
+  same on its grid; here it may take many CPUs to no purpose]. Prices weigh the resources, as they
+  do in `infless` [own]. Where neither fits a node, the most efficient one that does is taken [own].
+- Down: whole pods are removed while the others cover the rate, the least efficient first. If it is
+  still below the band, a pod that p_ideal could replace for less is replaced [own].
 - A pod goes to the node where it leaves the least of what is left: best fit, in place of packing
   rectangles of time and share, because a share is not divided in time here [own]. Nodes with a
   warm instance come first [own].
@@ -41,7 +43,7 @@ from headgate.core.policy import NOT_NEGATIVE, POSITIVE, Capabilities, Context, 
 from headgate.core.records import Node
 from headgate.planning.frontier.configs import StageConfig
 from headgate.planning.replicas import RatedConfig, rated
-from headgate.policies._replicas import Deployment, ReplicaConfig, ReplicaPolicy
+from headgate.policies._replicas import ReplicaConfig, ReplicaPolicy, StageReplicas
 
 
 @dataclass(frozen=True)
@@ -83,13 +85,13 @@ class FastGshare(ReplicaPolicy):
         return best.values()
 
     def choose(
-        self, deployment: Deployment, missing: float, items: int
+        self, stage: StageReplicas, missing: float, items: int
     ) -> tuple[RatedConfig, Node] | None:
         """p_eff while the missing rate fills it, then p_ideal; on the node that it fits best."""
         variants = self.view.app.variants
         able = [
             rating
-            for rating in deployment.ratings
+            for rating in stage.ratings
             if variants[rating.config.build].items_max(rating.config.shape_id) >= items
         ]
         efficient = min(able, key=lambda each: each.config.cost, default=None)
@@ -104,30 +106,30 @@ class FastGshare(ReplicaPolicy):
                 best, best_rank = (rating, node), rank
         return best
 
-    def scale(self, demands: Mapping[Deployment, float]) -> None:
+    def scale(self, demands: Mapping[StageReplicas, float]) -> None:
         """Add and remove pods of the stages that are outside of the band."""
         lacking = [
-            deployment
-            for deployment, demand in demands.items()
-            if demand - deployment.rate_max > self._band * deployment.rate_max
+            stage
+            for stage, demand in demands.items()
+            if demand - stage.rate_max > self._band * stage.rate_max
         ]
         self.scale_out(lacking, demands)
-        for deployment, demand in demands.items():
-            if deployment.rate_max - demand > self._band * deployment.rate_max:
-                self._scale_in(deployment, demand)
+        for stage, demand in demands.items():
+            if stage.rate_max - demand > self._band * stage.rate_max:
+                self._scale_in(stage, demand)
 
-    def _scale_in(self, deployment: Deployment, demand: float) -> None:
+    def _scale_in(self, stage: StageReplicas, demand: float) -> None:
         """Remove pods while the others cover the rate; replace one that is too large."""
-        for replica in sorted(deployment.replicas, key=lambda each: -each.config.cost):
-            if demand <= deployment.rate_max - replica.rating.rate_max:
-                self.remove_replica(deployment, replica)
-        for replica in list(deployment.replicas):
-            missing = demand - (deployment.rate_max - replica.rating.rate_max)
-            ideal = _ideal(deployment.ratings, missing)
+        for replica in sorted(stage.replicas, key=lambda each: -each.config.cost):
+            if demand <= stage.rate_max - replica.rating.rate_max:
+                self.remove_replica(stage, replica)
+        for replica in list(stage.replicas):
+            missing = demand - (stage.rate_max - replica.rating.rate_max)
+            ideal = _ideal(stage.ratings, missing)
             if ideal is not None and _price(ideal) < (1 - self._band) * _price(replica.rating):
-                self.remove_replica(deployment, replica)
-                if not self.add_replica(deployment, missing):
-                    self.restore_replica(deployment, replica)
+                self.remove_replica(stage, replica)
+                if not self.add_replica(stage, missing):
+                    self.restore_replica(stage, replica)
                 return
 
 

@@ -12,10 +12,12 @@ one open; those of the base (`_replicas.py`) are ours as well.
   [own: a batch may take seconds].
 - Every second the rate R of each stage is compared with what its instances can serve: R_max, the
   sum of all r_up, and R_min, that of all r_low. R is the mean over `window_ns` [own].
-- R > R_max: scale out for the residual rate R - R_max. Batch sizes are tried from the largest on; a
-  configuration can be used if r_low is within the residual rate. Among those of one batch size the
-  score decides: throughput per resource, over the part that the instance leaves of what is left of
-  its node. Prices weigh the resources [own: the paper weighs them by their peak rates, but cost is
+- R > R_max: scale out for the residual rate R - R_max. A configuration can be used if r_low is
+  within the residual rate, or its batch is 1 [own]. The score decides: throughput per resource,
+  over the part that the instance leaves of what is left of its node. The paper tries batch sizes
+  from the largest on, because there a larger batch has more throughput per resource; where it needs
+  a larger shape to be in time it may have less, so the score decides between batch sizes as well
+  [own]. Prices weigh the resources [own: the paper weighs them by their peak rates, but cost is
   what is compared], so throughput per resource is one over the cost of an item. The part that is
   left counts as at least `left_over_min` [own: an instance that fills its node would beat any
   other]. Warm instances come first [own].
@@ -27,7 +29,8 @@ one open; those of the base (`_replicas.py`) are ours as well.
   instance takes the oldest that wait, as many as it was given, when these fill a batch or the
   oldest has waited for the instance's limit. What has waited for every limit may be taken by any.
 
-Keep-alive is `keep_alive_ns`, in place of the paper's histograms of idle times [own].
+Keep-alive is `keep_alive_ns`, in place of the paper's histograms of idle times [own]. Where compute
+is resident, a `utilisation` above the default costs less and hits less.
 Cost per decision: O(instances of the stage); every second O(all instances), and for each one that
 is started O(configurations of the stage x free nodes).
 
@@ -47,7 +50,7 @@ from headgate.core.policy import POSITIVE, Capabilities, Context, PolicyKind, bo
 from headgate.core.records import Node
 from headgate.planning.frontier.configs import StageConfig
 from headgate.planning.replicas import RatedConfig, Replica, rated
-from headgate.policies._replicas import Deployment, ReplicaConfig, ReplicaPolicy
+from headgate.policies._replicas import ReplicaConfig, ReplicaPolicy, StageReplicas
 
 _SINGLE_RATE_MIN: Final = 1.0  # r_low of batch 1, in items per second
 
@@ -95,13 +98,13 @@ class Infless(ReplicaPolicy):
                 yield rated(config, rate_min=rate_min, wait_ns=wait_ns)
 
     def choose(
-        self, deployment: Deployment, missing: float, items: int
+        self, stage: StageReplicas, missing: float, items: int
     ) -> tuple[RatedConfig, Node] | None:
         """The best score, of the configurations whose batches the residual rate fills."""
         variants = self.view.app.variants
         usable = [
             rating
-            for rating in deployment.ratings
+            for rating in stage.ratings
             if (rating.config.batch == 1 or rating.rate_min <= missing)
             and variants[rating.config.build].items_max(rating.config.shape_id) >= items
         ]
@@ -118,58 +121,54 @@ class Infless(ReplicaPolicy):
         """Throughput per resource over the part of what is left of the node that stays free."""
         return 1 / (max(1, config.cost) * max(self._left_over_min, left_over))
 
-    def scale(self, demands: Mapping[Deployment, float]) -> None:
+    def scale(self, demands: Mapping[StageReplicas, float]) -> None:
         """Scale out for residual rates; release what is below the band."""
         self.scale_out([d for d, rate in demands.items() if rate > d.rate_max], demands)
-        for deployment, rate in demands.items():
-            self._release(deployment, rate)
-            self._set_shares(deployment, rate)
+        for stage, rate in demands.items():
+            self._release(stage, rate)
+            self._set_shares(stage, rate)
 
-    def _release(self, deployment: Deployment, rate: float) -> None:
-        by_cost = sorted(deployment.replicas, key=lambda each: -each.config.cost)
+    def _release(self, stage: StageReplicas, rate: float) -> None:
+        by_cost = sorted(stage.replicas, key=lambda each: -each.config.cost)
         for replica in by_cost:
-            rate_max = deployment.rate_max
-            floor = self._alpha * deployment.rate_min + (1 - self._alpha) * rate_max
+            rate_max = stage.rate_max
+            floor = self._alpha * stage.rate_min + (1 - self._alpha) * rate_max
             if rate >= floor:
                 return
             if rate <= rate_max - replica.rating.rate_max:
-                self.remove_replica(deployment, replica)
+                self.remove_replica(stage, replica)
 
-    def _set_shares(self, deployment: Deployment, rate: float) -> None:
+    def _set_shares(self, stage: StageReplicas, rate: float) -> None:
         """Give each instance the rate that the load split says."""
-        rate_min, rate_max = deployment.rate_min, deployment.rate_max
+        rate_min, rate_max = stage.rate_min, stage.rate_max
         span = rate_max - rate_min
         part = min(1.0, max(0.0, (rate_max - rate) / span)) if span > 0 else 0.0
-        for replica in deployment.replicas:
+        for replica in stage.replicas:
             rating = replica.rating
-            replica.share = rating.rate_max - part * (rating.rate_max - rating.rate_min)
+            replica.set_share(rating.rate_max - part * (rating.rate_max - rating.rate_min))
 
-    def share_out(self, deployment: Deployment, items: int) -> None:
+    def share_out(self, stage: StageReplicas, items: int) -> None:
         """Give the items to the instance that has had the least of its share so far."""
-        ready = [replica for replica in deployment.replicas if self.is_ready(replica)]
+        ready = [replica for replica in stage.replicas if self.is_ready(replica)]
         total = sum(replica.share for replica in ready)
         if not total:
             return
         for replica in ready:
-            replica.lag += items * replica.share / total
-        chosen = max(ready, key=lambda each: each.lag)
-        chosen.lag -= items
-        chosen.credit += items
+            replica.fall_behind(items * replica.share / total)
+        max(ready, key=lambda each: each.lag).give(items)
 
-    def on_taken(self, deployment: Deployment) -> None:
+    def on_taken(self, stage: StageReplicas) -> None:
         """Take back from instances what they were given and others took."""
-        excess = sum(each.credit for each in deployment.replicas) - deployment.items_waiting
-        for replica in sorted(deployment.replicas, key=lambda each: -each.credit):
+        excess = sum(each.credit for each in stage.replicas) - stage.items_waiting
+        for replica in sorted(stage.replicas, key=lambda each: -each.credit):
             if excess <= 0:
                 return
-            taken = min(excess, replica.credit)
-            replica.credit -= taken
-            excess -= taken
+            excess -= replica.take_back(excess)
 
-    def available(self, deployment: Deployment, replica: Replica) -> int:
+    def available(self, stage: StageReplicas, replica: Replica) -> int:
         """What was given to an instance, and what was given to none."""
-        given = sum(each.credit for each in deployment.replicas)
-        return replica.credit + deployment.items_waiting - given
+        given = sum(each.credit for each in stage.replicas)
+        return replica.credit + stage.items_waiting - given
 
 
 POLICY = PolicyKind(Infless, Config, Capabilities(batches=True, mixed_pools=True))

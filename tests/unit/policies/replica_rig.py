@@ -38,7 +38,7 @@ from headgate.core.model import (
 )
 from headgate.core.scheduler.scheduler import Scheduler
 from headgate.policies import find_policy
-from headgate.policies._replicas import Deployment, ReplicaPolicy
+from headgate.policies._replicas import ReplicaPolicy, StageReplicas
 
 MS = MILLISECOND_NS
 # Batches of 1 to 4 items. A seventh of a GPU is what costs: an item in the small shape costs 20, or
@@ -106,8 +106,8 @@ class ReplicaRig:
         assert isinstance(policy, ReplicaPolicy)
         return policy
 
-    def stage(self, index: int = 0) -> Deployment:
-        return self.policy.deployments[0][index]
+    def stage(self, index: int = 0) -> StageReplicas:
+        return self.policy.stages[0][index]
 
     def configs(self, index: int = 0) -> list[tuple[int, int, int]]:
         """Node, shape and batch of each replica of a stage."""

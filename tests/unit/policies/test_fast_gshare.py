@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from replica_rig import ReplicaRig, make_function
 
 
-def rig_of(*, slo_ms: int = 100, nodes: int = 4, **settings: object) -> ReplicaRig:
+def rig_of(*, slo_ms: int = 100, nodes: int = 4, **settings: Any) -> ReplicaRig:
     """One function whose stage has the whole objective, scaled to the brim."""
-    options: dict[str, object] = {"margin": 0.0, "utilisation": 1.0, **settings}
+    options: dict[str, Any] = {"margin": 0.0, "utilisation": 1.0, **settings}
     return ReplicaRig("fast_gshare", [make_function(0)], slo_ms, nodes=nodes, **options)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from replica_rig import MS, ReplicaRig, make_function
 
@@ -9,9 +11,9 @@ from headgate.planning.replicas import RatedConfig
 from headgate.policies.infless import Infless
 
 
-def rig_of(slo_ms: int = 100, **settings: object) -> ReplicaRig:
+def rig_of(slo_ms: int = 100, **settings: Any) -> ReplicaRig:
     """One function whose stage has the whole objective, scaled to the brim."""
-    options: dict[str, object] = {"margin": 0.0, "utilisation": 1.0, **settings}
+    options: dict[str, Any] = {"margin": 0.0, "utilisation": 1.0, **settings}
     return ReplicaRig("infless", [make_function(0, has_large=False)], slo_ms, **options)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from replica_rig import ReplicaRig, make_function
 
@@ -11,7 +13,7 @@ from headgate.core.model import Compute
 from headgate.core.states import Outcome
 
 both = pytest.mark.parametrize("policy", ["infless", "fast_gshare"])
-SLOW = {"interval": "100s", "first": "100s"}
+SLOW: dict[str, Any] = {"interval": "100s", "first": "100s"}
 
 
 @both
