@@ -38,6 +38,7 @@ PLANNING = (
     "builds",
     "calendar",
     "dispatch",
+    "feasibility",
     "forecast",
     "placement",
     "shapes",

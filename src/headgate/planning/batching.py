@@ -15,8 +15,10 @@ from headgate.core.model import UNLIMITED
 from headgate.core.records import STAGES_MAX, Node, Task
 from headgate.core.states import TASK_READY
 from headgate.core.view import View
-from headgate.planning.admission import AdmissionControl, Promise
+from headgate.planning.admission import AdmissionControl
 from headgate.planning.build import Build
+from headgate.planning.builds import Builds
+from headgate.planning.feasibility import Promise
 from headgate.planning.shapes import Choice, ShapeChooser
 from headgate.planning.task_queues import EdfQueue, TaskQueues
 
@@ -26,9 +28,15 @@ class Batching:
     """Forms batches from the heads of queues."""
 
     def __init__(
-        self, view: View, admission: AdmissionControl, queues: TaskQueues, shapes: ShapeChooser
+        self,
+        view: View,
+        builds: Builds,
+        admission: AdmissionControl,
+        queues: TaskQueues,
+        shapes: ShapeChooser,
     ) -> None:
         self._view = view
+        self._builds = builds
         self._admission = admission
         self._queues = queues
         self._shapes = shapes
@@ -57,7 +65,7 @@ class Batching:
         if choice is not None:
             items_max = choice.items
         elif promise is None:
-            items_max = admission.unblocking_items(build, build.items_best)
+            items_max = admission.feasibility.unblocking_items(build, build.items_best)
         bytes_max = UNLIMITED if build.pool.faas is None else build.pool.faas.payload_bytes_max
         batch: list[Task] = []
         items = booked_ns = 0
@@ -94,7 +102,7 @@ class Batching:
             if is_own:
                 slip_ns = self._view.now_ns - promise.start_ns
                 if choice is not None:  # the latest start depends on the shape
-                    latest_ns = int(admission.latest_ns(head.request, head.id % STAGES_MAX))
+                    latest_ns = int(self._builds.latest_ns(head.request, head.id % STAGES_MAX))
                     slip_ns = self._view.now_ns + int(lane_ns) - latest_ns
                 build.narrowest().on_sent(slip_ns)
         self._queues.update_heads(queue, build.function_id, promise)
@@ -111,7 +119,7 @@ class Batching:
         z = self._admission.margins.z[task.request.pipeline.id]
         items_max = build.items_within(promise.due_ns - ready_ns, z)
         if build is promise.build and items_max < promise.size:  # behind its schedule
-            latest_ns = self._admission.latest_ns(task.request, task.id % STAGES_MAX)
+            latest_ns = self._builds.latest_ns(task.request, task.id % STAGES_MAX)
             by_latest = build.items_within(latest_ns - ready_ns, 0.0)
             items_max = max(items_max, min(by_latest, promise.size))
         return items_max
@@ -131,8 +139,8 @@ class Batching:
     def _is_lost(self, queue: EdfQueue, task: Task, promise: Promise) -> bool:
         """Whether a task cannot be in time, or only in a batch that would make others late."""
         now_ns, items = self._view.now_ns, task.request.items
-        left_ns = self._admission.latest_ns(task.request, task.id % STAGES_MAX) - now_ns
-        if self._admission.fastest_ns(task.function.id, items) > left_ns:
+        left_ns = self._builds.latest_ns(task.request, task.id % STAGES_MAX) - now_ns
+        if self._builds.fastest_ns(task.function.id, items) > left_ns:
             return True
         build = promise.build
         if 2 * items > promise.size or queue.items <= items or len(build.shape_ids) > 1:

@@ -93,6 +93,7 @@ class Build:
         "shape_id",
         "shape_ids",
         "share",
+        "start_shape_id",
         "variant",
         "warm_pool",
         "weight",
@@ -136,6 +137,7 @@ class Build:
         # those that it chooses among, the smallest first; otherwise it is the only one.
         self.shape_id = shape_id
         self.shape_ids = [shape_id]
+        self.start_shape_id = 0 if pool.compute == Compute.PER_BATCH else shape_id
         if pool.compute == Compute.PER_BATCH and pool.faas is None:
             ids = [id for id, times in enumerate(variant.shapes) if pool.has_room_for(times.shape)]
             self.shape_ids = sorted(ids, key=self._weights.__getitem__) or [shape_id]

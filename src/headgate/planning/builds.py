@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from itertools import islice
+from math import inf
 from typing import Final, final
 
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import App, Pool
-from headgate.core.records import Batch, Instance, Node, Task
+from headgate.core.records import Batch, Instance, Node, Request, Task
 from headgate.core.states import BATCH_FINISHED, INSTANCE_STARTING, ON_HOST
 from headgate.core.view import View
 from headgate.planning.build import Build, ComputeMix
@@ -92,6 +93,37 @@ class Builds:
         # By instance id: calendar, predicted end, and whether it counts as a lane less.
         self._starts: dict[int, tuple[Calendar, int, bool]] = {}
         self._counted: set[int] = set()  # nodes whose lanes are in their calendar
+
+    def isolated_ns(self, request: Request, *, as_observed: bool = False) -> float:
+        """Latency of a request on an idle system."""
+        tasks, items = request.tasks, request.items
+        if len(tasks) == 1:
+            return self.fastest_ns(tasks[0].function.id, items, as_observed=as_observed)
+        times_ns = [
+            self.fastest_ns(task.function.id, items, as_observed=as_observed) for task in tasks
+        ]
+        return max(request.pipeline.longest_to(times_ns))
+
+    def fastest_ns(self, function_id: int, items: int, *, as_observed: bool = False) -> float:
+        """Least time of a task on any build, by the profile or as observed if that is less.
+
+        With `as_observed`, as observed even if that is more.
+        """
+        best_ns = inf
+        for build in self.of_function[function_id]:
+            time_ns = build.fastest_ns(min(items, build.items_max), as_observed=as_observed)
+            best_ns = min(best_ns, time_ns)
+        return 0.0 if best_ns == inf else best_ns
+
+    def latest_ns(self, request: Request, stage: int) -> float:
+        """When a stage must be done for the request to be in time, with nothing to spare."""
+        after = request.pipeline.successors[stage]
+        if not after:
+            return request.deadline_ns
+        items = request.items
+        times_ns = [self.fastest_ns(t.function.id, items) for t in request.tasks]
+        from_ns = request.pipeline.longest_from(times_ns)
+        return request.deadline_ns - max(from_ns[index] for index in after)
 
     def observe_load(self, build: Build, work_ns: float) -> None:
         """Record work that was offered to a build, admitted or not."""

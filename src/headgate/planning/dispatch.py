@@ -64,7 +64,15 @@ class Dispatcher:
         self._placement = placement
         self._spillover = spillover
         self._shapes = shapes
-        self.held: dict[int, int] = {}  # by build id: when to look again at what waits for more
+        self._held: dict[int, int] = {}  # by build id: when to look again at what waits for more
+
+    def take_held(self) -> list[tuple[int, int]]:
+        """The builds whose tasks wait for more to fill a batch, and when to offer them a node."""
+        if not self._held:
+            return []
+        held = list(self._held.items())
+        self._held.clear()
+        return held
 
     def to_node(self, node: Node) -> Send | None:
         """The next batch for a node; None if it has no free slot, or should run nothing now.
@@ -149,7 +157,7 @@ class Dispatcher:
             if promise is not None and not task.must_run_alone:
                 at_ns = shapes.hold_until_ns(build, task, waiting, left_ns, z, best.cost)
                 if at_ns > self._view.now_ns:
-                    self.held[build.id] = at_ns
+                    self._held[build.id] = at_ns
                     return None
             roomy = self._placement.node_with_room(build, task, best.shape_id, node)
             if roomy is not None:
@@ -235,7 +243,7 @@ class Dispatcher:
         if faas is None or promise is None or promise.build is faas:
             return None
         items, now_ns = task.request.items, self._view.now_ns
-        left_ns = self._admission.latest_ns(task.request, task.id % STAGES_MAX) - now_ns
+        left_ns = self._builds.latest_ns(task.request, task.id % STAGES_MAX) - now_ns
         wait_ns = promise.build.narrowest().free_in_ns(now_ns)
         if wait_ns + promise.build.cautious_ns(items, _LATE_Z) <= left_ns:
             return None

@@ -138,6 +138,8 @@ class Placement:
         load; in the latter case one idle node stays free.
         """
         view = self._view
+        if build.cold_start_ns == 0 or build.warm_pool is not None or build.pool.is_elastic:
+            return None
         if not self._is_startable(build, self._builds.node_count(build.pool.id)):
             return None
         is_worth_it = is_awaited or (
@@ -147,6 +149,13 @@ class Placement:
         if not is_worth_it or not self._builds.wants_instance(build):
             return None
         return self._idle_node(build)
+
+    def should_prewarm(self, build: Build, node: Node) -> bool:
+        """Whether a node that joined should start a build of which it lacks the declared number."""
+        wanted = self._view.app.functions[build.function_id].prewarm_nodes
+        return self._builds.count_instances(build) < wanted and has_room(
+            self._view, node, build.variant
+        )
 
     def _is_startable(self, build: Build, below: int) -> bool:
         """Whether fewer nodes than `below` hold a build, and it can be loaded."""
@@ -181,7 +190,7 @@ class Placement:
                 and self._can_take(node, build)
                 and self._may_start(node, build, is_urgent=is_urgent)
             ):
-                if has_room(view, node, build.variant):
+                if has_room(self._view, node, build.variant):
                     return node
                 fallback = fallback or node
         return fallback

@@ -75,7 +75,7 @@ class ShapeChooser:
             return
         arrivals = self._arrivals.get(build.id)
         if arrivals is None:
-            arrivals = self._arrivals[build.id] = OfferedLoad(_RATE_MEMORY_NS, _RATE_MEMORY_NS // 4)
+            arrivals = self._arrivals[build.id] = OfferedLoad(_RATE_MEMORY_NS, _RATE_MEMORY_NS // 20)
         arrivals.observe(self._view.now_ns, items * _RATE_UNIT_NS)
 
     def choose(

@@ -19,9 +19,9 @@ from headgate.core.model import App
 from headgate.core.policy import LazyDeletions
 from headgate.core.records import Task
 from headgate.core.states import TASK_READY
-from headgate.planning.admission import Promise
 from headgate.planning.build import Build
 from headgate.planning.builds import Builds
+from headgate.planning.feasibility import Promise
 
 # Lane time of best-effort tasks relative to that of promised ones, while both wait: a little more
 # than 5 % of all, which the regret search demands (docs/regret.md).
@@ -229,9 +229,9 @@ class TaskQueues:
         """A function with best effort that was not offered to the nodes of all its pools yet."""
         return self._given_up.pop() if self._given_up else None
 
-    def needs_node(self, function_id: int) -> bool:
-        """Whether a task waits that no call can carry."""
-        return self.best_effort[function_id][NODES_ONLY].items > 0
+    def needing_nodes(self) -> list[int]:
+        """The functions with a task that waits and that no call can carry."""
+        return [id for id, queues in enumerate(self.best_effort) if queues[NODES_ONLY].items > 0]
 
     def update_heads(self, queue: EdfQueue, function_id: int, promise: Promise | None) -> None:
         """Note that a queue has a new head."""

@@ -10,14 +10,15 @@ The general-purpose policy, meant to work with one configuration. Its parts, eac
   became of its promises.
 - *Order* (`task_queues`). Promised tasks go by latest start. What has no objective, or can no
   longer be in time, is best effort: it gets what is left, and 5 % of a pool while it waits.
-- *Batching* (`batching`). As large as the promises of the members allow.
+- *Batching* (`batching`, `shapes`). As large as the promises of the members allow. Where batches
+  have shapes: the cheapest shape and size with which the rest of the pipeline is in time.
 - *Placement* (`placement`, `builds`). A free node that holds the weights. Where memory is scarce,
   functions share the nodes in proportion to their load, and a cold start respects these shares.
 - *Dispatch* (`dispatch`). Which queue goes next to a free node, or to a FaaS platform.
 - *Spillover* (`spillover`). What no node can do in time is promised a call of a FaaS platform; the
   concurrency that such calls need sets how many instances are kept warm.
-- *Renting* (`rent_or_call`). A node of an elastic pool is rented and released when the calls that
-  it would have saved are worth it.
+- *Renting* (`rent_or_call`). A node of an elastic pool is rented when the calls that it saves are
+  worth it.
 
 A promise binds: a task goes to the build that its promise names. Another pool takes it only if it
 is in time there and nothing waits there.
@@ -32,6 +33,7 @@ True
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Final, final
 
@@ -46,13 +48,13 @@ from headgate.core.policy import (
     PolicyKind,
 )
 from headgate.core.records import Batch, Instance, Node, Request, Task
-from headgate.core.states import TASK_READY, Outcome, Rejection, Settlement
+from headgate.core.states import TASK_READY, Settlement
 from headgate.planning.admission import AdmissionControl
 from headgate.planning.batching import Batching
 from headgate.planning.build import Build
 from headgate.planning.builds import Builds
 from headgate.planning.dispatch import Dispatcher, Send
-from headgate.planning.placement import Placement, has_room
+from headgate.planning.placement import Placement
 from headgate.planning.rent_or_call import NodeAutoscaler
 from headgate.planning.shapes import ShapeChooser
 from headgate.planning.spillover import Spillover
@@ -85,16 +87,16 @@ class Headgate(Policy):
         self._admission = AdmissionControl(self.view, self._builds, self._spillover)
         self._queues = TaskQueues(app, self._builds, config.default_deadline_factor)
         self._shapes = ShapeChooser(self.view, self._builds)
-        self._batching = Batching(self.view, self._admission, self._queues, self._shapes)
+        parts = (self.view, self._builds, self._admission, self._queues)
+        self._batching = Batching(*parts, self._shapes)
         self._placement = Placement(self.view, self._builds)
         self._dispatch = Dispatcher(
-            self.view, self._builds, self._admission, self._queues, self._batching,
-            self._placement, self._spillover, self._shapes,
-        )  # fmt: skip
+            *parts, self._batching, self._placement, self._spillover, self._shapes
+        )
         self._autoscaler = NodeAutoscaler(app, self._builds.faas_targets())
         if self._autoscaler.is_needed:
             self.plan_every_ns = SECOND_NS
-        self._ready: list[Task] = []  # queued, and not offered to nodes yet
+        self._ready: deque[Task] = deque()  # queued, and not offered to nodes yet
         self.admission_margins = self._admission.margins.z
 
     # Requests
@@ -107,17 +109,7 @@ class Headgate(Policy):
         is_admitted = self._admission.admit(request)
         self._grow(request, was_admitted=is_admitted)
         if not is_admitted:
-            self.orders.reject(request, self._refusal(request))
-
-    def _refusal(self, request: Request) -> Settlement:
-        best_ns = int(self._admission.isolated_ns(request))
-        if self.view.now_ns + best_ns > request.deadline_ns:
-            return Settlement(Outcome.REJECTED, Rejection.INFEASIBLE, predicted_ns=best_ns)
-        if not self._admission.can_run(request):
-            return Settlement(Outcome.REJECTED, Rejection.UNAVAILABLE)
-        wait_ns = self._admission.wait_ns(request)
-        reason = Rejection.UNFAIR if self._admission.was_share_used else Rejection.OVERLOADED
-        return Settlement(Outcome.REJECTED, reason, best_ns + wait_ns, wait_ns)
+            self.orders.reject(request, self._admission.refusal(request))
 
     def on_settled(self, request: Request, settlement: Settlement) -> None:
         self._admission.on_settled(request, settlement.outcome)
@@ -135,8 +127,8 @@ class Headgate(Policy):
 
     def _start(self, build: Build, node: Node | None) -> None:
         if node is not None:
-            shape_id = build.shape_id if node.binds_at_start else 0
-            self._builds.on_start(self.orders.start(build.variant, node, shape_id))
+            instance = self.orders.start(build.variant, node, build.start_shape_id)
+            self._builds.on_start(instance)
 
     def uses_faas(self, function_id: int) -> bool:
         return self._builds.faas[function_id] is not None
@@ -161,8 +153,8 @@ class Headgate(Policy):
 
     def _offer_ready(self) -> None:
         """Offer nodes and calls to the tasks that have become ready."""
-        ready, self._ready = self._ready, []
-        for task in ready:
+        while self._ready:
+            task = self._ready.popleft()
             if task.state == TASK_READY:
                 self._offer_task(task)
 
@@ -179,14 +171,11 @@ class Headgate(Policy):
         self._offer_given_up()
         for build in self._builds.of_function[task.function.id]:
             # Only now: a start must not take the node that the task itself can have.
-            if build.cold_start_ns and build.warm_pool is None and not build.pool.is_elastic:
-                is_awaited = task.state == TASK_READY
-                self._start(build, self._placement.prestart_node(build, is_awaited=is_awaited))
+            is_awaited = task.state == TASK_READY
+            self._start(build, self._placement.prestart_node(build, is_awaited=is_awaited))
 
     def on_task_withdrawn(self, task: Task) -> None:
         self._queues.withdraw(task, self._admission.booked(task))
-
-    # Nodes
 
     def on_capacity(self, node: Node) -> None:
         self._serve(node)
@@ -216,8 +205,7 @@ class Headgate(Policy):
         """Send batches to a node while it has a free slot and something should run there."""
         while (send := self._dispatch.to_node(node)) is not None:
             self._send(send)
-        while self._dispatch.held:
-            build_id, at_ns = self._dispatch.held.popitem()
+        for build_id, at_ns in self._dispatch.take_held():
             self.orders.set_timer(_MORE, at_ns, build_id)
 
     def _send(self, send: Send) -> None:
@@ -245,28 +233,28 @@ class Headgate(Policy):
         """Call for the tasks of a function that were promised a call, or run nowhere else."""
         while (send := self._dispatch.to_faas(function_id)) is not None:
             self._send(send)
-        at_ns = self._dispatch.retry_call_at_ns(function_id)
-        if at_ns is not None:
+        if (at_ns := self._dispatch.retry_call_at_ns(function_id)) is not None:
             self.orders.set_timer(_CALL, at_ns, function_id)
 
     def on_timer(self, name: str, number: int) -> None:
         if name == _MORE:
             self._offer(self._builds.all[number])
-            self._offer_given_up()
-            return
-        build = self._builds.faas[number]
-        assert build is not None
-        if name == _RESIZE_WARM_POOL:
-            resize = self._spillover.resize(build)
-            if resize is not None:
-                self.orders.keep_warm(
-                    build.variant, build.pool, resize.count, is_provisioned=resize.is_provisioned
-                )
-            at_ns = self._spillover.review_at_ns(build)
-            if at_ns is not None:
-                self.orders.set_timer(_RESIZE_WARM_POOL, at_ns, number)
-        self._call(number)
+        else:
+            if name == _RESIZE_WARM_POOL:
+                self._resize_warm_pool(number)
+            self._call(number)
         self._offer_given_up()
+
+    def _resize_warm_pool(self, function_id: int) -> None:
+        build = self._builds.faas[function_id]
+        assert build is not None
+        resize = self._spillover.resize(build)
+        if resize is not None:
+            self.orders.keep_warm(
+                build.variant, build.pool, resize.count, is_provisioned=resize.is_provisioned
+            )
+        if (at_ns := self._spillover.review_at_ns(build)) is not None:
+            self.orders.set_timer(_RESIZE_WARM_POOL, at_ns, function_id)
 
     # What happens to batches, instances and nodes
 
@@ -281,13 +269,11 @@ class Headgate(Policy):
 
     def on_instance_gone(self, instance: Instance) -> None:
         self._builds.on_instance_gone(instance)
-        build = self._builds.on_pool[instance.pool.id][instance.variant.function_id]
-        if build is not None:
-            self._leave(build)
+        self._leave(self._builds.on_pool[instance.pool.id][instance.variant.function_id])
 
-    def _leave(self, build: Build) -> None:
+    def _leave(self, build: Build | None) -> None:
         """Move what waits for a build that has no node any more to other builds."""
-        if not self._builds.is_usable(build):
+        if build is not None and not self._builds.is_usable(build):
             for task in self._queues.drain(build):
                 self.on_task_ready(task)
             self._offer_ready()
@@ -295,27 +281,19 @@ class Headgate(Policy):
             self._offer_given_up()
 
     def plan(self) -> Plan:
-        functions = range(len(self.view.app.functions))
-        needed = [id for id in functions if self._queues.needs_node(id)]
-        unavailable = self._builds.unavailable_pools()
+        unavailable, needed = self._builds.unavailable_pools(), self._queues.needing_nodes()
         return Plan(self._autoscaler.targets(self.view.now_ns, unavailable, needed))
 
     def on_node_joined(self, node: Node) -> None:
         self._builds.on_node_joined(node)
-        for function in self.view.app.functions:
-            build = self._builds.on_pool[node.pool.id][function.id]
-            if (
-                build is not None
-                and self._builds.count_instances(build) < function.prewarm_nodes
-                and has_room(self.view, node, build.variant)
-            ):
+        for build in self._builds.on_pool[node.pool.id]:
+            if build is not None and self._placement.should_prewarm(build, node):
                 self._start(build, node)
 
     def on_node_lost(self, node: Node) -> None:
         self._builds.on_node_lost(node)
         for build in self._builds.on_pool[node.pool.id]:
-            if build is not None:
-                self._leave(build)
+            self._leave(build)
 
 
 POLICY = PolicyKind(Headgate, Config, Capabilities(batches=True, mixed_pools=True, serverless=True))

@@ -11,7 +11,7 @@ from headgate.core.clock import NEVER_NS
 from headgate.core.model import Pool, Profile
 from headgate.core.records import STAGES_MAX, Request
 from headgate.core.states import Outcome
-from headgate.planning.admission import Promise
+from headgate.planning.feasibility import Promise
 
 TEN = Profile((10 * MS,))
 BATCHES = Profile((10 * MS, 12 * MS, 14 * MS, 16 * MS))
@@ -162,9 +162,9 @@ def test_what_comes_without_an_objective_is_not_promised() -> None:
 def test_the_last_moment_of_a_stage_leaves_time_for_the_stages_after_it() -> None:
     rig = PlanningRig(make_app([TEN, BATCHES], NODES, latency_ms=200, pipelines=[DIAMOND]))
     request = rig.ask()
-    latest_ms = [rig.admission.latest_ns(request, stage) / MS for stage in range(4)]
+    latest_ms = [rig.builds.latest_ns(request, stage) / MS for stage in range(4)]
     assert latest_ms == [180.0, 190.0, 190.0, 200.0]
-    assert rig.admission.isolated_ns(request) == 30 * MS
+    assert rig.builds.isolated_ns(request) == 30 * MS
 
 
 def test_margins_grow_with_misses_and_shrink_slowly_for_their_pipeline_alone() -> None:

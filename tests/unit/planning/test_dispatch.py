@@ -29,7 +29,7 @@ class DispatchRig:
         rig = self.rig = PlanningRig(make_app([PROFILE], *pools, latency_ms=latency_ms))
         self.queues = TaskQueues(rig.view.app, rig.builds, 30.0)
         self.shapes = ShapeChooser(rig.view, rig.builds)
-        self.batching = Batching(rig.view, rig.admission, self.queues, self.shapes)
+        self.batching = Batching(rig.view, rig.builds, rig.admission, self.queues, self.shapes)
         self.dispatch = Dispatcher(
             rig.view, rig.builds, rig.admission, self.queues, self.batching, rig.placement,
             rig.spillover, self.shapes,
