@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
@@ -33,10 +33,10 @@ def cells_figure(table: CellTables) -> Figure:
     axes = figure.subplots(len(sets), 2, squeeze=False)
     for (left, right), name in zip(axes, sets, strict=True):
         cells = [each for each in table.cells if each.profiles == name]
-        _draw_bars(left, cells, [[100 * hit for hit in _hits(each)] for each in cells], 100.0)
+        _draw_bars(left, cells, _hit_percentages, 100.0)
         style_axes(left, title=f"{name}: hit rate", y_label="%")
         left.set_ylim(0, 105)
-        _draw_bars(right, cells, [_costs(each) for each in cells], 1.0)
+        _draw_bars(right, cells, CellTable.costs, 1.0)
         for position, each in enumerate(cells):
             bound = fmean(each.bound())
             right.plot([position - 0.45, position + 0.45], [bound] * 2, color=INK, linewidth=1.4,
@@ -56,9 +56,8 @@ def latency_figure(table: CellTables) -> Figure:
         cells = [each for each in table.cells if each.profiles == name]
         for each_axes, each in zip(row, cells, strict=False):
             _draw_distributions(each_axes, each)
-            style_axes(each_axes, title=f"{name}: {each.label}", grid="both")
-            each_axes.title.set_fontsize(9)
-        row[0].set_ylabel("share of all requests", fontsize=9, color=MUTED)
+            style_axes(each_axes, title=each.label, grid="both")
+        row[0].set_ylabel(f"{name}: share of all requests", fontsize=9, color=MUTED)
     for each_axes in axes[-1]:
         each_axes.set_xlabel("response time / SLO", fontsize=9, color=MUTED)
     _add_legend(figure, axes[0][0])
@@ -91,23 +90,31 @@ def dynamics_figure(table: DynamicsTable, load: str, others: Sequence[str]) -> F
     return figure
 
 
-def _hits(cell: CellTable) -> list[float]:
-    return [fmean(cell.hits(policy)) for policy in cell.runs]
-
-
-def _costs(cell: CellTable) -> list[float]:
-    return [fmean(cell.costs(policy)) for policy in cell.runs]
+def _hit_percentages(cell: CellTable, policy: str) -> list[float]:
+    return [100 * hit for hit in cell.hits(policy)]
 
 
 def _draw_bars(
-    axes: Axes, cells: Sequence[CellTable], values: Sequence[Sequence[float]], level: float
+    axes: Axes,
+    cells: Sequence[CellTable],
+    values: Callable[[CellTable, str], list[float]],
+    level: float,
 ) -> None:
+    """Draw a bar with its 95 % interval for every cell and policy."""
     policies = list(cells[0].runs)
     width = 0.86 / len(policies)
     for number, policy in enumerate(policies):
         x = np.arange(len(cells)) - 0.43 + (number + 0.5) * width
-        heights = [each[number] for each in values]
-        axes.bar(x, heights, 0.92 * width, color=_colour(number), label=policy)
+        of_seeds = [values(each, policy) for each in cells]
+        axes.bar(
+            x,
+            [fmean(each) for each in of_seeds],
+            0.92 * width,
+            yerr=[margin(each) for each in of_seeds],
+            error_kw={"linewidth": 0.9, "ecolor": INK},
+            color=_colour(number),
+            label=policy,
+        )
     axes.axhline(level, color=MUTED, linewidth=0.9, linestyle=DASHES)
     axes.set_xticks(range(len(cells)), [each.label for each in cells])
 
