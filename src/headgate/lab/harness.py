@@ -92,6 +92,7 @@ class Environment:
     clients: tuple[SimClient, ...] = ()  # that react to responses, in addition to the arrivals
     request_ns: int = 0  # client-side latency on top of what the Scheduler sees
     since_ns: int = 0  # requests that arrive earlier are a warm-up, and not counted
+    decision_ns: int = 0  # simulated time per event that the Scheduler handles
     work_unit_ns: int = 0  # simulated time per unit of work that the policy reports
     faults: tuple[tuple[int, FaultAction], ...] = ()
 
@@ -108,6 +109,7 @@ class Environment:
             truth=self.truth,
             request_ns=self.request_ns,
             announces=policy.announces,
+            decision_ns=self.decision_ns,
             work_unit_ns=self.work_unit_ns,
             faults=self.faults,
         )

@@ -1,6 +1,6 @@
 """Time to plan pipelines: frontiers, decisions from them, and ESG's search beside brute force.
 
-Three kinds of measurement, all in this process and on the same tables of candidates:
+Four kinds of measurement, all in this process and on the same tables of candidates:
 
 - *frontiers*: building the frontiers of a pipeline and of the rest behind each of its stages, and
   rebuilding them after the profile of a stage in the middle has changed; exactly, and once with a
@@ -10,7 +10,8 @@ Three kinds of measurement, all in this process and on the same tables of candid
 - *searches*: ESG_1Q at strict, moderate and relaxed objectives, of which a random part up to a
   tenth has passed. Its time includes sorting the candidates, because the queue length changes
   which there are. *Plain* is the search without the three steps that the paper does not have
-  (`headgate.planning.esg_search`).
+  (`headgate.planning.esg_search`);
+- *policies*: all that a Scheduler does per event, in the cells of `headgate reproduce esg`.
 
 Objectives are 0.8, 1.0 and 1.2 times the time at the smallest configuration, as in the paper. In
 the measured tables that time is close to the shortest, because a single image decodes no faster on
@@ -35,7 +36,11 @@ from typing import TYPE_CHECKING, Final
 from headgate.core.model import Shape
 from headgate.core.rng import stream
 from headgate.lab.experiments import Check, Progress, Result, Row
+from headgate.lab.experiments.esg_cluster.environment import CELLS, ClusterScenario
+from headgate.lab.experiments.esg_cluster.profiles import MEASURED, RECALLED
+from headgate.lab.experiments.esg_cluster.runs import DecisionTimer
 from headgate.lab.figures import draw_lines, write_figures
+from headgate.lab.harness import PolicyCase
 from headgate.lab.stage_configs import ESG_BASE_MS, law_configs, measured_configs
 from headgate.metrics.report.style import INK, new_figure, number_log_axis, style_axes
 from headgate.planning.esg_search import ConfigPath, EsgSearch, brute_force
@@ -44,6 +49,7 @@ from headgate.planning.frontier.decision import StageDecider, fits_any
 from headgate.planning.frontier.graph import StageGraph
 from headgate.planning.frontier.pipeline import PipelineFrontier
 from headgate.planning.frontier.slo_split import split_slo
+from headgate.sim.run import Setup
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -85,6 +91,12 @@ _PLAIN_SEARCHES: Final = 4
 _PATHS: Final = 5  # K of ESG_1Q
 _EXPANSIONS_MAX: Final = 50_000
 _BUILD_MS_MAX: Final = 50.0
+_POLICIES: Final = ("esg", "infless", "fast_gshare", "orion", "aquatope", "headgate")
+_CELLS: Final = tuple(
+    ClusterScenario(profiles, cell, duration_s=2.0, warm_up_s=1.0)
+    for profiles in (MEASURED, RECALLED)
+    for cell in CELLS
+)
 _SEARCH_MS_MAX: Final = 10.0
 _DECISION_US_MAX: Final = 10.0
 _DECISION_P99_US_MAX: Final = 50.0
@@ -150,6 +162,7 @@ class _Searched:
     median_ms: float
     p99_ms: float
     expansions_max: int
+    us_per_expansion: float  # all searches together: what an experiment charges for one
     infeasible: int  # searches that could only say so
     cut: int  # searches that reached the limit of expansions
 
@@ -161,6 +174,7 @@ class _Searched:
             "median_ms": round(self.median_ms, 3),
             "p99_ms": round(self.p99_ms, 3),
             "most_expansions": self.expansions_max,
+            "us_per_expansion": round(self.us_per_expansion, 1),
             "infeasible": self.infeasible,
         }
 
@@ -188,6 +202,8 @@ def run(*, progress: Progress, out: Path | None = None) -> Result:
     grouped = [_measure_groups(table, objective) for table in _TABLES for objective in _OBJECTIVES]
     progress("brute force: 3 functions")
     compared, brute = _compare_with_brute_force()
+    progress("policies in the cells of `headgate reproduce esg`")
+    policies = [_measure_policy(name, scenario) for scenario in _CELLS for name in _POLICIES]
     base = [
         each for each in decided if (each.stages, each.configs) == (_BASE_STAGES, _BASE_CONFIGS)
     ]
@@ -198,6 +214,7 @@ def run(*, progress: Progress, out: Path | None = None) -> Result:
         *(each.row() for each in by_objective),
         *grouped,
         brute,
+        *policies,
     ]
     checks = [*_checks(built, base, by_objective), compared]
     figures = write_figures(out, NAME, lambda: {"growth": _figure(built, decided, searched)})
@@ -375,7 +392,7 @@ def _searches(
     *,
     is_plain: bool = False,
 ) -> _Searched:
-    times, most, infeasible, cut = [], 0, 0, 0
+    times, most, expansions, infeasible, cut = [], 0, 0, 0, 0
     for app, budgets_ns in zip(apps, budgets, strict=True):
         for budget_ns in budgets_ns:
             started = thread_time_ns()
@@ -388,6 +405,7 @@ def _searches(
             finally:
                 times.append(thread_time_ns() - started)
             most = max(most, found.expansions)
+            expansions += found.expansions
             cut += not found.is_complete
     times.sort()
     return _Searched(
@@ -398,9 +416,25 @@ def _searches(
         median(times) / 1e6,
         _p99(times) / 1e6,
         most,
+        sum(times) / 1e3 / max(1, expansions),
         infeasible,
         cut,
     )
+
+
+def _measure_policy(name: str, scenario: ClusterScenario) -> Row:
+    """Measure all that a Scheduler does per event in the experiment on ESG's cluster."""
+    environment, policy = scenario.environment(0), PolicyCase(name)
+    timer = DecisionTimer(Setup(environment.app, *policy.build()))
+    columns = environment.simulate(policy, 0, observer=timer)
+    requests = len(columns.requests)
+    return {
+        "policy": name,
+        "cell": f"{scenario.profiles}, {scenario.cell.name}",
+        "us_per_event": round(timer.took_ns / 1e3 / timer.events, 1),
+        "us_per_request": round(timer.took_ns / 1e3 / requests, 1),
+        "work_per_request": round(columns.work / requests, 1),
+    }
 
 
 def _compare_with_brute_force() -> tuple[Check, Row]:

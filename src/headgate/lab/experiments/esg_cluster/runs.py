@@ -1,0 +1,154 @@
+"""Runs of the ESG experiment, and what is measured in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import nan
+from time import thread_time_ns
+from typing import Final, final
+
+import numpy as np
+
+from headgate.core.actions import Action, Dispatch
+from headgate.core.clock import MILLISECOND_NS
+from headgate.core.events import Event
+from headgate.core.states import Outcome
+from headgate.lab.aquatope import Trained, train
+from headgate.lab.experiments.esg_cluster.environment import ClusterScenario
+from headgate.lab.harness import Case, Floats, count_unserved, request_times
+from headgate.lab.plan_misses import PlanMisses, PlansAhead
+from headgate.sim.interfaces import Observer
+from headgate.sim.run import Setup, build_schedulers
+
+ClusterCase = Case[ClusterScenario]
+QUANTILES: Final = (0.5, 0.95, 0.99)
+_CURVE: Final = np.linspace(0.0, 1.0, 201)  # quantiles kept of a run, for figures
+
+
+_TRAINING_SEED: Final = 1_000
+# Charged per event, for policies that report no work: about what they take on average in
+# `headgate bench planner`. Nothing is decided by `aquatope`.
+_DECISION_NS: Final = {"headgate": 300_000, "infless": 100_000, "fast_gshare": 100_000}
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingCase:
+    """A scenario in which `aquatope` is trained, and how many configurations it tries."""
+
+    scenario: ClusterScenario
+    trials: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRun:
+    """One run. Costs are of all requests, hits and times of those after the warm-up."""
+
+    requests: int
+    hit_rate: float
+    unserved: float  # share without a response: rejected, expired, failed
+    usd_per_request: float
+    slo_ratios: tuple[float, ...]  # quantiles of response time over objective, of those served
+    overhead_ms: float  # charged per dispatch
+    busy: float  # share of the time that the scheduler spends planning
+    batch: float  # mean items of a batch
+    misses: float  # share of dispatches whose plan misses; NaN if plans are not judged
+
+    def ratio(self, quantile: float) -> float:
+        """Return a quantile of the response time over the objective, of requests served."""
+        return float(np.interp(quantile, _CURVE, self.slo_ratios))
+
+
+def run_cell(case: ClusterCase, seed: int) -> ClusterRun:
+    """Run a case; in the first run, judge plans that are made ahead. For worker processes."""
+    return _run(case, seed, judges_plans=seed == 0)
+
+
+def run_changed(case: ClusterCase, seed: int) -> ClusterRun:
+    """Run a case of the dynamics. For worker processes."""
+    return _run(case, seed, judges_plans=False)
+
+
+def train_aquatope(case: TrainingCase, seed: int) -> Trained:
+    """Train the configurations of a scenario on seeds that no run has. For worker processes."""
+    return train(case.scenario, seeds=(_TRAINING_SEED + seed,), trials=case.trials, seed=seed)
+
+
+def _run(case: ClusterCase, seed: int, *, judges_plans: bool) -> ClusterRun:
+    environment = replace(
+        case.scenario.environment(seed), decision_ns=_DECISION_NS.get(case.policy.name, 0)
+    )
+    kind, config = case.policy.build()
+    counter = _DispatchCounter()
+    observers: list[Observer] = [counter]
+    misses = None
+    if judges_plans and issubclass(kind.make, PlansAhead):
+        misses = PlanMisses(Setup(environment.app, kind, config, seed=seed))
+        observers.append(misses)
+    columns = environment.simulate(case.policy, seed, observer=_Observers(observers))
+    times, requests = request_times(columns, environment.since_ns)
+    slos_ms = np.array([p.slo.latency_ns / MILLISECOND_NS for p in environment.app.pipelines])
+    ratios = times.response_ms / slos_ms[requests.pipeline]
+    work_ns = columns.work * environment.work_unit_ns + counter.events * environment.decision_ns
+    begin_ns = int(columns.requests.arrival_ns[0])
+    dispatches = counter.dispatches
+    return ClusterRun(
+        requests=len(requests),
+        hit_rate=float(times.is_met.mean()),
+        unserved=count_unserved(requests.outcome) / len(requests),
+        usd_per_request=sum(use.allocation_usd for use in columns.resources)
+        / len(columns.requests),
+        slo_ratios=_curve(ratios[requests.outcome <= Outcome.LATE]),
+        overhead_ms=work_ns / MILLISECOND_NS / dispatches if dispatches else nan,
+        busy=work_ns / (columns.end_ns - begin_ns),
+        batch=counter.items / dispatches if dispatches else nan,
+        misses=misses.miss_rate if misses else nan,
+    )
+
+
+def _curve(ratios: Floats) -> tuple[float, ...]:
+    if not len(ratios):
+        return (nan,) * len(_CURVE)
+    return tuple(np.quantile(ratios, _CURVE).tolist())
+
+
+@final
+class DecisionTimer(Observer):
+    """Measures what a policy's decisions take, in CPU time, by a second Scheduler."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.took_ns = self.events = 0
+        (self._scheduler,) = build_schedulers(setup)
+
+    def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
+        started = thread_time_ns()
+        self._scheduler.handle(now_ns, event)
+        self.took_ns += thread_time_ns() - started
+        self.events += 1
+
+
+@final
+class _DispatchCounter(Observer):
+    """Counts events, dispatches and their items."""
+
+    def __init__(self) -> None:
+        self.events = self.dispatches = self.items = 0
+
+    def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
+        self.events += 1
+        for action in actions:
+            if isinstance(action, Dispatch):
+                self.dispatches += 1
+                self.items += action.items
+
+
+@final
+class _Observers(Observer):
+    """Several observers of one run."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._observers = observers
+
+    def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
+        for observer in self._observers:
+            observer.on_event(now_ns, scheduler, event, actions)
