@@ -176,6 +176,17 @@ class StageOutputs:
         # The response, if no stage follows: outputs that no finished stage has consumed.
         used = {before for index in results for before in pipeline.stages[index].after}
         call.outputs = [t for index in results if index not in used for t in results[index]]
+        for before in pipeline.stages[stage_index].after:
+            if all(index in results for index in pipeline.successors[before]):
+                results[before] = []  # every stage that reads them has finished
+
+    def is_read_later(self, call: Call, stage_index: int, *, is_unsure: bool) -> bool:
+        """Whether another stage will read the outputs of a stage that has just finished."""
+        pipeline = self._pipelines[call.pipeline_id]
+        return any(
+            is_unsure or not pipeline.stages[index].only_if_unsure
+            for index in pipeline.successors[stage_index]
+        )
 
     def discard(self, request_id: int) -> None:
         """Drop the outputs of a request that has ended."""
