@@ -141,8 +141,9 @@ def test_the_stage_that_failed_is_named_once(make_rig: type[Rig]) -> None:
     rig.at(0, RequestArrived(0, 0))
     rig.at(0, InstanceStarted(0, 0))
     rig.at(0, InstanceStarted(1, 1))
-    assert rig.at(1, BatchFinished(1, failed_tasks=(1,)))[-1:] == wires(
-        Settle(0, Settlement(Outcome.FAILED, "f1: it raised an error", stage="right"))
+    assert rig.at(1, BatchFinished(1, failed_tasks=(1,)))[:2] == wires(
+        Settle(0, Settlement(Outcome.FAILED, "f1: it raised an error", stage="right")),
+        CancelBatch(0, 0, 0),
     )
     settled = [wire for wire in rig.at(2, BatchFinished(0, failed_tasks=(0,))) if "Settle" in wire]
     assert not settled
