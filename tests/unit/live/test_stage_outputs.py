@@ -97,3 +97,20 @@ def test_only_what_another_stage_reads_stays_on_the_node() -> None:
     assert outputs.is_read_later(call, 1, is_unsure=True)
     assert not outputs.is_read_later(call, 1, is_unsure=False)  # the cascade ends: the response
     assert not outputs.is_read_later(call, 2, is_unsure=True)
+
+
+def test_an_input_comes_from_the_nearest_stage_that_outputs_it_or_from_the_request() -> None:
+    """Three stages in a row: the last takes what the first output, and an input of the request."""
+    wanted = ("x", "y", "z")
+    last = Signature(inputs=tuple(TensorSpec(name, "UINT8", (-1,)) for name in wanted))
+    outputs = StageOutputs(make_app((), (0,), (1,)), [Signature(), Signature(), last])
+    call = make_call("x", "w")
+    first = tensor("y")
+    outputs.store(call, 0, [first, tensor("z")])
+    second = tensor("z")
+    outputs.store(call, 1, [second])
+    found = {each.name: each for each in outputs.inputs(call, 2)}
+    assert found == {"x": call.inputs[0], "y": first, "z": second}
+    outputs.store(call, 2, [tensor("a")])
+    assert names(call.outputs) == ["a"]
+    assert outputs._by_request[call.request_id][0] == []
