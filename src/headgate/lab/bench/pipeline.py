@@ -1,0 +1,228 @@
+"""A live image pipeline on two workers: batches and cores from the frontier, beside other ways.
+
+Three stages with ONNX models are served in three ways that differ in the batch sizes and cores of
+their stages alone: those that the frontier plans, equal cores with batches of one, and the optimum
+of each stage by itself. All get the same requests, Poisson and bursty, at a share of what the
+frontier's way can do by its profiles. Each event log is calibrated and simulated, so that the
+prediction of the simulator stands beside the measurement.
+
+Core time is that of the worker processes, as the kernel counts it. Requests that are rejected count
+as missed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from headgate.core.clock import MILLISECOND_NS, SECOND_NS
+from headgate.lab.bench._image_pipeline import (
+    FIXED,
+    FRONTIER,
+    NODES,
+    PIPELINE,
+    STAGES,
+    Profiles,
+    Way,
+    choose_ways,
+    core_counts,
+    core_ns,
+    cores_per_worker,
+    fastest_ns,
+    measure_profiles,
+    served_app,
+    write_models,
+)
+from headgate.lab.bench._server_under_test import serving, simulate_log
+from headgate.lab.bench.live.server_process import Running, descendants
+from headgate.lab.experiments import Check, Progress, Result, Row
+from headgate.loadgen.loops import run_open_loop
+from headgate.loadgen.requests import LoadOptions
+from headgate.loadgen.results import LoadResult, summarise_load
+from headgate.workload import Arrivals, gamma, poisson
+
+NAME = "pipeline"
+TITLE = "a live image pipeline on two workers, with batches and cores from the frontier"
+
+_SOURCE: Final = "docs/benchmarks.md"
+_SLO_FACTOR: Final = 4.0  # objective, as a multiple of the fastest path
+_PLAN_SHARE: Final = 0.5  # of the objective for the plan; the rest is for queueing
+_P50_ERROR_MAX: Final = 0.10
+_HIT_ERROR_MAX: Final = 0.02
+_HIT_SLACK: Final = 0.02  # two runs of one way differ by as much
+
+
+@dataclass(frozen=True, slots=True)
+class PipelinePlan:
+    """Loads, as shares of what the frontier's way can do by its profiles, and durations."""
+
+    poisson_load: float = 0.5
+    bursty_load: float = 0.35
+    bursty_cv: float = 2.0
+    seconds: float = 20.0
+    profile_seconds: float = 0.5  # for each stage, core count and batch size
+
+
+@dataclass(frozen=True, slots=True)
+class WayRun:
+    """One way under one arrival process, live and simulated."""
+
+    way: str
+    arrivals: str
+    choices: Way
+    rate_per_s: float
+    slo_ms: float
+    live: dict[str, float]
+    simulated: dict[str, float]
+    core_s: float  # per response, of the workers
+
+    @property
+    def p50_error(self) -> float:
+        return abs(self.simulated["p50_ms"] - self.live["p50_ms"]) / self.live["p50_ms"]
+
+    @property
+    def hit_error(self) -> float:
+        return abs(self.simulated["slo_attainment"] - self.live["slo_attainment"])
+
+
+def run(*, progress: Progress) -> Result:
+    """Measure. Takes about four minutes."""
+    return report(measure(PipelinePlan(), progress))
+
+
+def measure(plan: PipelinePlan, progress: Progress) -> list[WayRun]:
+    """Measure the stages, plan, and serve the pipeline in every way under both processes."""
+    cores = cores_per_worker()
+    with TemporaryDirectory() as directory:
+        folder = Path(directory)
+        progress("measuring the stages")
+        write_models(folder)
+        profiles = measure_profiles(folder, core_counts(cores), plan.profile_seconds)
+        slo_ns = round(_SLO_FACTOR * fastest_ns(profiles) / MILLISECOND_NS) * MILLISECOND_NS
+        slo_ns = max(slo_ns, MILLISECOND_NS)
+        ways = choose_ways(profiles, cores, slo_ns, round(_PLAN_SHARE * slo_ns))
+        capacity_rps = NODES * cores * SECOND_NS / core_ns(profiles, ways[FRONTIER])
+        runs = []
+        for kind, arrivals in _arrivals(plan, capacity_rps):
+            for name, way in ways.items():
+                progress(f"{name}, {kind} at {arrivals.mean_rate_per_s:.0f} requests/s")
+                runs.append(_run(folder, profiles, cores, slo_ns, name, way, kind, arrivals))
+        return runs
+
+
+def report(runs: list[WayRun]) -> Result:
+    checks = [*_way_checks(runs), *(check for run in runs for check in _fidelity_checks(run))]
+    return Result(NAME, [_row(run) for run in runs], checks)
+
+
+def worker_cpu_s(server: Running) -> float:
+    """Return the CPU time that the workers of a server have used so far."""
+    ticks = 0
+    for pid in descendants(server.pid):
+        with suppress(OSError, IndexError):
+            if "headgate.live.worker" in Path(f"/proc/{pid}/cmdline").read_text():
+                # The name in field 2 may contain spaces; behind it, fields 14 and 15 are times.
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _arrivals(plan: PipelinePlan, capacity_rps: float) -> Iterator[tuple[str, Arrivals]]:
+    duration_ns = round(plan.seconds * SECOND_NS)
+    yield "poisson", poisson(plan.poisson_load * capacity_rps, duration_ns, seed=1)
+    rate_per_s = plan.bursty_load * capacity_rps
+    yield "bursty", gamma(rate_per_s, plan.bursty_cv, duration_ns, seed=1)
+
+
+def _run(
+    folder: Path,
+    profiles: Profiles,
+    cores: int,
+    slo_ns: int,
+    name: str,
+    way: Way,
+    kind: str,
+    arrivals: Arrivals,
+) -> WayRun:
+    log = folder / "live.log"
+    options = LoadOptions(model=PIPELINE, slo_ns=slo_ns, is_binary=True)
+    with serving(served_app(profiles, way, cores, slo_ns), folder, log) as server:
+        before_s = worker_cpu_s(server)
+        result = run_open_loop(server.url, arrivals, options)
+        used_s = worker_cpu_s(server) - before_s
+    return WayRun(
+        name,
+        kind,
+        way,
+        arrivals.mean_rate_per_s,
+        slo_ns / MILLISECOND_NS,
+        _figures(summarise_load(result).run.to_json()),
+        _figures(simulate_log(folder, log, result)),
+        used_s / max(1, _responses(result)),
+    )
+
+
+def _responses(result: LoadResult) -> int:
+    return int((result.status == 200).sum())
+
+
+def _figures(summary: dict[str, object]) -> dict[str, float]:
+    names = ("requests", "p50_ms", "p99_ms", "slo_attainment")
+    return {name: float(str(summary[name])) for name in names}
+
+
+def _row(run: WayRun) -> Row:
+    choices = [run.choices[stage] for stage in STAGES]
+    return {
+        "way": run.way,
+        "batch": "/".join(str(choice.batch) for choice in choices),
+        "cores": "/".join(str(choice.cores) for choice in choices),
+        "arrivals": run.arrivals,
+        "requests_per_s": round(run.rate_per_s, 1),
+        "slo_ms": run.slo_ms,
+        "hit_rate": round(run.live["slo_attainment"], 4),
+        "simulated_hit_rate": round(run.simulated["slo_attainment"], 4),
+        "p50_ms": round(run.live["p50_ms"], 2),
+        "simulated_p50_ms": round(run.simulated["p50_ms"], 2),
+        "p99_ms": round(run.live["p99_ms"], 1),
+        "core_ms_per_request": round(run.core_s * 1e3, 2),
+    }
+
+
+def _way_checks(runs: list[WayRun]) -> Iterator[Check]:
+    by_key = {(run.way, run.arrivals): run for run in runs}
+    for run in runs:
+        if run.way == FRONTIER:
+            continue
+        best = by_key[FRONTIER, run.arrivals]
+        hit, other = best.live["slo_attainment"], run.live["slo_attainment"]
+        claim = f"{run.arrivals}: hit rate of the frontier's way, beside {run.way}"
+        expected = f">= {other:.4f} - {_HIT_SLACK}"
+        yield Check(claim, _SOURCE, expected, round(hit, 4), hit >= other - _HIT_SLACK)
+        if run.way == FIXED:
+            claim = f"{run.arrivals}: core time of a request, as a share of {run.way}"
+            share = best.core_s / run.core_s if run.core_s else 1.0
+            yield Check(claim, _SOURCE, "< 1", round(share, 3), share < 1)
+
+
+def _fidelity_checks(run: WayRun) -> Iterator[Check]:
+    at = f"{run.way}, {run.arrivals}"
+    yield Check(
+        f"{at}: error of the simulated p50",
+        _SOURCE,
+        f"within {100 * _P50_ERROR_MAX:g} %",
+        f"{100 * run.p50_error:.1f} %",
+        run.p50_error <= _P50_ERROR_MAX,
+    )
+    yield Check(
+        f"{at}: error of the simulated hit rate",
+        _SOURCE,
+        f"within {100 * _HIT_ERROR_MAX:g} points",
+        f"{100 * run.hit_error:.1f} points",
+        run.hit_error <= _HIT_ERROR_MAX,
+    )
