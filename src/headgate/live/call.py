@@ -144,9 +144,10 @@ def model_problem(runtime: FrontEndApi, model: ServedModel, *, in_full: bool) ->
 
 def stages_before(pipeline: Pipeline, index: int) -> list[int]:
     """Return all stages that a stage waits for, also through others, the latest first."""
-    found: set[int] = set()
-    for before in pipeline.stages[index].after:
-        found.update((before, *stages_before(pipeline, before)))
+    found = set(pipeline.stages[index].after)
+    for stage in range(index - 1, -1, -1):  # stages are in topological order
+        if stage in found:
+            found.update(pipeline.stages[stage].after)
     return sorted(found, reverse=True)
 
 

@@ -396,11 +396,10 @@ class WorkerLink(asyncio.Protocol):
         offsets: list[int] = []
         copies: Copies = deque()
         for result in message.results:
-            memories = self._memories if result.outputs and self._keeps_on_node(result) else None
             for tensor in result.outputs:
                 if isinstance(tensor.data, Block):
-                    if memories is not None:
-                        tensor.data = memories.keep(self._memory_id, tensor.data)
+                    if self._memories is not None and self._keeps_on_node(result):
+                        tensor.data = self._memories.keep(self._memory_id, tensor.data)
                         continue
                     offsets.append(tensor.data.offset)
                     view = self.peer_arena.view(tensor.data)
