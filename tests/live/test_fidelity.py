@@ -42,7 +42,7 @@ def test_overload_benchmark() -> None:
 def test_pipeline_benchmark() -> None:
     pytest.importorskip("onnx")
     plan = pipeline.PipelinePlan(
-        poisson_load=0.1, bursty_load=0.1, seconds=2.0, profile_seconds=0.05
+        poisson_load=0.1, bursty_load=0.1, rounds=1, seconds=2.0, profile_seconds=0.05
     )
     runs = pipeline.measure(plan, lambda _: None)
     assert [run.way for run in runs] == 2 * [FRONTIER, FIXED, OWN]
