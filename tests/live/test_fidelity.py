@@ -41,7 +41,7 @@ def test_overload_benchmark() -> None:
 @pytest.mark.slow
 def test_pipeline_benchmark() -> None:
     pytest.importorskip("onnx")
-    plan = pipeline.PipelinePlan(
+    plan = pipeline.ImagePipelinePlan(
         poisson_load=0.1, bursty_load=0.1, rounds=1, seconds=2.0, profile_seconds=0.05
     )
     runs = pipeline.measure(plan, lambda _: None)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
+import time
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -87,6 +92,45 @@ def test_pipeline_answers_as_its_models_do(
     # The small model is sure of some, and the large one says nothing about being sure.
     ends = {"unsure" in answer for answer in answers}
     assert ends == ({True, False} if expected is cascade else {False})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("expected", [parallel, cascade], ids=lambda way: str(way.__name__))
+def test_every_answer_is_right_while_workers_are_killed(
+    tmp_path: Path, images: tuple[Any, Any], expected: Any
+) -> None:
+    """Some outputs have no room on the node; workers die in all stages; none is wrong."""
+    shutil.copytree(EXAMPLE, tmp_path, dirs_exist_ok=True)
+    pictures, _ = images
+    wanted = expected(run("resize", image=pictures)["pixels"])
+    app = tmp_path / f"{expected.__name__}.yaml"
+    app.write_text(app.read_text() + "serve: {shared_memory: 1MiB}\nlimits: {admission: observe}\n")
+    found: list[tuple[int, object]] = []
+    is_over = threading.Event()
+    with Served(tmp_path, "--slo", "60s", app=app.name) as served:
+
+        def ask_often(start: int) -> None:
+            number = start
+            while not is_over.is_set():
+                with suppress(AssertionError):  # its worker was killed while running it alone
+                    found.append((number, ask(served, pictures[number])["label"][0]))
+                number = (number + 1) % COUNT
+
+        threads = [threading.Thread(target=ask_often, args=(at,)) for at in range(0, COUNT, 8)]
+        for thread in threads:
+            thread.start()
+        random = np.random.default_rng(1)
+        for _ in range(8):
+            time.sleep(random.uniform(0.5, 1.5))
+            workers = served.workers()
+            if workers:
+                os.kill(workers[random.integers(len(workers))], signal.SIGKILL)
+        is_over.set()
+        for thread in threads:
+            thread.join()
+        assert until(lambda: "headgate_stage_output_bytes 0.0" in served.get("/metrics")[1])
+    assert len(found) > COUNT
+    assert [each for each in found if each[1] != wanted[each[0]]] == []
 
 
 @pytest.mark.parametrize("name", ["series", "parallel", "cascade"])

@@ -60,7 +60,7 @@ _HIT_SLACK: Final = 0.02  # two runs of one way differ by as much
 
 
 @dataclass(frozen=True, slots=True)
-class PipelinePlan:
+class ImagePipelinePlan:
     """Loads, as shares of what the frontier's way can do by its profiles, and durations."""
 
     poisson_load: float = 0.5
@@ -100,10 +100,10 @@ class WayMean:
 
 def run(*, progress: Progress) -> Result:
     """Measure. Takes about four minutes."""
-    return report(measure(PipelinePlan(), progress))
+    return report(measure(ImagePipelinePlan(), progress))
 
 
-def measure(plan: PipelinePlan, progress: Progress) -> list[WayRun]:
+def measure(plan: ImagePipelinePlan, progress: Progress) -> list[WayRun]:
     """Measure the stages, plan, and serve the pipeline in every way under both processes."""
     cores = cores_per_worker()
     with TemporaryDirectory() as directory:
@@ -176,7 +176,9 @@ def worker_cpu_s(server: Running) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _arrivals(plan: PipelinePlan, capacity_rps: float, seed: int) -> Iterator[tuple[str, Arrivals]]:
+def _arrivals(
+    plan: ImagePipelinePlan, capacity_rps: float, seed: int
+) -> Iterator[tuple[str, Arrivals]]:
     duration_ns = round(plan.seconds * SECOND_NS)
     yield "poisson", poisson(plan.poisson_load * capacity_rps, duration_ns, seed=seed)
     rate_per_s = plan.bursty_load * capacity_rps
