@@ -12,6 +12,8 @@ one of the plans. Rules marked [own] are ours, where the paper leaves one open.
   order they joined), and the node with the least compute left [own]. Where all instances on a node
   are busy and it has memory and compute to spare, another one is started, as OpenWhisk does.
 - A batch is of what waits: none waits to be filled [own].
+- Plans leave a `margin` of the time left unused [own: execution times vary, and the cheapest plan
+  often ends just in time].
 - A queue for which nothing fits goes on the recheck list. If nothing fits the next time either, or
   no batch is running whose end could help, the smallest shape is taken [own].
 - Successors are started ahead on the node of their predecessor, where this takes neither an
@@ -120,8 +122,11 @@ class StagePolicy(Policy):
     for each queue, then O(paths x free nodes).
     """
 
-    def __init__(self, context: Context, config: PolicyConfig, *, prewarms: bool = True) -> None:
+    def __init__(
+        self, context: Context, config: PolicyConfig, *, prewarms: bool = True, margin: float = 0.0
+    ) -> None:
         super().__init__(context, config)
+        self._part_used = 1.0 - margin  # of the time left: the rest is for times that vary
         self._prewarms = prewarms
         # Where no pool has a price, all nodes cost the same.
         app = priced(self.view.app)
@@ -145,11 +150,11 @@ class StagePolicy(Policy):
         raise NotImplementedError
 
     def budget_ns(self, request: Request, share: float = 1.0) -> int:
-        """A share of the time that a request has left; `NEVER_NS` or more without a deadline."""
+        """A share of the time that a request has left, less the margin; endless if no deadline."""
         deadline_ns = request.deadline_ns
         if deadline_ns >= NEVER_NS:
             return deadline_ns
-        return int((deadline_ns - self.view.now_ns) * share)
+        return int((deadline_ns - self.view.now_ns) * share * self._part_used)
 
     def on_task_ready(self, task: Task) -> None:
         """Enqueue the task, and serve the queues."""

@@ -40,6 +40,7 @@ class Config(PolicyConfig):
     paths_max: int = field(default=5, metadata=bounded(ge=1))  # configurations on the list
     group_max: int = field(default=GROUP_MAX, metadata=bounded(ge=1))  # stages combined
     combinations_max: int = field(default=20_000, metadata=bounded(ge=1))  # of a decision
+    margin: float = field(default=0.02, metadata=bounded(ge=0, lt=1))  # of the time left
     prewarm: bool = True  # start successors on the node of their predecessor
 
 
@@ -48,7 +49,7 @@ class BruteForce(StagePolicy):
     """A queue per stage of each pipeline, planned by looking at every path."""
 
     def __init__(self, context: Context, config: Config) -> None:
-        super().__init__(context, config, prewarms=config.prewarm)
+        super().__init__(context, config, prewarms=config.prewarm, margin=config.margin)
         self._paths_max = config.paths_max
         # By pipeline id and stage: the candidates of the stage and those behind it in its group,
         # and their share of the time left.

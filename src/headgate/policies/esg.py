@@ -43,6 +43,7 @@ class Config(PolicyConfig):
     paths_max: int = field(default=5, metadata=bounded(ge=1))  # K: configurations on the list
     group_max: int = field(default=GROUP_MAX, metadata=bounded(ge=1))  # stages searched together
     expansions_max: int = field(default=20_000, metadata=bounded(ge=1))  # of a search
+    margin: float = field(default=0.02, metadata=bounded(ge=0, lt=1))  # of the time left
     prewarm: bool = True  # start successors on the node of their predecessor
 
 
@@ -70,7 +71,7 @@ class Esg(StagePolicy):
     """A queue per stage of each pipeline, planned by ESG_1Q and sent by ESG_Dispatch."""
 
     def __init__(self, context: Context, config: Config) -> None:
-        super().__init__(context, config, prewarms=config.prewarm)
+        super().__init__(context, config, prewarms=config.prewarm, margin=config.margin)
         self._paths_max = config.paths_max
         self._expansions_max = config.expansions_max
         self._rests: list[list[_GroupRest]] = []  # by pipeline id and stage

@@ -47,6 +47,7 @@ class Config(PolicyConfig):
     """Settings of `orion`."""
 
     expansions_max: int = field(default=20_000, metadata=bounded(ge=1))  # of a search
+    margin: float = field(default=0.02, metadata=bounded(ge=0, lt=1))  # of the time left
     prewarm: bool = True  # start successors on the node of their predecessor
 
 
@@ -55,7 +56,7 @@ class Orion(StagePolicy):
     """Plans every request once, at its arrival."""
 
     def __init__(self, context: Context, config: Config) -> None:
-        super().__init__(context, config, prewarms=config.prewarm)
+        super().__init__(context, config, prewarms=config.prewarm, margin=config.margin)
         self._expansions_max = config.expansions_max
         self._plans: dict[int, tuple[StageConfig, ...]] = {}  # by request id, of open requests
         # By pipeline id, smallest and largest batch; and then also by time left.

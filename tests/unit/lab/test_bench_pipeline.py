@@ -15,7 +15,7 @@ from headgate.lab.bench._image_pipeline import (
     OWN,
     STAGES,
     Profiles,
-    StageChoice,
+    StageSettings,
     choose_ways,
     core_ns,
     fastest_ns,
@@ -48,18 +48,18 @@ def test_the_fastest_path_counts_single_items() -> None:
 def test_the_frontier_plans_within_its_time_and_a_stage_by_itself_does_not() -> None:
     """In 30 ms, a batch of `classify` has as long as the other two leave on one core each."""
     ways = choose_ways(profiles(), 2, slo_ns=60 * MS, plan_ns=30 * MS)
-    one = StageChoice(1, 1)
-    assert ways[FRONTIER] == {"resize": one, "features": one, "classify": StageChoice(11, 1)}
-    assert ways[OWN] == {"resize": one, "features": one, "classify": StageChoice(16, 1)}
-    assert ways[FIXED] == dict.fromkeys(STAGES, StageChoice(1, 2))
+    one = StageSettings(1, 1)
+    assert ways[FRONTIER] == {"resize": one, "features": one, "classify": StageSettings(11, 1)}
+    assert ways[OWN] == {"resize": one, "features": one, "classify": StageSettings(16, 1)}
+    assert ways[FIXED] == dict.fromkeys(STAGES, StageSettings(1, 2))
     times_ms = [core_ns(profiles(), ways[name]) / MS for name in (OWN, FRONTIER, FIXED)]
     assert times_ms == sorted(times_ms)
 
 
 def test_a_stage_gets_more_cores_where_it_would_be_late_with_one() -> None:
     ways = choose_ways(profiles(), 2, slo_ns=34 * MS, plan_ns=17 * MS)
-    assert ways[FRONTIER]["features"] == StageChoice(1, 2)
-    assert ways[FRONTIER]["classify"] == StageChoice(2, 1)
+    assert ways[FRONTIER]["features"] == StageSettings(1, 2)
+    assert ways[FRONTIER]["classify"] == StageSettings(2, 1)
 
 
 def test_the_application_has_what_was_chosen() -> None:
@@ -85,7 +85,7 @@ def test_models_fit_together_and_can_be_measured(tmp_path: Path) -> None:
 
 def way_run(way: str, hit: float = 0.99, core_ms: float = 10.0) -> pipeline.WayRun:
     figures = {"requests": 100.0, "p50_ms": 20.0, "p99_ms": 40.0, "slo_attainment": hit}
-    choices = dict.fromkeys(STAGES, StageChoice(1, 1))
+    choices = dict.fromkeys(STAGES, StageSettings(1, 1))
     return pipeline.WayRun(
         way, "poisson", 1, choices, 50.0, 60.0, figures, dict(figures), core_ms / 1e3
     )

@@ -144,3 +144,10 @@ def test_expansions_are_reported_as_work() -> None:
 def test_a_stage_that_fits_no_pool_is_one_clear_line() -> None:
     with pytest.raises(ConfigError, match=r"stage f0: has no feasible configuration"):
         StageRig([make_function(0, memory_bytes=100)], 0, memory_bytes=99)
+
+
+@pytest.mark.parametrize(("margin", "shape_id"), [(0.0, 0), (0.04, 0), (0.06, 1)])
+def test_plans_leave_a_margin_of_the_time_left(margin: float, shape_id: int) -> None:
+    """The small shape takes 20 ms of 21."""
+    rig = StageRig([make_function(0)], 21, settings={"margin": margin})
+    assert [sent.shape_id for sent in rig.arrive(0, 0)] == [shape_id]

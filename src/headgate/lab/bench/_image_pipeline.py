@@ -47,14 +47,14 @@ Profiles = Mapping[str, Mapping[int, tuple[int, ...]]]  # by stage and cores: ns
 
 
 @dataclass(frozen=True, slots=True)
-class StageChoice:
+class StageSettings:
     """The largest batch of a stage, and its cores."""
 
     batch: int
     cores: int
 
 
-Way = Mapping[str, StageChoice]  # by stage
+Way = Mapping[str, StageSettings]  # by stage
 
 
 def cores_per_worker() -> int:
@@ -98,7 +98,7 @@ def choose_ways(profiles: Profiles, cores: int, slo_ns: int, plan_ns: int) -> di
     own = [_own_optimum(app, index, slo_ns) for index in range(len(STAGES))]
     return {
         FRONTIER: dict(zip(STAGES, map(_choice, plan.configs), strict=True)),
-        FIXED: dict.fromkeys(STAGES, StageChoice(1, cores)),
+        FIXED: dict.fromkeys(STAGES, StageSettings(1, cores)),
         OWN: dict(zip(STAGES, map(_choice, own), strict=True)),
     }
 
@@ -167,8 +167,8 @@ def _own_optimum(app: App, index: int, slo_ns: int) -> StageConfig:
     return min(in_time, key=lambda config: (config.cost, config.time_ns))
 
 
-def _choice(config: StageConfig) -> StageChoice:
-    return StageChoice(config.batch, config.cpu_milli // 1000)
+def _choice(config: StageConfig) -> StageSettings:
+    return StageSettings(config.batch, config.cpu_milli // 1000)
 
 
 def _spec(profiles: Profiles, cores: int, slo_ns: int) -> dict[str, object]:

@@ -31,8 +31,7 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from headgate.functions.tensor import RECEIVERS, SENDERS, Block
-from headgate.live.ipc.borrowed_blocks import BorrowedBlocks
-from headgate.live.ipc.shared_memory import Arena
+from headgate.live.ipc.shared_memory import Arena, BorrowedBlocks
 
 ID_BYTES: Final = 8
 Channel = socket.socket  # carries descriptors of memory, each with its id

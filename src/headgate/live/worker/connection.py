@@ -11,7 +11,6 @@ from typing import Final, final
 from headgate.core.event_log import to_wire
 from headgate.core.events import Event
 from headgate.functions.tensor import RECEIVERS, SENDERS, Block
-from headgate.live.ipc.borrowed_blocks import BorrowedBlocks
 from headgate.live.ipc.messages import (
     AnyMessage,
     EventMessage,
@@ -22,7 +21,7 @@ from headgate.live.ipc.messages import (
     frame,
 )
 from headgate.live.ipc.node_memory import MappedMemories
-from headgate.live.ipc.shared_memory import Arena
+from headgate.live.ipc.shared_memory import Arena, BorrowedBlocks
 
 READ_BYTES: Final = 128 * 1024
 PIECES_MAX: Final = 64  # buffers per `sendmsg`
