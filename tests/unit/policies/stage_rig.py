@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Final
 
 from headgate.config import make_config
