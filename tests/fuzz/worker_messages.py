@@ -6,6 +6,7 @@ The first byte of the input is the position at which the stream is split.
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import suppress
 from typing import cast
 
@@ -23,6 +24,7 @@ from headgate.live.ipc.messages import (
     AnyMessage,
     BatchRan,
     EventMessage,
+    ForgetMemory,
     Frames,
     FunctionLoaded,
     Hello,
@@ -31,6 +33,7 @@ from headgate.live.ipc.messages import (
     RunBatch,
     frame,
 )
+from headgate.live.ipc.node_memory import NodeMemories, channel_pair
 from headgate.live.ipc.shared_memory import Arena
 from headgate.live.ipc.worker_link import WorkerLink
 
@@ -50,6 +53,7 @@ SEEDS = [
                 1, 5, 9, [TaskResult(64, [LARGE, SMALL]), TaskResult(65, [], "no", 400, True)], [0]
             )
         ],
+        [Release([Block(0, 4096, 2)]), ForgetMemory(2)],
         [EventMessage(to_wire(BatchRefused(1, 0))), EventMessage(to_wire(InstanceStarted(1, 0)))],
     )
 ]
@@ -65,6 +69,9 @@ class Listener:
 
     def on_event(self, event: Event) -> None:
         assert isinstance(event, Event)
+
+    def keeps_on_node(self, task_id: int, is_unsure: bool) -> bool:
+        return task_id % 2 == 0
 
     def on_function_loaded(self, function: MeasuredFunction) -> None:
         assert isinstance(function, MeasuredFunction)
@@ -129,6 +136,10 @@ def target(data: bytes) -> None:
         link = WorkerLink(
             NodeSpec(0, 0, "n", []), Hello(0, 0, []), Listener(), own, theirs, on_fault
         )
+        channel, worker_channel = channel_pair()
+        memories = NodeMemories(asyncio.get_running_loop())
+        link.share_memory(memories, os.dup(theirs.fd), channel)
+        worker_channel.close()
         link.connection_made(cast(asyncio.Transport, Transport()))
         link.data_received(stream)
         link.connection_lost(None)

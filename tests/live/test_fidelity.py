@@ -1,4 +1,4 @@
-"""The benchmarks `fidelity` and `overload` on a small scale.
+"""The benchmarks `fidelity`, `overload` and `pipeline` on a small scale.
 
 Results depend on other load of the machine, so these tests only check that the benchmarks measure;
 `headgate bench` checks the results.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.lab.bench import fidelity, overload
+from headgate.lab.bench import fidelity, overload, pipeline
+from headgate.lab.bench._image_pipeline import FIXED, FRONTIER, OWN
 
 
 @pytest.mark.slow
@@ -35,3 +36,17 @@ def test_overload_benchmark() -> None:
     assert step.summary.run.goodput_rps > 0 < result.peak_rps
     assert step.memory_mib[1] - step.memory_mib[0] < 32
     assert len(overload.report(result).checks) == 5
+
+
+@pytest.mark.slow
+def test_pipeline_benchmark() -> None:
+    pytest.importorskip("onnx")
+    plan = pipeline.ImagePipelinePlan(
+        poisson_load=0.1, bursty_load=0.1, rounds=1, seconds=2.0, profile_seconds=0.05
+    )
+    runs = pipeline.measure(plan, lambda _: None)
+    assert [run.way for run in runs] == 2 * [FRONTIER, FIXED, OWN]
+    for run in runs:
+        assert run.live["requests"] == run.simulated["requests"] > 0
+        assert run.core_s > 0
+    assert len(pipeline.report(runs).checks) == 2 * 3 + 2 * len(runs)

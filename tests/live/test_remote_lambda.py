@@ -192,6 +192,45 @@ def test_stage_with_wrong_inputs_has_the_same_answer_everywhere(tmp_path: Path) 
     assert answers[0] == answers[1]
     assert answers[0] == [
         (200, None),
-        (400, "x: is [1, 1], must be [-1]"),
-        (400, "x: is FP64, must be FP32"),
+        (400, "stage two: x: is [1, 1], must be [-1]"),
+        (400, "stage two: x: is FP64, must be FP32"),
     ]
+
+
+LARGE_CODE = """
+import numpy as np
+
+from headgate.functions import Model
+
+
+class Shaper(Model):
+    inputs = {"x": "FP32[-1]"}
+    outputs = {"rows": "FP32[-1, 10000]"}
+
+    def predict(self, batch):
+        return {"rows": np.repeat(batch["x"][:, None], 10_000, 1)}
+
+
+class Strict(Model):
+    inputs = {"rows": "FP32[-1, 10000]"}
+    outputs = {"y": "FP32[-1]"}
+
+    def predict(self, batch):
+        return {"y": batch["rows"].sum(1)}
+"""
+
+
+def test_output_that_stays_on_the_node_is_read_by_a_remote_stage(tmp_path: Path) -> None:
+    """The first stage runs on a worker, which keeps its 40 kB; the second one on Lambda."""
+    (tmp_path / "large_code.py").write_text(LARGE_CODE)
+    with FakeLambda(tmp_path) as cloud:
+        app = STAGES.format(url=cloud.url, policy="threshold")
+        app = app.replace('stages_code:Shaper", ', 'large_code:Shaper", pools: [local], ')
+        app = app.replace('stages_code:Strict", ', 'large_code:Strict", pools: [cloud], ')
+        (tmp_path / "app.yaml").write_text(app)
+        with Served(tmp_path) as served:
+            answers = [served.ask("both", [number]) for number in (1.0, 2.0, 3.0)]
+            assert [value(body) for _, body in answers] == [10_000.0, 20_000.0, 30_000.0]
+            metrics = served.get("/metrics")[1]
+        assert len(cloud.events) == 3
+    assert reading(metrics, "headgate_stage_output_bytes") == 0

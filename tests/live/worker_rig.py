@@ -35,6 +35,7 @@ from headgate.live.ipc.messages import (
     RunBatch,
     frame,
 )
+from headgate.live.ipc.node_memory import channel_pair
 from headgate.live.ipc.shared_memory import Arena
 
 T = TypeVar("T")
@@ -140,6 +141,7 @@ class Gateway:
         self._frames = Frames()
         self._pending: list[Message] = []
         self.in_use: set[int] = set()  # offsets of blocks that the worker has not released
+        self.returned: list[Block] = []  # blocks of lent memory that it has released
         data, descriptors, _, _ = socket.recv_fds(self.sock, 1 << 16, 1)
         assert data, "the worker left"
         (hello,) = self._frames.feed(data)
@@ -147,10 +149,13 @@ class Gateway:
         self.hello = hello
         self.theirs = Arena.attach(descriptors[0], os.fstat(descriptors[0]).st_size)
         self.own = Arena.create(arena_bytes)
-        socket.send_fds(self.sock, [b"\0"], [self.own.fd])
+        self.channel, worker_channel = channel_pair()
+        with worker_channel:
+            socket.send_fds(self.sock, [b"\0"], [self.own.fd, worker_channel.fileno()])
 
     def close(self) -> None:
         self.sock.close()
+        self.channel.close()
         self.own.close()
         self.theirs.close()
 
@@ -170,7 +175,7 @@ class Gateway:
             message = self._pending.pop(0)
             if not isinstance(message, Release):
                 return message
-            self._take_back(message.offsets)
+            self._take_back(message.blocks)
 
     def ran(self) -> BatchRan:
         message = self.receive()
@@ -217,7 +222,7 @@ class Gateway:
                 tensor.data = memoryview(bytes(self.theirs.view(tensor.data)))
             arrays[tensor.name] = to_array(tensor)
         if offsets:
-            self.send(Release(offsets))
+            self.send(Release([*offsets]))
         return arrays
 
     def _tensors(self, request: Mapping[str, Array], shares: bool) -> list[Tensor]:
@@ -229,10 +234,13 @@ class Gateway:
                 self.in_use.add(tensor.data.offset)
         return tensors
 
-    def _take_back(self, offsets: list[int]) -> None:
-        for offset in offsets:
-            self.in_use.remove(offset)
-            self.own.free(offset)
+    def _take_back(self, blocks: list[int | Block]) -> None:
+        for block in blocks:
+            if isinstance(block, Block):
+                self.returned.append(block)
+                continue
+            self.in_use.remove(block)
+            self.own.free(block)
 
 
 class WorkerProcess:

@@ -197,6 +197,7 @@ class Settlement:
     reason: str = ""
     predicted_ns: int = 0  # latency that a rejected request would have had; 0: unknown
     retry_ns: int = 0  # delay after which to retry; 0: unknown, or do not retry
+    stage: str = ""  # the stage that failed, of a pipeline with several
 
 
 # The settlements of most requests are made once.

@@ -30,12 +30,19 @@ ITEM_BYTES: Final[Mapping[str, int]] = MappingProxyType(
 )
 
 
+# Whose memory a `Block` is in. Any other number is the id that a gateway gave to the memory of one
+# of its workers.
+SENDERS: Final = 0
+RECEIVERS: Final = 1
+
+
 @final
 class Block(Struct, array_like=True, frozen=True, gc=False):
-    """The location of elements in the shared memory of the sender."""
+    """The location of elements in shared memory, by default in that of the sender."""
 
     offset: int
     size: int
+    memory: int = SENDERS
 
 
 @final

@@ -13,7 +13,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
 from typing import Final, Protocol, final
 
-from headgate.core.model import App, Pipeline
+from headgate.core.model import App, Pipeline, Stage
 from headgate.core.states import Settlement
 from headgate.functions.tensor import Signature, Tensor, TensorSpec
 
@@ -142,9 +142,23 @@ def model_problem(runtime: FrontEndApi, model: ServedModel, *, in_full: bool) ->
     return problem if in_full else without_details(problem)
 
 
+def stages_before(pipeline: Pipeline, index: int) -> list[int]:
+    """Return all stages that a stage waits for, also through others, the latest first."""
+    found = set(pipeline.stages[index].after)
+    for stage in range(index - 1, -1, -1):  # stages are in topological order
+        if stage in found:
+            found.update(pipeline.stages[stage].after)
+    return sorted(found, reverse=True)
+
+
 @final
 class StageOutputs:
-    """Stores the outputs of stages while their request is open."""
+    """Stores the outputs of stages while their request is open, and finds the inputs of the next.
+
+    A stage gets what the stages right before it output. An input that none of them outputs comes
+    from the latest stage before those that does, or from the request: the large model of a cascade
+    gets what the small one got, which did not have to pass it on.
+    """
 
     def __init__(self, app: App, signatures: Sequence[Signature]) -> None:
         self._pipelines = app.pipelines
@@ -160,10 +174,32 @@ class StageOutputs:
             results = self._by_request[call.request_id]
             tensors = [t for index in stage.after for t in results.get(index, ())]
         wanted = self._signatures[stage.function.id].inputs
-        if len(wanted) == len(tensors) or not wanted:
+        if not wanted or (not stage.after and len(wanted) == len(tensors)):
             return list(tensors)
         names = {spec.name for spec in wanted}
-        return [tensor for tensor in tensors if tensor.name in names]
+        inputs = [tensor for tensor in tensors if tensor.name in names]
+        if len(inputs) < len(names) and stage.after:
+            inputs += self._earlier(call, stage_index, names.difference(t.name for t in inputs))
+        return inputs
+
+    def _earlier(self, call: Call, stage_index: int, names: set[str]) -> list[Tensor]:
+        """Return the tensors of these names that stages before the last ones output, or the
+        request has.
+        """
+        pipeline = self._pipelines[call.pipeline_id]
+        results = self._by_request[call.request_id]
+        found: dict[str, Tensor] = {}
+        for index in stages_before(pipeline, stage_index):
+            for tensor in results.get(index, ()):
+                if tensor.name in names:
+                    found.setdefault(tensor.name, tensor)
+        for tensor in call.inputs:
+            if tensor.name in names:
+                found.setdefault(tensor.name, tensor)
+        return list(found.values())
+
+    def _input_names(self, stage: Stage) -> set[str]:
+        return {spec.name for spec in self._signatures[stage.function.id].inputs}
 
     def store(self, call: Call, stage_index: int, outputs: list[Tensor]) -> None:
         """Store the outputs of a stage and update `call.outputs`, the response as far as known."""
@@ -176,6 +212,30 @@ class StageOutputs:
         # The response, if no stage follows: outputs that no finished stage has consumed.
         used = {before for index in results for before in pipeline.stages[index].after}
         call.outputs = [t for index in results if index not in used for t in results[index]]
+        for index, kept in results.items():
+            if kept and not self._is_read(pipeline, results, index):
+                results[index] = []
+
+    def _is_read(self, pipeline: Pipeline, results: Mapping[int, list[Tensor]], index: int) -> bool:
+        """Whether a stage may still read the outputs of a finished one, or the client."""
+        successors = pipeline.successors[index]
+        if not successors or not all(successor in results for successor in successors):
+            return True
+        names = {tensor.name for tensor in results[index]}
+        return any(
+            later not in results
+            and not names.isdisjoint(self._input_names(stage))
+            and index in stages_before(pipeline, later)
+            for later, stage in enumerate(pipeline.stages)
+        )
+
+    def is_read_later(self, call: Call, stage_index: int, *, is_unsure: bool) -> bool:
+        """Whether another stage will read the outputs of a stage that has just finished."""
+        pipeline = self._pipelines[call.pipeline_id]
+        return any(
+            is_unsure or not pipeline.stages[index].only_if_unsure
+            for index in pipeline.successors[stage_index]
+        )
 
     def discard(self, request_id: int) -> None:
         """Drop the outputs of a request that has ended."""

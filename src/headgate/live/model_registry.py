@@ -22,7 +22,7 @@ from headgate.core.errors import ConfigError
 from headgate.core.model import App, Pipeline, Variant
 from headgate.functions.error_text import error_text
 from headgate.functions.tensor import Signature, TensorSpec, format_spec, shapes_match
-from headgate.live.call import ServedModel
+from headgate.live.call import ServedModel, stages_before
 from headgate.live.ipc.messages import MeasuredFunction
 
 _LOG: Final = logging.getLogger(__name__)
@@ -179,19 +179,24 @@ def _outputs(pipeline: Pipeline, signatures: Sequence[Signature]) -> tuple[Tenso
 
 
 def _check_stage(pipeline: Pipeline, index: int, signatures: Sequence[Signature]) -> None:
-    """Check that each input of a stage comes from exactly one earlier stage that always runs."""
+    """Check that each input of a stage comes from exactly one earlier stage that always runs, or
+    from the request.
+    """
     stages = pipeline.stages
     stage = stages[index]
     if any(not signatures[before].outputs for before in stage.after):
         return
+    earlier = stages_before(pipeline, index)
+    is_all_known = all(signatures[before].outputs for before in earlier)
     for wanted in signatures[index].inputs:
         takes = f"takes {wanted.name!r} as {format_spec(wanted)}"
-        producers = [
-            (before, spec)
-            for before in stage.after
-            for spec in signatures[before].outputs
-            if spec.name == wanted.name
-        ]
+        producers = _producers(stage.after, wanted.name, signatures)
+        if not producers:
+            producers = _producers(earlier, wanted.name, signatures)
+            hidden = {each for before, _ in producers for each in stages_before(pipeline, before)}
+            producers = [each for each in producers if each[0] not in hidden]
+        if not producers and (not is_all_known or _is_in_request(pipeline, wanted, signatures)):
+            continue
         if len(producers) != 1:
             problem = "several stages output it" if producers else "no earlier stage outputs it"
             raise _mismatch(pipeline, index, f"{takes}; {problem}")
@@ -202,6 +207,24 @@ def _check_stage(pipeline: Pipeline, index: int, signatures: Sequence[Signature]
         if stages[before].only_if_unsure and not stage.only_if_unsure:
             problem = f"{_stage(pipeline, before)} does not always run"
             raise _mismatch(pipeline, index, f"{takes}; {problem}")
+
+
+def _producers(
+    stages: Sequence[int], name: str, signatures: Sequence[Signature]
+) -> list[tuple[int, TensorSpec]]:
+    return [(at, spec) for at in stages for spec in signatures[at].outputs if spec.name == name]
+
+
+def _is_in_request(pipeline: Pipeline, wanted: TensorSpec, signatures: Sequence[Signature]) -> bool:
+    """Whether a first stage takes the tensor, so that every request has it."""
+    return any(
+        spec.name == wanted.name
+        and spec.datatype == wanted.datatype
+        and shapes_match(spec.shape, wanted.shape)
+        for stage, signature in zip(pipeline.stages, signatures, strict=True)
+        if not stage.after
+        for spec in signature.inputs
+    )
 
 
 def _mismatch(pipeline: Pipeline, index: int, problem: str) -> ConfigError:

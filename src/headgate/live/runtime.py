@@ -1,8 +1,8 @@
 """The runtime of a gateway, between the front ends that submit calls and the workers that run them.
 
 It executes the actions of the driver. Tensors never enter the Scheduler: the runtime keeps them and
-moves them as the Scheduler decides. Intermediate results of a pipeline return to the runtime and
-are sent on from here.
+moves them as the Scheduler decides. Large outputs of a stage for the next one are references: they
+stay in the memory of the worker that wrote them (`ipc.node_memory`).
 """
 
 from __future__ import annotations
@@ -202,7 +202,8 @@ class Runtime:
         margins = self._driver.scheduler.policy.admission_margins
         pipelines = self._driver.scheduler.app.pipelines
         by_model = {pipelines[id].name: margin for id, margin in enumerate(margins)}
-        return replace(gauges, admission_margin=by_model)
+        kept_bytes = self._worker_links.memories.kept_bytes()
+        return replace(gauges, admission_margin=by_model, stage_output_bytes=kept_bytes)
 
     def worker_pids(self) -> list[int]:
         """Return the process ids of the workers, the latest of each node."""
@@ -425,10 +426,18 @@ class Runtime:
         self.models = served_models(app, self._measured)
         loop.call_soon(self._update_phase)
 
+    def keeps_on_node(self, task_id: int, is_unsure: bool) -> bool:
+        call = self._calls.get(task_id // STAGES_MAX)
+        # Outputs of a call that has ended are not copied either: they are dropped.
+        return call is None or self._stage_outputs.is_read_later(
+            call, task_id % STAGES_MAX, is_unsure=is_unsure
+        )
+
     def on_batch_ran(self, pool_id: int, message: BatchRan) -> None:
         assert self._driver is not None
         unsure: list[int] = []
         failed: list[int] = []
+        failed_requests: set[int] = set()
         too_large: list[int] = []  # results that the payload limit of a platform excluded
         is_platform = self.app.pools[pool_id].faas is not None
         for result in message.results:
@@ -448,8 +457,10 @@ class Runtime:
             if result.error and is_platform and result.status == TOO_LARGE:
                 too_large.append(result.task_id)
             elif result.error:
-                call.error = result.error
-                call.status = result.status
+                if call.request_id not in failed_requests:  # the Scheduler names its first failure
+                    call.error = result.error
+                    call.status = result.status
+                failed_requests.add(call.request_id)
                 failed.append(result.task_id)
             elif result.is_unsure:
                 unsure.append(result.task_id)

@@ -42,7 +42,12 @@ from headgate.core.policy import NOT_NEGATIVE, POSITIVE, Context, Policy, Policy
 from headgate.core.records import STAGES_MAX, Batch, Node, Request, Task
 from headgate.core.states import INSTANCE_STARTING, NODE_UP, ON_HOST
 from headgate.core.view import has_free_room
-from headgate.planning.frontier.candidates import node_candidates, pipeline_graph, priced, visits
+from headgate.planning.frontier.candidates import (
+    node_candidates,
+    pipeline_graph,
+    priced,
+    visits,
+)
 from headgate.planning.frontier.configs import StageConfig
 from headgate.planning.frontier.slo_split import split_slo
 from headgate.planning.replicas import RatedConfig, Replica, Reservations, rated
@@ -91,12 +96,12 @@ class StageReplicas:
     @property
     def rate_max(self) -> float:
         """What its replicas serve at most, in items per second."""
-        return sum(replica.rating.rate_max for replica in self.replicas)
+        return sum([replica.rating.rate_max for replica in self.replicas])
 
     @property
     def rate_min(self) -> float:
         """What its replicas need to fill their batches in time, in items per second."""
-        return sum(replica.rating.rate_min for replica in self.replicas)
+        return sum([replica.rating.rate_min for replica in self.replicas])
 
     def add(self, task: Task, now_ns: int) -> None:
         """Enqueue a task."""

@@ -24,7 +24,7 @@ from headgate.core.events import (
     RequestCancelled,
     TimerFired,
 )
-from headgate.core.model import Limits, Pool, Shape, Slo
+from headgate.core.model import Limits, Pool, Shape, Slo, Stage
 from headgate.core.states import Outcome, Settlement
 
 from .rig import Rig, wires
@@ -131,6 +131,22 @@ def test_what_may_have_run_is_not_repeated_unless_it_is_idempotent(
     rig = make_rig(make_app(make_function(is_idempotent=False), limits=BACKOFF), nodes=1)
     rig.at(0, RequestArrived(0, 0))
     assert rig.at(1, event)[-1:] == wires(Settle(0, Settlement(Outcome.FAILED, reason)))
+
+
+def test_the_stage_that_failed_is_named_once(make_rig: type[Rig]) -> None:
+    """Two stages side by side: the first to fail settles the request, the other is thrown away."""
+    first, second = make_function(0), make_function(1)
+    stages = [Stage(first, name="left"), Stage(second, name="right")]
+    rig = make_rig(make_app(first, second, stages=stages), nodes=2)
+    rig.at(0, RequestArrived(0, 0))
+    rig.at(0, InstanceStarted(0, 0))
+    rig.at(0, InstanceStarted(1, 1))
+    assert rig.at(1, BatchFinished(1, failed_tasks=(1,)))[:2] == wires(
+        Settle(0, Settlement(Outcome.FAILED, "f1: it raised an error", stage="right")),
+        CancelBatch(0, 0, 0),
+    )
+    settled = [wire for wire in rig.at(2, BatchFinished(0, failed_tasks=(0,))) if "Settle" in wire]
+    assert not settled
 
 
 def test_nothing_is_repeated_after_its_deadline(make_rig: type[Rig]) -> None:

@@ -306,7 +306,7 @@ def test_any_stage_of_a_pipeline_counts(make_rig: type[Rig]) -> None:
     rig = make_rig(app, nodes=1)
     rig.at(0, RequestArrived(0, 0))
     assert rig.at(5, LoadFailed(1, 0, "broken"))[1:2] == wires(
-        Settle(0, Settlement(Outcome.FAILED, Rejection.LOAD_FAILED, 0, 100))
+        Settle(0, Settlement(Outcome.FAILED, Rejection.LOAD_FAILED, 0, 100, second.name))
     )
     assert rig.at(6, RequestArrived(1, 0)) == wires(
         Settle(1, Settlement(Outcome.REJECTED, Rejection.LOAD_FAILED, 0, 99))

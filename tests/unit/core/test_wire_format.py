@@ -43,7 +43,9 @@ def made_up(cls: type) -> list[object]:
             wire.append([100, place])
         elif name in ("is_hard", "is_provisioned", "node_died"):
             wire.append(True)
-        elif name in ("error", "hook", "name") or (name == "reason" and cls is not BatchRefused):
+        elif name in ("error", "hook", "name", "stage") or (
+            name == "reason" and cls is not BatchRefused
+        ):
             wire.append(f"text {place}")
         else:
             wire.append(100 + place)

@@ -23,7 +23,7 @@ def test_tensors_share_the_received_memory() -> None:
 
 @given(st.lists(st.lists(st.integers(0, 1 << 40), max_size=40), max_size=8), st.data())
 def test_any_split_of_the_stream(offsets: list[list[int]], data: st.DataObject) -> None:
-    messages: list[Message] = [Release(each) for each in offsets]
+    messages: list[Message] = [Release([*each]) for each in offsets]
     stream = b"".join(frame(message) for message in messages)
     frames = Frames()
     received: list[Message] = []

@@ -21,7 +21,7 @@ from headgate.core.actions import Dispatch
 from headgate.functions.arrays import Array, to_array, to_tensor
 from headgate.functions.lambda_handler import Handler
 from headgate.functions.loader import load_runner
-from headgate.functions.tensor import TaskInputs, TaskResult, Tensor
+from headgate.functions.tensor import Block, TaskInputs, TaskResult, Tensor
 from headgate.live.ipc.messages import BatchRan, Frames, RunBatch, frame
 from headgate.live.ipc.shared_memory import Arena
 from headgate.live.pools.lambda_pool import LambdaFunctions
@@ -155,7 +155,7 @@ class Connection:
     def __init__(self) -> None:
         self.arena = Arena.create(1 << 20)
 
-    def take_released(self) -> list[int]:
+    def take_released(self) -> list[int | Block]:
         return []
 
 

@@ -57,6 +57,30 @@ def test_unknown_sizes_are_checked_per_request() -> None:
     assert model(stages, a=({}, {"z": "BOOL[-1]"}), b=({}, {}))
 
 
+def test_input_may_come_from_a_stage_further_up_or_from_the_request() -> None:
+    """The large model of a cascade takes what the small one took."""
+    x, y, z = {"x": "FP32[-1]"}, {"y": "FP32[-1]"}, {"z": "FP32[-1]"}
+    last = {"function": "c", "after": ["b"], "only_if_unsure": True}
+    stages: dict[str, object] = {"a": FIRST, "b": THEN, "c": last}
+    assert model(stages, a=(x, y), b=(y, z), c=(y, z))
+    assert model(stages, a=(x, y), b=(y, z), c=(x, z))
+    assert model(stages, a=(x, {}), b=(y, z), c=(y, z))  # whatever the first one outputs
+    line = line_of(stages, a=(x, y), b=(y, z), c=({"x": "FP64[-1]"}, z))
+    assert line == "pipelines.p: stage c takes 'x' as FP64[-1]; no earlier stage outputs it"
+    line = line_of(stages, a=(x, {"y": "FP64[-1]"}), b=({}, z), c=(y, z))
+    assert line.endswith("takes 'y' as FP32[-1]; stage a outputs FP64[-1]")
+    # The nearest one counts, and two of which neither is nearer are one too many.
+    assert model(stages, a=(x, z), b=(z, z), c=(z, y))
+    beside: dict[str, object] = {
+        "a": FIRST,
+        "b": {"function": "b"},
+        "c": {"function": "c", "after": ["a", "b"]},
+        "d": {"function": "d", "after": ["c"]},
+    }
+    line = line_of(beside, a=(x, {**y}), b=(x, {**y}), c=({}, z), d=(y, z))
+    assert line.endswith("takes 'y' as FP32[-1]; several stages output it")
+
+
 def test_input_must_come_from_one_stage_that_always_runs() -> None:
     y = {"y": "FP32[-1]"}
     join = {"function": "c", "after": ["a", "b"]}

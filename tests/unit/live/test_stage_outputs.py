@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import ref
+
 from headgate.core.model import App, Function, Pipeline, Pool, Profile, Slo, Stage, Variant
 from headgate.functions.tensor import Signature, Tensor, TensorSpec
 from headgate.live.call import Call, StageOutputs
@@ -64,3 +66,51 @@ def test_outputs_are_dropped_with_their_request() -> None:
     outputs.store(call, 0, [tensor("y")])
     outputs.discard(call.request_id)
     assert not outputs._by_request
+
+
+def test_outputs_are_dropped_when_every_stage_that_reads_them_is_done() -> None:
+    """Both stages of an ensemble read them; then they would only occupy memory."""
+    outputs = StageOutputs(make_app((), (0,), (0,)), [Signature()] * 3)
+    call = make_call("x")
+    read = tensor("y")
+    is_gone = ref(read.data)
+    outputs.store(call, 0, [read])
+    del read
+    outputs.store(call, 1, [tensor("a")])
+    assert is_gone() is not None
+    assert names(outputs.inputs(call, 2)) == ["y"]
+    outputs.store(call, 2, [tensor("b")])
+    assert is_gone() is None
+    assert names(call.outputs) == ["a", "b"]
+
+
+def test_only_what_another_stage_reads_stays_on_the_node() -> None:
+    functions = tuple(function(id) for id in range(3))
+    stages = (
+        Stage(functions[0]),
+        Stage(functions[1], after=(0,)),
+        Stage(functions[2], after=(1,), only_if_unsure=True),
+    )
+    app = App(functions, (Pipeline(0, "p", stages, Slo()),), (Pool(0, "local"),))
+    outputs, call = StageOutputs(app, [Signature()] * 3), make_call("x")
+    assert outputs.is_read_later(call, 0, is_unsure=False)
+    assert outputs.is_read_later(call, 1, is_unsure=True)
+    assert not outputs.is_read_later(call, 1, is_unsure=False)  # the cascade ends: the response
+    assert not outputs.is_read_later(call, 2, is_unsure=True)
+
+
+def test_an_input_comes_from_the_nearest_stage_that_outputs_it_or_from_the_request() -> None:
+    """Three stages in a row: the last takes what the first output, and an input of the request."""
+    wanted = ("x", "y", "z")
+    last = Signature(inputs=tuple(TensorSpec(name, "UINT8", (-1,)) for name in wanted))
+    outputs = StageOutputs(make_app((), (0,), (1,)), [Signature(), Signature(), last])
+    call = make_call("x", "w")
+    first = tensor("y")
+    outputs.store(call, 0, [first, tensor("z")])
+    second = tensor("z")
+    outputs.store(call, 1, [second])
+    found = {each.name: each for each in outputs.inputs(call, 2)}
+    assert found == {"x": call.inputs[0], "y": first, "z": second}
+    outputs.store(call, 2, [tensor("a")])
+    assert names(call.outputs) == ["a"]
+    assert outputs._by_request[call.request_id][0] == []

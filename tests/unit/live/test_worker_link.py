@@ -50,6 +50,9 @@ class RecordingListener:
     def on_function_loaded(self, function: object) -> None:
         self.order.append("loaded")
 
+    def keeps_on_node(self, task_id: int, is_unsure: bool) -> bool:
+        return False
+
     def on_worker_lost(self, link: WorkerLink, batch_ids: list[int]) -> None:
         self.order.append(f"lost {batch_ids}")
 
@@ -149,7 +152,7 @@ def test_messages_are_handled_in_order() -> None:
         assert rig.listener.order == ["ran 1", "event", "ran 2"]
         assert rig.listener.outputs == [b"small" * 5_000, large, b"y" * 20_000]
         released = [m for m in rig.transport.messages if isinstance(m, Release)]
-        assert [len(message.offsets) for message in released] == [2, 1]
+        assert [len(message.blocks) for message in released] == [2, 1]
         rig.link.connection_lost(None)
         assert rig.listener.order[-1] == "lost []"
 

@@ -6,6 +6,7 @@ it does not need; a request with a hard deadline expires if the deadline passes 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final, final
 
 from headgate.core.errors import DriverError, PolicyError
@@ -221,14 +222,20 @@ class RequestHandlers:
     def fail_task(self, task: Task, reason: str) -> None:
         """Fail the request of a task that has no successful attempt and gets no other."""
         task.state = TaskState.DROPPED  # it is in no queue of the policy: no `on_task_withdrawn`
-        self.settle_early(task.request, Settlement(Outcome.FAILED, reason))
+        self.settle_early(task.request, Settlement(Outcome.FAILED, reason, stage=_stage_name(task)))
 
     def fail_unloadable(self, request: Request) -> None:
         """Fail a request that needs a function which cannot be loaded."""
         retry_ns = self._view.load_retry_ns(request.pipeline)
-        self.settle_early(
-            request, Settlement(Outcome.FAILED, Rejection.LOAD_FAILED, retry_ns=retry_ns)
+        unloadable = self._view.unloadable
+        names = [_stage_name(t) for t in request.tasks if t.function.id in unloadable]
+        settlement = Settlement(
+            Outcome.FAILED,
+            Rejection.LOAD_FAILED,
+            retry_ns=retry_ns,
+            stage=names[0] if names else "",
         )
+        self.settle_early(request, settlement)
 
     def _is_overdue(self, request: Request) -> bool:
         return request.is_hard and self._view.now_ns >= request.deadline_ns
@@ -262,7 +269,14 @@ class RequestHandlers:
     def fail_if_ready(self, task: Task) -> None:
         """Fail a task that the policy may have lost, unless it is running or dropped."""
         if task.state == TASK_READY:
-            self.settle_early(task.request, _POLICY_FAULT)
+            self.settle_early(task.request, replace(_POLICY_FAULT, stage=_stage_name(task)))
+
+
+def _stage_name(task: Task) -> str:
+    """Return the name of the stage of a task; empty in a pipeline of one stage."""
+    if len(task.request.tasks) == 1:
+        return ""
+    return task.stage.name or task.function.name
 
 
 def payload_bytes_max(app: App, pipeline: Pipeline) -> int:

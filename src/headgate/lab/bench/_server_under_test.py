@@ -106,6 +106,17 @@ def client_overhead_ns(result: LoadResult) -> int:
     return int(np.median((result.latency_ns - total_ns)[has_timings]))
 
 
+def simulate_log(folder: Path, log: Path, live: LoadResult) -> dict[str, object]:
+    """Return the summary of a simulation of the requests in a log, with its service times."""
+    calibrated, trace = folder / "calibrated.yaml", folder / "live.csv"
+    overhead = f"{client_overhead_ns(live)}ns" if (live.status == 200).any() else "0ns"
+    run_command(
+        *("calibrate", log, "--out", calibrated, "--trace", trace, "--client-overhead", overhead)
+    )
+    summary: dict[str, object] = run_command("simulate", calibrated, "--trace", trace)
+    return summary
+
+
 def run_command(*arguments: object) -> Any:  # any JSON
     """Run a Headgate command with --json and return its output."""
     return json.loads(_run_module("headgate", *map(str, arguments), "--json"))

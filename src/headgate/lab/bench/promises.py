@@ -34,7 +34,7 @@ from headgate.lab.bench._paced_server import (
     hashed_key,
     one_item,
 )
-from headgate.lab.bench._server_under_test import client_overhead_ns, run_command, serving
+from headgate.lab.bench._server_under_test import serving, simulate_log
 from headgate.lab.experiments import Check, Progress, Result, Row
 from headgate.loadgen.loops import run_open_loop
 from headgate.loadgen.requests import LoadOptions
@@ -225,7 +225,7 @@ def measure_pipeline(plan: PromisesPlan, progress: Progress) -> list[PipelineSte
             with serving(_pipeline_app(), folder, log) as server:
                 live = _send(server.url, rate_per_s, plan.pipeline_seconds, model="ensemble")
             run = summarise_load(live).run
-            simulated = _simulated(folder, log, live)
+            simulated = simulate_log(folder, log, live)
             steps.append(
                 PipelineStep(
                     load,
@@ -237,17 +237,6 @@ def measure_pipeline(plan: PromisesPlan, progress: Progress) -> list[PipelineSte
                 )
             )
     return steps
-
-
-def _simulated(folder: Path, log: Path, live: LoadResult) -> dict[str, object]:
-    """Return the summary of a simulation of the requests in a log, with its service times."""
-    calibrated, trace = folder / "calibrated.yaml", folder / "live.csv"
-    overhead = f"{client_overhead_ns(live)}ns" if (live.status == 200).any() else "0ns"
-    run_command(
-        *("calibrate", log, "--out", calibrated, "--trace", trace, "--client-overhead", overhead)
-    )
-    summary: dict[str, object] = run_command("simulate", calibrated, "--trace", trace)
-    return summary
 
 
 def _paced_app(folder: Path) -> dict[str, object]:

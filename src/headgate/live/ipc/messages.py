@@ -13,7 +13,7 @@ from msgspec import MsgspecError, Struct
 from msgspec.msgpack import Decoder, Encoder
 
 from headgate.core.events import Event
-from headgate.functions.tensor import Signature, TaskInputs, TaskResult
+from headgate.functions.tensor import Block, Signature, TaskInputs, TaskResult
 
 
 class Message(Struct, array_like=True, tag=True, gc=False):
@@ -41,9 +41,13 @@ class ActionMessage(Message, tag=2):
 
 @final
 class Release(Message, tag=3):
-    """To either side: blocks of the receiver's memory that the sender has finished reading."""
+    """To either side: blocks that the sender has finished reading.
 
-    offsets: list[int]
+    A number is the offset of a block in the receiver's memory. To a gateway, a `Block` is one of
+    the memory of a worker that the gateway has lent to the sender.
+    """
+
+    blocks: list[int | Block]
 
 
 @final
@@ -71,15 +75,15 @@ class Hello(Message, tag=4):
 class BatchRan(Message, tag=5):
     """To a gateway: a batch has run.
 
-    `released` are blocks of the gateway's shared memory that the worker no longer references: those
-    of the inputs of this batch, unless the function keeps an array, and those it kept before.
+    `released` are blocks that the worker no longer references, as in `Release`: those of the inputs
+    of this batch, unless the function keeps an array, and those it kept before.
     """
 
     batch_id: int
     began_ns: int
     ended_ns: int
     results: list[TaskResult]
-    released: list[int] = []
+    released: list[int | Block] = []
 
 
 @final
@@ -96,6 +100,13 @@ class FunctionLoaded(Message, tag=7):
     function: MeasuredFunction
 
 
+@final
+class ForgetMemory(Message, tag=8):
+    """To a worker: no further batch refers to the memory with this id, whose owner is gone."""
+
+    memory_id: int
+
+
 class BatchListener(Protocol):
     """Receives the results of batches, from workers and from remote pools."""
 
@@ -106,7 +117,16 @@ class BatchListener(Protocol):
         """Handle any other event."""
 
 
-AnyMessage = RunBatch | ActionMessage | Release | Hello | BatchRan | EventMessage | FunctionLoaded
+AnyMessage = (
+    RunBatch
+    | ActionMessage
+    | Release
+    | Hello
+    | BatchRan
+    | EventMessage
+    | FunctionLoaded
+    | ForgetMemory
+)
 
 ENCODER: Final = Encoder()
 DECODER: Final[Decoder[AnyMessage]] = Decoder(AnyMessage)
@@ -119,7 +139,7 @@ def frame(message: Struct) -> bytes:
 
     >>> from headgate.live.ipc.messages import Release
     >>> Frames().feed(frame(Release([64])))
-    [Release(offsets=[64])]
+    [Release(blocks=[64])]
     """
     body = ENCODER.encode(message)
     if len(body) > MESSAGE_BYTES_MAX:

@@ -21,7 +21,7 @@ from typing import Final, Protocol, cast, final
 from headgate.core.errors import ConfigError
 from headgate.core.event_log import Wire, from_wire
 from headgate.core.events import BatchLost, BatchRefused, Event
-from headgate.functions.tensor import Block, TaskInputs, Tensor
+from headgate.functions.tensor import Block, TaskInputs, TaskResult, Tensor
 from headgate.live.deployment import NodeSpec, socket_path
 from headgate.live.driver import CountFault, ignore_fault
 from headgate.live.ipc.messages import (
@@ -31,6 +31,7 @@ from headgate.live.ipc.messages import (
     BatchListener,
     BatchRan,
     EventMessage,
+    ForgetMemory,
     Frames,
     FunctionLoaded,
     Hello,
@@ -40,6 +41,7 @@ from headgate.live.ipc.messages import (
     RunBatch,
     frame,
 )
+from headgate.live.ipc.node_memory import Loans, NodeMemories, channel_pair
 from headgate.live.ipc.shared_memory import INLINE_BYTES_MAX, Arena, allocate_buffer
 
 RETRY_S: Final = 0.02
@@ -54,6 +56,11 @@ _LOG: Final = logging.getLogger(__name__)
 
 class WorkerListener(BatchListener, Protocol):
     """Receives the messages of workers."""
+
+    def keeps_on_node(self, task_id: int, is_unsure: bool) -> bool:
+        """Whether the outputs of a task are for another stage, and stay where they are until it has
+        read them.
+        """
 
     def on_function_loaded(self, function: MeasuredFunction) -> None:
         """Handle a function that has loaded after earlier failures."""
@@ -85,6 +92,7 @@ class WorkerLinks:
     count_fault: CountFault = ignore_fault
 
     def __post_init__(self) -> None:
+        self.memories = NodeMemories(asyncio.get_running_loop())
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -137,14 +145,22 @@ class WorkerLinks:
         try:
             # In a thread: a worker sends its `Hello` only after its warm-up, which may take a
             # while.
-            hello, peer_arena = await loop.run_in_executor(None, _handshake, sock, path)
-            arena = Arena.create(self.arena_bytes)
+            hello, peer_fd = await loop.run_in_executor(None, _handshake, sock, path)
             with ExitStack() as unless_linked:
-                unless_linked.callback(arena.close)
+                unless_linked.callback(os.close, peer_fd)
+                peer_arena = Arena.attach(os.dup(peer_fd), os.fstat(peer_fd).st_size)
                 unless_linked.callback(peer_arena.close)
-                socket.send_fds(sock, [b"\0"], [arena.fd])
+                arena = Arena.create(self.arena_bytes)
+                unless_linked.callback(arena.close)
+                channel, worker_channel = channel_pair()
+                unless_linked.callback(channel.close)
+                with worker_channel:
+                    socket.send_fds(sock, [b"\0"], [arena.fd, worker_channel.fileno()])
                 sock.setblocking(False)
                 link = WorkerLink(node, hello, self.listener, arena, peer_arena, self.count_fault)
+                link.share_memory(self.memories, peer_fd, channel)
+                unless_linked.pop_all()  # the link owns them now
+                unless_linked.callback(link.close_memory)
                 await loop.create_unix_connection(lambda: link, sock=sock)
                 unless_linked.pop_all()
         except (OSError, ValueError):
@@ -180,26 +196,48 @@ class WorkerLink(asyncio.Protocol):
         self._unsent: deque[tuple[Copies, bytes]] = deque()
         self._pending: deque[AnyMessage] = deque()  # received while outputs are being copied
         self._copies: Copies | None = None  # copies of outputs that are not finished
+        self._memories: NodeMemories | None = None
+        self._memory_id = 0
+        self._loans: Loans | None = None
+
+    def share_memory(self, memories: NodeMemories, fd: int, channel: socket.socket) -> None:
+        """Let outputs of stages stay in the worker's memory, and other workers read them there.
+
+        Takes ownership of the descriptor of that memory and of the channel.
+        """
+        self._memories = memories
+        self._memory_id = memories.add(self.peer_arena, fd, self._send_release)
+        self._loans = Loans(memories, self._memory_id, channel, self._send_forget)
+
+    def close_memory(self) -> None:
+        """Close the memory of both sides. What other workers read of it stays readable."""
+        if self._memories is not None and self._loans is not None:
+            self._loans.close()
+            self._memories.remove(self._memory_id)
+            self._memories = self._loans = None
+        self.arena.close()
+        self.peer_arena.close()
 
     def run(self, message: RunBatch) -> None:
-        """Send a batch. Large tensors are copied into shared memory first.
+        """Send a batch. Large tensors are copied into shared memory first, unless the worker can
+        read them where they are.
 
         Their blocks are freed when the worker releases them, because a function may keep an array.
         Raises only if nothing has been sent: `ValueError` if the batch is too large.
         """
-        offsets: list[int] = []
+        blocks: list[int | Block] = []
         copies: Copies = deque()
         try:
             inline_bytes = 0
             for task in message.tasks:
-                inline_bytes += self._share(task, offsets, copies)
+                inline_bytes += self._share(task, blocks, copies)
                 if inline_bytes > MESSAGE_BYTES_MAX:  # fail before copying anything
                     raise ValueError(
                         f"the batch has {inline_bytes} bytes; at most {MESSAGE_BYTES_MAX}"
                     )
             data = frame(message)
         except BaseException:
-            self._free(offsets)
+            self._free(blocks)
             raise
         self._batch_ids.add(message.batch_id)
         self._write(data, copies)
@@ -212,14 +250,19 @@ class WorkerLink(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    def _share(self, task: TaskInputs, offsets: list[int], copies: Copies) -> int:
-        """Copy large inputs into shared memory, or add them to `copies` if that takes long; return
-        how many large bytes did not fit.
+    def _share(self, task: TaskInputs, blocks: list[int | Block], copies: Copies) -> int:
+        """Lend or copy large inputs, or add them to `copies` if that takes long; return how many
+        large bytes did not fit.
         """
         inline_bytes = 0
         for node, tensor in enumerate(task.inputs):
             data = tensor.data
             if isinstance(data, Block) or data.nbytes < INLINE_BYTES_MAX:
+                continue
+            block = None if self._loans is None else self._loans.lend(data)
+            if block is not None:
+                blocks.append(block)
+                task.inputs[node] = Tensor(tensor.name, tensor.datatype, tensor.shape, block)
                 continue
             if data.nbytes <= COPY_BYTES_MAX:
                 block = self.arena.allocate(data)
@@ -231,13 +274,19 @@ class WorkerLink(asyncio.Protocol):
             if block is None:  # the arena is full: send the tensor inside the message
                 inline_bytes += data.nbytes
                 continue
-            offsets.append(block.offset)
+            blocks.append(block.offset)
             # A new tensor: the call keeps the original for another attempt.
             task.inputs[node] = Tensor(tensor.name, tensor.datatype, tensor.shape, block)
         return inline_bytes
 
     def _send(self, message: Message) -> None:
         self._write(frame(message))
+
+    def _send_release(self, offsets: list[int]) -> None:
+        self._send(Release([*offsets]))
+
+    def _send_forget(self, memory_id: int) -> None:
+        self._send(ForgetMemory(memory_id))
 
     def _write(self, data: bytes, copies: Copies = _NO_COPIES) -> None:
         """Send bytes once their copies are made, and after everything sent before.
@@ -308,8 +357,7 @@ class WorkerLink(asyncio.Protocol):
             self.closed.set_result(None)
         lost, self._batch_ids = sorted(self._batch_ids), set()
         self._notify(self.listener.on_worker_lost, self, lost)
-        self.arena.close()
-        self.peer_arena.close()
+        self.close_memory()
 
     def _on_message(self, message: Message) -> None:
         if isinstance(message, BatchRan):
@@ -323,7 +371,7 @@ class WorkerLink(asyncio.Protocol):
                 self._batch_ids.discard(event.batch_id)
             self._notify(self.listener.on_event, event)
         elif isinstance(message, Release):
-            self._free(message.offsets)
+            self._free(message.blocks)
         elif isinstance(message, FunctionLoaded):
             self._notify(self.listener.on_function_loaded, message.function)
         else:
@@ -341,12 +389,18 @@ class WorkerLink(asyncio.Protocol):
         self.count_fault("report")
 
     def _take_outputs(self, message: BatchRan) -> None:
-        """Copy the outputs out of the worker's shared memory, release it, and report the batch."""
+        """Copy the outputs out of the worker's shared memory, release it, and report the batch.
+
+        Outputs for another stage stay there.
+        """
         offsets: list[int] = []
         copies: Copies = deque()
         for result in message.results:
             for tensor in result.outputs:
                 if isinstance(tensor.data, Block):
+                    if self._memories is not None and self._keeps_on_node(result):
+                        tensor.data = self._memories.keep(self._memory_id, tensor.data)
+                        continue
                     offsets.append(tensor.data.offset)
                     view = self.peer_arena.view(tensor.data)
                     if len(view) <= COPY_BYTES_MAX:
@@ -360,6 +414,13 @@ class WorkerLink(asyncio.Protocol):
             self._loop.call_soon(self._copy_outputs, message, offsets)
         else:
             self._on_batch_ran(message, offsets)
+
+    def _keeps_on_node(self, result: TaskResult) -> bool:
+        try:
+            return self.listener.keeps_on_node(result.task_id, result.is_unsure)
+        except Exception:
+            self._listener_failed()
+            return False
 
     def _copy_outputs(self, message: BatchRan, offsets: list[int]) -> None:
         """Copy one chunk of the outputs of a batch. Later messages wait."""
@@ -376,16 +437,19 @@ class WorkerLink(asyncio.Protocol):
     def _on_batch_ran(self, message: BatchRan, offsets: list[int]) -> None:
         self._batch_ids.discard(message.batch_id)
         if offsets:
-            self._send(Release(offsets))
+            self._send_release(offsets)
         try:
             self.listener.on_batch_ran(self.node.pool_id, message)
         except Exception:
             self._listener_failed()
             self._notify(self.listener.on_event, BatchLost(message.batch_id))
 
-    def _free(self, offsets: list[int]) -> None:
-        for offset in offsets:
-            self.arena.free(offset)
+    def _free(self, blocks: list[int | Block]) -> None:
+        for block in blocks:
+            if isinstance(block, int):
+                self.arena.free(block)
+            elif self._loans is not None:
+                self._loans.take_back(block)
 
 
 def _copy_chunk(copies: Copies) -> None:
@@ -400,8 +464,8 @@ def _copy_chunk(copies: Copies) -> None:
             copies.appendleft((to[size:], source[size:]))
 
 
-def _handshake(sock: socket.socket, path: str) -> tuple[Hello, Arena]:
-    """Connect, and wait for the `Hello` of the worker and its shared memory."""
+def _handshake(sock: socket.socket, path: str) -> tuple[Hello, int]:
+    """Connect, and wait for the `Hello` of the worker and the descriptor of its shared memory."""
     sock.connect(path)
     frames = Frames()
     descriptors: list[int] = []
@@ -413,5 +477,4 @@ def _handshake(sock: socket.socket, path: str) -> tuple[Hello, Arena]:
         for message in frames.feed(data):
             if not isinstance(message, Hello) or len(descriptors) != 1:
                 raise ValueError("the peer is not a worker")
-            size = os.fstat(descriptors[0]).st_size
-            return message, Arena.attach(descriptors[0], size)
+            return message, descriptors[0]

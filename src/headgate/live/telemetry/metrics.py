@@ -110,6 +110,7 @@ class GaugeSnapshot:
     faas_pools: Mapping[str, FaasPoolGauges] = field(default_factory=dict)  # by pool
     # By model: the safety margin of the policy's admission test, in the policy's own unit.
     admission_margin: Mapping[str, float] = field(default_factory=dict)
+    stage_output_bytes: int = 0  # in the memory of workers, for the next stage
 
 
 HTTP: Final = "http"

@@ -226,6 +226,8 @@ class _Families(Collector):
             ("admission_margin", margin, "model", gauges.admission_margin),
         ):
             yield _gauge(name, help_text, label, _labelled(values))
+        help_text = "Outputs of stages that stay in the memory of workers for the next stage."
+        yield _gauge("stage_output_bytes", help_text, "", [((), gauges.stage_output_bytes)])
         labels = "function state"
         yield _gauge("replicas", "Instances, by state.", labels, gauges.replicas.items())
         yield _counter(

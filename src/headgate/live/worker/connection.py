@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections import deque
 from itertools import islice
-from typing import Any, Final, final
-from weakref import ref
-
-import numpy as np
+from typing import Final, final
 
 from headgate.core.event_log import to_wire
 from headgate.core.events import Event
-from headgate.functions.arrays import Array
-from headgate.functions.tensor import Block
+from headgate.functions.tensor import RECEIVERS, SENDERS, Block
+from headgate.live.ipc.borrowed_blocks import BorrowedBlocks
 from headgate.live.ipc.messages import (
     AnyMessage,
     EventMessage,
@@ -23,6 +21,7 @@ from headgate.live.ipc.messages import (
     RunBatch,
     frame,
 )
+from headgate.live.ipc.node_memory import MappedMemories
 from headgate.live.ipc.shared_memory import Arena
 
 READ_BYTES: Final = 128 * 1024
@@ -38,9 +37,9 @@ class GatewayConnection:
     Gateways choose ids independently, so two of them may use the same. Within the worker the ids of
     each gateway are mapped to a range of its own, beginning at `first_id`.
 
-    Large inputs are used in place, in the gateway's shared memory, and a function may keep such an
-    array for as long as it likes. So a block is released when the last array that references it is
-    freed, not when its batch ends.
+    Large inputs are used in place, in the shared memory of the gateway or of the worker that ran
+    the stage before, and a function may keep such an array for as long as it likes. So a block is
+    released when the last array that references it is freed, not when its batch ends.
     """
 
     IDS: Final = 1 << 40
@@ -52,12 +51,11 @@ class GatewayConnection:
         self.unsent_bytes = 0
         self.is_blocked = False  # the socket accepts no more bytes now
         self._peer_arena: Arena | None = None
+        self._others: MappedMemories | None = None  # with the peer arena: memory of other workers
         self._frames = Frames()
         self._unsent: deque[bytes | memoryview] = deque()
-        # Blocks referenced by arrays, by the id of the weak reference that reports the end of the
-        # last array.
-        self._borrowed: dict[int, tuple[ref[Array], int]] = {}
-        self._released: deque[int] = deque()  # offsets of blocks to release
+        self._released: deque[Block] = deque()  # blocks to release
+        self._borrowed = BorrowedBlocks(self._released.append)
 
     def send_hello(self, hello: Hello) -> None:
         """Send the `Hello` with the descriptor of our shared memory."""
@@ -87,36 +85,32 @@ class GatewayConnection:
             for tensor in task.inputs:
                 data = tensor.data
                 if type(data) is Block:
-                    tensor.data = self._borrow(data)
+                    tensor.data = self._borrowed.borrow(self._arena_of(data), data)
 
-    def take_released(self) -> list[int]:
-        """Return the offsets of blocks that are no longer referenced, each once."""
-        released: list[int] = []
+    def forget_memory(self, memory_id: int) -> None:
+        """Unmap the memory of another worker, which is gone."""
+        if self._others is not None:
+            self._others.forget(memory_id)
+
+    def take_released(self) -> list[int | Block]:
+        """Return the blocks that are no longer referenced, each once, as `Release` has them."""
+        released: list[int | Block] = []
         while True:
             try:
-                released.append(self._released.popleft())
+                block = self._released.popleft()
             except IndexError:
                 return released
+            released.append(block.offset if block.memory == SENDERS else block)
 
     def send_released(self) -> None:
         if self._released:
             self.send(frame(Release(self.take_released())))
 
-    def _borrow(self, block: Block) -> memoryview:
-        """Return the content of a block as memory owned by an array, which is tracked.
-
-        All arrays derived from that memory keep the owner alive.
-        """
-        assert self._peer_arena is not None
-        owner: Array = np.frombuffer(self._peer_arena.view(block), np.uint8)
-        freed = ref(owner, self._on_array_freed)
-        self._borrowed[id(freed)] = (freed, block.offset)
-        return owner.data
-
-    def _on_array_freed(self, freed: ref[Any]) -> None:
-        """Queue a block for release. Runs in any thread and never blocks."""
-        _, offset = self._borrowed.pop(id(freed))
-        self._released.append(offset)
+    def _arena_of(self, block: Block) -> Arena:
+        assert self._peer_arena is not None and self._others is not None
+        if block.memory == SENDERS:
+            return self._peer_arena
+        return self.arena if block.memory == RECEIVERS else self._others.arena(block.memory)
 
     def report(self, event: Event) -> None:
         self.send(frame(EventMessage(to_wire(event))))
@@ -150,16 +144,24 @@ class GatewayConnection:
         self.arena.close()
         if self._peer_arena is not None:
             self._peer_arena.close()
+        if self._others is not None:
+            self._others.close()
 
     def _read_arena(self) -> list[AnyMessage] | None:
-        """Attach the gateway's shared memory, whose descriptor comes with its first byte."""
+        """Attach the gateway's shared memory, whose descriptor comes with its first byte, beside
+        the channel on which the gateway sends the memory of other workers.
+        """
         try:
-            data, descriptors, _, _ = socket.recv_fds(self.sock, 1, 1)
+            data, descriptors, _, _ = socket.recv_fds(self.sock, 1, 2)
         except BlockingIOError:
             return []
         if not data:
             return None
-        if len(descriptors) != 1:
+        if len(descriptors) != 2:
+            for descriptor in descriptors:
+                os.close(descriptor)
             raise ValueError("the gateway sent no shared memory")
-        self._peer_arena = Arena.attach(descriptors[0], 0)
+        memory, channel = descriptors
+        self._others = MappedMemories(socket.socket(fileno=channel))
+        self._peer_arena = Arena.attach(memory, 0)
         return []

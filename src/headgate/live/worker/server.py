@@ -33,7 +33,14 @@ from headgate.core.errors import ConfigError
 from headgate.core.event_log import from_wire
 from headgate.live.deployment import NodeSpec
 from headgate.live.ipc.crash_markers import CrashMarkers
-from headgate.live.ipc.messages import ActionMessage, AnyMessage, Hello, Release, RunBatch
+from headgate.live.ipc.messages import (
+    ActionMessage,
+    AnyMessage,
+    ForgetMemory,
+    Hello,
+    Release,
+    RunBatch,
+)
 from headgate.live.telemetry.logs import HUNG_EXIT, exit_process
 from headgate.live.worker.connection import UNSENT_BYTES_MAX, GatewayConnection
 from headgate.live.worker.executor import Executor, Job
@@ -223,13 +230,17 @@ class Server:
             self._is_single_request = len(message.tasks) == 1
             self._node.dispatch(connection, message)
         elif isinstance(message, Release):
-            for offset in message.offsets:
-                connection.arena.free(offset)
+            for block in message.blocks:
+                if not isinstance(block, int):
+                    raise ValueError(f"{block} is not in the memory of this worker")
+                connection.arena.free(block)
         elif isinstance(message, ActionMessage):
             action = from_wire(message.wire)
             if not isinstance(action, Action):
                 raise ValueError(f"{type(action).__name__} is not an action")
             self._node.execute(connection, action)
+        elif isinstance(message, ForgetMemory):
+            connection.forget_memory(message.memory_id)
         else:
             raise ValueError(f"{type(message).__name__} is not for a worker")
 

@@ -70,6 +70,7 @@ class ErrorJson(Struct, gc=False, omit_defaults=True):
     retry_after_ms: int = 0
     # Fields of the `Settlement` of a rejected request: same names, `_ms` for `_ns`.
     predicted_ms: float | None = None
+    stage: str = ""  # also of a failed one
 
 
 # By field of an error that is a field of a settlement: the settlement's name for it.
@@ -133,22 +134,27 @@ def error_of(call: Call, config: GatewayConfig, request_id: bytes) -> RequestErr
     # A call admitted before a function failed to load gets the same error as one that came after.
     if outcome == Outcome.REJECTED or reason == Rejection.LOAD_FAILED:
         return _rejected(call, settlement, config.overload_status)
+    prefix = f"stage {settlement.stage}: " if settlement.stage else ""
     if outcome == Outcome.FAILED and call.error:
-        if call.status < 500:
-            return RequestError(call.status, call.error, reason="function_refused")
-        _LOG.warning("the function failed: %s", call.error, extra=_log_extra(request_id))
-        message = call.error if config.expose_errors else FUNCTION_FAILED
-        return RequestError(call.status, message, reason="function_failed")
+        is_refused = call.status < 500
+        if not is_refused:
+            extra = _log_extra(request_id)
+            _LOG.warning("%sthe function failed: %s", prefix, call.error, extra=extra)
+        message = call.error if is_refused or config.expose_errors else FUNCTION_FAILED
+        code = "function_refused" if is_refused else "function_failed"
+        return RequestError(call.status, prefix + message, reason=code, settlement=settlement)
     if reason == INTERNAL:
         return internal_error()
     if outcome == Outcome.FAILED and reason == Failure.TOO_LARGE:
-        return RequestError(413, _REJECTIONS[Rejection.TOO_LARGE], reason=Rejection.TOO_LARGE)
+        message = prefix + _REJECTIONS[Rejection.TOO_LARGE]
+        return RequestError(413, message, reason=Rejection.TOO_LARGE, settlement=settlement)
     code = _failure_code(reason)
     if code == "failed":  # the reason may hold the text of an exception
         _LOG.warning("a request failed: %s", reason, extra=_log_extra(request_id))
     detail = reason if config.expose_errors else code
-    message = f"the request could not be completed ({detail or 'unknown cause'})"
-    return RequestError(503, message, reason=code, retry_ns=settlement.retry_ns)
+    message = f"{prefix}the request could not be completed ({detail or 'unknown cause'})"
+    retry_ns = settlement.retry_ns
+    return RequestError(503, message, reason=code, retry_ns=retry_ns, settlement=settlement)
 
 
 def deadline_exceeded(call: Call) -> RequestError:
