@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from math import inf
 from statistics import fmean
 from typing import Final, final
@@ -256,8 +257,9 @@ def _percentages(shares: Sequence[float]) -> str:
     return " / ".join(f"{100 * share:.1f}" for share in shares)
 
 
-def _order(shares: Sequence[float]) -> list[int]:
-    return sorted(range(len(shares)), key=shares.__getitem__)
+def _order(shares: Sequence[float]) -> list[bool | None]:
+    """Return which of every two is larger; None: neither."""
+    return [None if one == other else one > other for one, other in combinations(shares, 2)]
 
 
 def _goal_checks(name: str, tables: Sequence[CellTable]) -> list[Check]:
