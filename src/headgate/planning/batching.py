@@ -138,12 +138,13 @@ class Batching:
 
     def _is_lost(self, queue: EdfQueue, task: Task, promise: Promise) -> bool:
         """Whether a task cannot be in time, or only in a batch that would make others late."""
-        now_ns, items = self._view.now_ns, task.request.items
+        now_ns, items, build = self._view.now_ns, task.request.items, promise.build
+        if len(build.shape_ids) > 1:
+            return now_ns > promise.order_ns  # too late for its fastest shape
         left_ns = self._builds.latest_ns(task.request, task.id % STAGES_MAX) - now_ns
         if self._builds.fastest_ns(task.function.id, items) > left_ns:
             return True
-        build = promise.build
-        if 2 * items > promise.size or queue.items <= items or len(build.shape_ids) > 1:
+        if 2 * items > promise.size or queue.items <= items:
             return False
         items_max = build.items_within(left_ns, 0.0)
         if 2 * items_max >= promise.size or queue.items <= items_max:
