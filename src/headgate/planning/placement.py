@@ -228,36 +228,49 @@ class Placement:
         return sum(i.variant.profile.memory_bytes for i in spared) >= _missing_bytes(node, build)
 
     def to_evict(self, node: Node, build: Build) -> list[Instance]:
-        """What to evict before a build is started on a node: that which has nodes to spare.
+        """What to evict before a build is started on a node; empty if there is room.
 
-        Else the node would evict what was used longest ago, and that can be what is scarce. Empty
-        if there is room, or if that is not enough: then the node decides.
+        First that which has nodes to spare; then what was not used for longest, relative to the
+        time that it takes to load each byte of it again. By the time of its last use alone, what
+        takes seconds to load would go as soon as what takes milliseconds.
         """
         missing = _missing_bytes(node, build)
         held = node.instances.get(build.variant.id)
         if missing <= 0 or (held is not None and held.residency != ON_HOST):
             return []
-        evicted: list[Instance] = []
-        for instance in self._spared(node, build):
-            evicted.append(instance)
+        evicted = self._spared(node, build)
+        others = [i for i in self._evictable(node, build) if i not in evicted]
+        evicted += sorted(others, key=self._idle_per_reload, reverse=True)
+        for index, instance in enumerate(evicted):
             missing -= instance.variant.profile.memory_bytes
             if missing <= 0:
-                return evicted
+                return evicted[: index + 1]
         return []
+
+    def _idle_per_reload(self, instance: Instance) -> float:
+        profile = instance.variant.profile
+        reload_ns = profile.swap_in_ns if fits_host(instance) else profile.cold_start_ns
+        idle_ns = self._view.now_ns - instance.last_used_ns
+        return idle_ns * profile.memory_bytes / max(1, reload_ns)
 
     def _spared(self, node: Node, build: Build) -> list[Instance]:
         """The idle instances on a node whose builds have nodes to spare."""
         spared: list[Instance] = []
-        for instance in node.instances.values():
+        for instance in self._evictable(node, build):
             other = self._builds.on_pool[node.pool.id][instance.variant.function_id]
-            if (
-                other is not build
-                and instance.residency != ON_HOST
-                and is_evictable(instance)
-                and (other is None or self._builds.can_spare(other, build))
-            ):
+            if other is None or self._builds.can_spare(other, build):
                 spared.append(instance)
         return spared
+
+    def _evictable(self, node: Node, build: Build) -> list[Instance]:
+        """The idle instances of other builds whose weights are on the device of a node."""
+        return [
+            instance
+            for instance in node.instances.values()
+            if instance.variant is not build.variant
+            and instance.residency != ON_HOST
+            and is_evictable(instance)
+        ]
 
 
 def _missing_bytes(node: Node, build: Build) -> int:
