@@ -179,10 +179,16 @@ class Builds:
             return True
         return self.count_instances(build) + 0.5 <= build.share
 
-    def is_held_elsewhere(self, build: Build) -> bool:
-        """Whether nodes of another pool hold the function of a build."""
+    def must_leave_nodes(self, build: Build) -> bool:
+        """Whether a build that no node of its pool holds must take none from the others there.
+
+        Another pool holds its function, and every build of this pool has one node at most.
+        """
         others = self.of_function[build.function_id]
-        return any(b is not build and self.has_instance(b) for b in others if b.warm_pool is None)
+        if not any(b is not build and b.warm_pool is None and self.has_instance(b) for b in others):
+            return False
+        beside = self.on_pool[build.pool.id]
+        return all(b is None or self.count_instances(b) <= 1 for b in beside)
 
     def may_start_now(self, build: Build) -> bool:
         """Whether a node could start a build without taking it from another build."""

@@ -233,7 +233,7 @@ class Feasibility:
         if build.cold_start_ns == 0:
             return 0
         lanes = self._builds.lanes_of(build)
-        if lanes == 0 and self._builds.is_held_elsewhere(build):
+        if lanes == 0 and self._builds.must_leave_nodes(build):
             return build.cold_start_ns if self._builds.may_start_now(build) else None
         left_ns = latest_ns - self._view.now_ns
         load = self._loads.get(build.pool.id)

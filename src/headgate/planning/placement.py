@@ -205,7 +205,7 @@ class Placement:
         """Whether a build may be started on a node that could take it."""
         if node.pool.is_elastic and not node.instances:
             return False  # rented nodes are left to the plan
-        if self._builds.count_instances(build) == 0 and not self._builds.is_held_elsewhere(build):
+        if self._builds.count_instances(build) == 0 and not self._builds.must_leave_nodes(build):
             return True
         wants_more = self._builds.wants_instance(build)
         if has_room(self._view, node, build.variant):
