@@ -72,6 +72,14 @@ class AdmissionControl:
         self._depth_roots = [
             sqrt(max(p.longest_to([1.0] * len(p.stages)))) for p in view.app.pipelines
         ]
+        # By pipeline and stage: the other stages that wait for the same ones.
+        self._siblings = [
+            [
+                [i for i, other in enumerate(p.stages) if i != index and other.after == stage.after]
+                for index, stage in enumerate(p.stages)
+            ]
+            for p in view.app.pipelines
+        ]
         self._has_choice = has_choice(view.app)
         self._probe_ns = [0 for _ in view.app.pipelines]
         self.feasibility = Feasibility(view, builds, spillover)
@@ -164,6 +172,8 @@ class AdmissionControl:
         waits_ns = [0.0]
         if len(request.tasks) > 1:
             waits_ns = [self._wait_ns(request, index) for index in range(len(request.tasks))]
+            for index, siblings in enumerate(self._siblings[request.pipeline.id]):
+                waits_ns[index] += sum(self._beside_ns(request, index, i) for i in siblings)
         promises: list[Promise] = []
         for _ in range(_TRIES if len(waits_ns) > 1 else 1):
             late = self._book(request, waits_ns, promises)
@@ -225,6 +235,18 @@ class AdmissionControl:
             if best_ns is None or total_ns < best_ns:
                 best_ns = total_ns
         return best_ns or 0.0
+
+    def _beside_ns(self, request: Request, stage: int, sibling: int) -> float:
+        """Time by which a stage is later for one that is ready when it is, on the same nodes."""
+        builds = self._builds.of_function[request.tasks[stage].function.id]
+        others = self._builds.of_function[request.tasks[sibling].function.id]
+        if not builds or not others or builds[0].calendar is not others[0].calendar:
+            return 0.0
+        other, items = others[0], request.items
+        lanes = max(1, other.narrowest().lanes)
+        if other is builds[0] and 2 * items <= other.items_best:  # in one batch
+            return (other.lane_ns(2 * items) - other.lane_ns(items)) / lanes
+        return other.lane_ns(min(items, other.items_max)) / lanes
 
     def _divide(
         self, request: Request, wanted_ns: list[float], allowed_ns: float, z: float
@@ -290,7 +312,8 @@ class AdmissionControl:
             after = pipeline.stages[index].after
             ready_ns = max((promises[i].due_ns for i in after), default=now_ns)
             due_ns = now_ns + int(allowed_ns * end)
-            promise = self.feasibility.fit(request, index, ready_ns, due_ns, z)
+            beside = [promises[i] for i in self._siblings[pipeline.id][index] if i < index]
+            promise = self.feasibility.fit(request, index, ready_ns, due_ns, z, beside)
             if promise is None:
                 return index
             promise.book(self._view.now_ns)

@@ -87,6 +87,7 @@ class Builds:
             self.all.append(build)
             self.faas.append(build)
             self.of_function[function.id].append(build)
+        self._loads = [0.0 for _ in self.all]  # by build id: nodes that its load takes
         self._ends: dict[int, tuple[Build, int, int]] = {}  # by batch id
         self._node_ends_ns: dict[int, int] = {}  # by node id: predicted end of what was sent last
         self._cold: set[int] = set()  # batches that waited for a start: their time teaches nothing
@@ -147,6 +148,7 @@ class Builds:
         )
         scale = nodes * builds[0].pool.memory_bytes / used if used > 0 else 0.0
         for load, build in zip(loads, builds, strict=True):
+            self._loads[build.id] = load
             build.share = min(nodes, max(1.0, load * scale)) if load > _LOAD_MIN else 0.0
 
     def count_instances(self, build: Build) -> int:
@@ -177,15 +179,35 @@ class Builds:
             return True
         return self.count_instances(build) + 0.5 <= build.share
 
+    def must_leave_nodes(self, build: Build) -> bool:
+        """Whether a build that no node of its pool holds must take none from the others there.
+
+        Another pool holds its function, and every build of this pool has one node at most.
+        """
+        others = self.of_function[build.function_id]
+        if not any(b is not build and b.warm_pool is None and self.has_instance(b) for b in others):
+            return False
+        beside = self.on_pool[build.pool.id]
+        return all(b is None or self.count_instances(b) <= 1 for b in beside)
+
     def may_start_now(self, build: Build) -> bool:
         """Whether a node could start a build without taking it from another build."""
         return not self._is_scarce[build.pool.id]
 
-    def can_spare(self, build: Build) -> bool:
-        """Whether a build may lose a node to another build."""
+    def can_spare(self, build: Build, taker: Build) -> bool:
+        """Whether a build may lose a node to another one.
+
+        It may if it has more nodes than its share, or if it would have less load per node even
+        then than the other has now: shares may add up to more than fits the nodes together.
+        """
         count = self.count_instances(build)
         left_ns = (count - 1) * self._node_lanes[build.pool.id] * build.window_ns
-        return count - 0.5 >= build.share and build.pending_ns <= _SPARE_BACKLOG * left_ns
+        if build.pending_ns > _SPARE_BACKLOG * left_ns:
+            return False
+        taken = self._loads[taker.id] / max(1, self.count_instances(taker))
+        return count - 0.5 >= build.share or (
+            count > 1 and self._loads[build.id] / (count - 1) < taken
+        )
 
     def free_in_ns(self, build: Build) -> int:
         """Time until a node that holds a build is free, as far as a few of them tell."""

@@ -7,6 +7,7 @@ of a pool leaves some of the calendar to others.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 from typing import Final, final
 
@@ -167,8 +168,18 @@ class Feasibility:
         return int(self._builds.latest_ns(request, stage) - time_ns)
 
     def fit(
-        self, request: Request, stage: int, ready_ns: int, due_ns: int, z: float
+        self,
+        request: Request,
+        stage: int,
+        ready_ns: int,
+        due_ns: int,
+        z: float,
+        beside: Sequence[Promise] = (),
     ) -> Promise | None:
+        """The promise of the cheapest build that can run a stage between two times; None: none can.
+
+        `beside` is what is promised to stages of the same request that wait for nothing else.
+        """
         for build in self._ranked(request.tasks[stage], due_ns - ready_ns):
             if request.items <= build.items_max and self._builds.is_usable(build):
                 if build.warm_pool is not None:
@@ -176,13 +187,16 @@ class Feasibility:
                     if promise is not None:
                         return promise
                     continue
+                # Calendars reckon from now on, but these become ready together: one after the other
+                # must be done, and the first by so much sooner.
+                sooner_ns = due_ns - _work_beside_ns(build, beside)
                 if len(build.shape_ids) > 1:
-                    promise = self._fit_shape(build, request.items, ready_ns, due_ns, z)
+                    promise = self._fit_shape(build, request.items, ready_ns, sooner_ns, z)
                     if promise is not None:
                         # The shape sets the latest start, and is not chosen yet.
                         promise.order_ns = self._latest_start_ns(request, stage)
                 else:
-                    promise = self._fit_build(build, request.items, ready_ns, due_ns, z)
+                    promise = self._fit_build(build, request.items, ready_ns, sooner_ns, z)
                 if promise is not None:
                     return promise
         return None
@@ -219,6 +233,8 @@ class Feasibility:
         if build.cold_start_ns == 0:
             return 0
         lanes = self._builds.lanes_of(build)
+        if lanes == 0 and self._builds.must_leave_nodes(build):
+            return build.cold_start_ns if self._builds.may_start_now(build) else None
         left_ns = latest_ns - self._view.now_ns
         load = self._loads.get(build.pool.id)
         if load is not None and self._must_yield(build.pool.id, load, alone_ns):
@@ -353,6 +369,13 @@ class Feasibility:
             return True
         self.was_share_used = slack_ns >= work_ns  # it would have fitted
         return False
+
+
+def _work_beside_ns(build: Build, beside: Sequence[Promise]) -> int:
+    """Time that the lanes of a build need for what becomes ready together with a stage."""
+    calendar = build.calendar
+    work_ns = sum(promise.work_ns for promise in beside if promise.build.calendar is calendar)
+    return int(work_ns / max(1, calendar.lanes))
 
 
 def _declared_ns(app: App) -> list[float]:

@@ -14,7 +14,7 @@ from typing import Final, final
 from headgate.core.model import Variant
 from headgate.core.records import Instance, Node, Task
 from headgate.core.states import INSTANCE_STARTING, ON_HOST
-from headgate.core.view import View, has_free_room
+from headgate.core.view import View, has_free_room, is_evictable
 from headgate.planning.build import Build
 from headgate.planning.builds import Builds
 
@@ -29,6 +29,12 @@ def has_room(view: View, node: Node, variant: Variant) -> bool:
         and has_free_room(node, variant, 0)
         and not view.is_barred(node, variant)
     )
+
+
+def fits_host(instance: Instance) -> bool:
+    """Whether the host memory of its node has room for the weights of an instance."""
+    node, size = instance.node, instance.variant.profile.memory_bytes
+    return node is not None and node.host_bytes_used + size <= node.pool.host_memory_bytes
 
 
 @final
@@ -199,7 +205,7 @@ class Placement:
         """Whether a build may be started on a node that could take it."""
         if node.pool.is_elastic and not node.instances:
             return False  # rented nodes are left to the plan
-        if self._builds.count_instances(build) == 0:
+        if self._builds.count_instances(build) == 0 and not self._builds.must_leave_nodes(build):
             return True
         wants_more = self._builds.wants_instance(build)
         if has_room(self._view, node, build.variant):
@@ -215,12 +221,61 @@ class Placement:
         return instance is not None and instance.residency == ON_HOST
 
     def _has_surplus(self, node: Node, build: Build) -> bool:
-        """Whether everything that would be evicted has more nodes than its share."""
-        for instance in node.instances.values():
+        """Whether what has nodes to spare makes enough room for a build."""
+        spared = self._spared(node, build)
+        if node.has_resident_compute:
+            return len(spared) == sum(1 for id in node.instances if id != build.variant.id)
+        return sum(i.variant.profile.memory_bytes for i in spared) >= _missing_bytes(node, build)
+
+    def to_evict(self, node: Node, build: Build) -> list[Instance]:
+        """What to evict before a build is started on a node; empty if there is room.
+
+        First that which has nodes to spare; then what was not used for longest, relative to the
+        time that it takes to load each byte of it again. By the time of its last use alone, what
+        takes seconds to load would go as soon as what takes milliseconds.
+        """
+        missing = _missing_bytes(node, build)
+        held = node.instances.get(build.variant.id)
+        if missing <= 0 or (held is not None and held.residency != ON_HOST):
+            return []
+        evicted = self._spared(node, build)
+        others = [i for i in self._evictable(node, build) if i not in evicted]
+        evicted += sorted(others, key=self._idle_per_reload, reverse=True)
+        for index, instance in enumerate(evicted):
+            missing -= instance.variant.profile.memory_bytes
+            if missing <= 0:
+                return evicted[: index + 1]
+        return []
+
+    def _idle_per_reload(self, instance: Instance) -> float:
+        profile = instance.variant.profile
+        reload_ns = profile.swap_in_ns if fits_host(instance) else profile.cold_start_ns
+        idle_ns = self._view.now_ns - instance.last_used_ns
+        return idle_ns * profile.memory_bytes / max(1, reload_ns)
+
+    def _spared(self, node: Node, build: Build) -> list[Instance]:
+        """The idle instances on a node whose builds have nodes to spare."""
+        spared: list[Instance] = []
+        for instance in self._evictable(node, build):
             other = self._builds.on_pool[node.pool.id][instance.variant.function_id]
-            if other is not None and other is not build and not self._builds.can_spare(other):
-                return False
-        return True
+            if other is None or self._builds.can_spare(other, build):
+                spared.append(instance)
+        return spared
+
+    def _evictable(self, node: Node, build: Build) -> list[Instance]:
+        """The idle instances of other builds whose weights are on the device of a node."""
+        return [
+            instance
+            for instance in node.instances.values()
+            if instance.variant is not build.variant
+            and instance.residency != ON_HOST
+            and is_evictable(instance)
+        ]
+
+
+def _missing_bytes(node: Node, build: Build) -> int:
+    """Memory that a node lacks to hold a build, too."""
+    return node.memory_used_bytes + build.variant.profile.memory_bytes - node.pool.memory_bytes
 
 
 def _compute_used(node: Node) -> tuple[int, int]:

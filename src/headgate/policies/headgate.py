@@ -6,25 +6,20 @@ The general-purpose policy, meant to work with one configuration. Its parts, eac
 - *Admission* (`admission`, `calendar`, `shares`). A request is admitted if the calendars of the
   pools still balance with it: every stage can start in time, and so can everything promised before.
   The promise names a build (a variant on a pool) and a time for every stage. Tenants and pipelines
-  have max-min fair shares of a contended pool. The safety margin of each pipeline follows what
-  became of its promises.
+  have max-min fair shares of a contended pool. Margins follow what became of promises.
 - *Order* (`task_queues`). Promised tasks go by latest start. What has no objective, or can no
   longer be in time, is best effort: it gets what is left, and 5 % of a pool while it waits.
 - *Batching* (`batching`, `shapes`). As large as the promises of the members allow. Where batches
   have shapes: the cheapest shape and size with which the rest of the pipeline is in time.
 - *Placement* (`placement`, `builds`). A free node that holds the weights. Where memory is scarce,
-  functions share the nodes in proportion to their load, and a cold start respects these shares.
+  functions share the nodes in proportion to their load: so are cold starts and evictions chosen.
 - *Dispatch* (`dispatch`). Which queue goes next to a free node, or to a FaaS platform.
 - *Spillover* (`spillover`). What no node can do in time is promised a call of a FaaS platform; the
   concurrency that such calls need sets how many instances are kept warm.
-- *Renting* (`rent_or_call`). A node of an elastic pool is rented when the calls that it saves are
-  worth it.
+- *Renting* (`rent_or_call`). A node is rented when the calls that it saves are worth it.
 
-A promise binds: a task goes to the build that its promise names. Another pool takes it only if it
-is in time there and nothing waits there.
-
-Cost per decision: O(log of what waits + builds of the function), and O(nodes) in the worst case
-where memory is scarce.
+A promise binds: another pool takes a task only if it is in time there and nothing waits there.
+Cost per decision: O(log of what waits + builds of the function), O(nodes) where memory is scarce.
 
 >>> from headgate.policies import find_policy
 >>> find_policy("headgate").capabilities.batches
@@ -54,7 +49,7 @@ from headgate.planning.batching import Batching
 from headgate.planning.build import Build
 from headgate.planning.builds import Builds
 from headgate.planning.dispatch import Dispatcher, Send
-from headgate.planning.placement import Placement
+from headgate.planning.placement import Placement, fits_host
 from headgate.planning.rent_or_call import NodeAutoscaler
 from headgate.planning.shapes import ShapeChooser
 from headgate.planning.spillover import Spillover
@@ -127,8 +122,13 @@ class Headgate(Policy):
 
     def _start(self, build: Build, node: Node | None) -> None:
         if node is not None:
+            self._make_room(build, node)
             instance = self.orders.start(build.variant, node, build.start_shape_id)
             self._builds.on_start(instance)
+
+    def _make_room(self, build: Build, node: Node) -> None:
+        for instance in self._placement.to_evict(node, build):
+            (self.orders.evict if fits_host(instance) else self.orders.stop)(instance)
 
     def uses_faas(self, function_id: int) -> bool:
         return self._builds.faas[function_id] is not None
@@ -212,6 +212,7 @@ class Headgate(Policy):
         build, node, start_ns = send.build, send.node, 0
         if node is not None:
             start_ns = self._builds.start_ns(build, node)
+            self._make_room(build, node)
         tasks, shape_id = self._batching.take(
             send.queue, build, start_ns, send.shape_id, send.choice, node
         )

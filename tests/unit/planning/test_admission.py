@@ -182,6 +182,27 @@ def test_margins_grow_with_misses_and_shrink_slowly_for_their_pipeline_alone() -
     assert rig.admission.margins.z[0] == 0.0
 
 
+def test_stages_that_are_ready_together_on_one_node_are_promised_one_after_the_other() -> None:
+    """Three of 10 ms follow one of 10 ms: 40 ms on one node, though the critical path is 20 ms."""
+    fork: Shape = [(0, ()), (1, (0,)), (1, (0,)), (1, (0,))]
+    rig = PlanningRig(make_app([TEN, TEN], Pool(0, "node"), latency_ms=100, pipelines=[fork]))
+    assert not rig.admission.admit(rig.ask(due_ms=39))
+    request = rig.ask(due_ms=45)
+    assert rig.admission.admit(request)
+    first, *forked = promises_of(rig, request)
+    starts_ns = sorted(promise.start_ns for promise in forked)
+    assert first.due_ns <= starts_ns[0]
+    assert starts_ns[1] - starts_ns[0] >= 10 * MS
+    assert starts_ns[2] - starts_ns[1] >= 10 * MS
+
+
+def test_stages_that_are_ready_together_on_as_many_nodes_do_not_wait() -> None:
+    fork: Shape = [(0, ()), (1, (0,)), (1, (0,)), (1, (0,))]
+    pool = Pool(0, "node", nodes=100)
+    rig = PlanningRig(make_app([TEN, TEN], pool, latency_ms=100, pipelines=[fork]))
+    assert rig.admission.admit(rig.ask(due_ms=22))
+
+
 def test_a_call_is_promised_where_the_nodes_are_full() -> None:
     """One node, promised to others until the deadline, and a platform that starts in time."""
     profile = Profile((10 * MS,), cold_start_ns=20 * MS)

@@ -78,10 +78,60 @@ def test_where_memory_is_scarce_a_build_that_needs_its_node_keeps_it() -> None:
         rig.ask(0)
         rig.builds.observe_load(busy, 10.0 * MS)
     assert busy.share > 1.5
-    assert not rig.builds.can_spare(busy)
+    assert not rig.builds.can_spare(busy, idle)
     assert not rig.builds.wants_instance(idle)
     # A function that no node holds is started all the same when a task asks for it.
     assert rig.placement.node_for(idle) is not None
+
+
+def test_only_what_has_nodes_to_spare_is_evicted() -> None:
+    """Nodes hold two of three functions. The one without load goes, though it was used last."""
+    rig = make_rig(3, nodes=2, memory_gb=2)
+    first, wanted = rig.build(0), rig.build(2)
+    node, other = rig.view.nodes.values()
+    for each in (0, 1):
+        rig.start(each, node)
+    for each in (0, 2):
+        rig.start(each, other)
+    for _ in range(200):
+        rig.now_ns += 10 * MS
+        rig.ask(0)
+        rig.builds.observe_load(first, 8.0 * MS)
+        rig.builds.observe_load(wanted, 8.0 * MS)
+    assert not rig.builds.can_spare(first, wanted)
+    assert [i.variant.function_id for i in rig.placement.to_evict(node, wanted)] == [1]
+    assert rig.placement.to_evict(other, wanted) == []  # it is there
+
+
+def test_a_function_gives_up_a_node_to_one_with_more_load_per_node() -> None:
+    """By load alone both could be everywhere, but a node holds only one of them."""
+    rig = make_rig(2, nodes=3, memory_gb=1)
+    light, heavy = rig.build(0), rig.build(1)
+    nodes = list(rig.view.nodes.values())
+    for node, function_id in zip(nodes, (0, 0, 1), strict=True):
+        rig.start(function_id, node)
+    for _ in range(200):
+        rig.now_ns += 10 * MS
+        rig.ask(0)
+        rig.builds.observe_load(light, 4.0 * MS)
+        rig.builds.observe_load(heavy, 9.0 * MS)
+    assert rig.builds.can_spare(light, heavy)
+    assert not rig.builds.can_spare(heavy, light)
+    assert [i.variant.function_id for i in rig.placement.to_evict(nodes[0], heavy)] == [0]
+
+
+def test_a_function_that_another_pool_holds_evicts_nothing_for_its_first_node() -> None:
+    """It is not without a node: what it would evict may run nowhere else."""
+    small = Pool(0, "small", nodes=1, memory_bytes=GB)
+    large = Pool(1, "large", nodes=1, memory_bytes=2 * GB)
+    rig = PlanningRig(make_app([COLD] * 2, small, large))
+    on_small, on_large = rig.view.nodes.values()
+    rig.start(0, on_small)
+    second = rig.builds.on_pool[0][1]
+    assert second is not None
+    assert rig.placement.suits(on_small, second)
+    rig.start(1, on_large)
+    assert not rig.placement.suits(on_small, second)
 
 
 def test_a_start_in_advance_leaves_a_node_free_and_needs_a_load() -> None:
