@@ -90,6 +90,7 @@ class Build:
         "per_node",
         "pool",
         "ratio",
+        "replicas",
         "shape_id",
         "shape_ids",
         "share",
@@ -111,6 +112,7 @@ class Build:
         own: Calendar | None = None,
         shape_id: int = 0,
         mix: ComputeMix | None = None,
+        replicas: int = 1,
     ) -> None:
         profile = variant.profile
         slowdown = profile.slowdown_at(lanes)
@@ -120,7 +122,8 @@ class Build:
         self.pool = pool
         self.lanes = lanes  # batches that a node should run at once: the concurrency limit
         self.calendar = calendar
-        self.per_node = min(lanes, variant.concurrency)  # of its own batches on a node
+        self.replicas = replicas  # instances that a node should hold, if it holds any
+        self.per_node = min(lanes, replicas * variant.concurrency)  # of its own batches on a node
         # Where its concurrency is below the limit of the node: what is promised to it alone.
         self.own = own
         self.cold_start_ns = profile.cold_start_ns

@@ -7,13 +7,13 @@ from math import inf
 from typing import Final, final
 
 from headgate.core.clock import NEVER_NS
-from headgate.core.model import App, Pool
+from headgate.core.model import App, Compute, Pool, Shape, Variant
 from headgate.core.records import Batch, Instance, Node, Request, Task
 from headgate.core.states import BATCH_FINISHED, INSTANCE_STARTING, ON_HOST
 from headgate.core.view import View
 from headgate.planning.build import Build, ComputeMix
 from headgate.planning.calendar import Calendar
-from headgate.planning.concurrency import KneeLimits, tightest_objectives_ns
+from headgate.planning.concurrency import KneeLimits, has_replicas, tightest_objectives_ns
 from headgate.planning.frontier.candidates import planned_shapes
 from headgate.planning.targets import FaasTarget, choose_faas_target
 from headgate.planning.warm_pool import WarmPool, burst_of
@@ -51,14 +51,27 @@ class Builds:
             variants = [v for v in view.variants_by_pool[pool.id] if v is not None]
             lanes = 0 if pool.faas is not None else limits.node_limit(pool, variants)
             mix = ComputeMix()
+            rooms = {v.id: room_of(pool, v, shapes.get((v.id, pool.id), 0)) for v in variants}
+            room_left = 1.0 - sum(rooms.values())
             for function_id, variant in enumerate(view.variants_by_pool[pool.id]):
                 if variant is None or pool.faas is not None:
                     continue
-                own = Calendar(shortest_ns, longest_ns) if variant.concurrency < lanes else None
+                replicas = _replicas(pool, variant, lanes, rooms[variant.id], room_left)
+                is_narrow = replicas * variant.concurrency < lanes
+                own = Calendar(shortest_ns, longest_ns) if is_narrow else None
                 shape_id = shapes.get((variant.id, pool.id), 0)
                 calendar = self.calendars[pool.id]
                 build = Build(
-                    len(self.all), variant, pool, lanes, calendar, None, own, shape_id, mix
+                    len(self.all),
+                    variant,
+                    pool,
+                    lanes,
+                    calendar,
+                    None,
+                    own,
+                    shape_id,
+                    mix,
+                    replicas,
                 )
                 self.all.append(build)
                 self.of_function[function_id].append(build)
@@ -141,11 +154,12 @@ class Builds:
         node_lanes = max(1, self._node_lanes[pool_id])
         nodes = self.calendars[pool_id].lanes / node_lanes
         loads = [build.load.erlangs(now_ns) / node_lanes for build in builds]
+        pool = builds[0].pool
         used = sum(
-            load * build.variant.profile.memory_bytes
+            load * room_of(pool, build.variant, build.shape_id)
             for load, build in zip(loads, builds, strict=True)
         )
-        scale = nodes * builds[0].pool.memory_bytes / used if used > 0 else 0.0
+        scale = nodes / used if used > 0 else 0.0
         for load, build in zip(loads, builds, strict=True):
             build.share = min(nodes, max(1.0, load * scale)) if load > _LOAD_MIN else 0.0
 
@@ -153,6 +167,8 @@ class Builds:
         """Number of nodes of the pool that hold a build or are starting it."""
         instances = self._view.instances_of[build.variant.id]
         pool_id = build.pool.id
+        if build.replicas > 1:
+            return sum(1 for i in instances.values() if i.pool.id == pool_id and _is_first(i))
         if len(build.variant.pool_ids) == 1 and not self._is_scarce[pool_id]:
             return len(instances)
         return sum(1 for i in instances.values() if i.pool.id == pool_id and i.residency != ON_HOST)
@@ -209,6 +225,11 @@ class Builds:
 
     def lanes_of(self, build: Build) -> int:
         """Lanes on which a build can run without being started first."""
+        if build.replicas > 1:
+            count = len(self._view.instances_in(build.variant.id, build.pool.id))
+            return min(
+                count * build.variant.concurrency, self.count_instances(build) * build.per_node
+            )
         return self.count_instances(build) * build.per_node
 
     def on_node_joined(self, node: Node) -> None:
@@ -355,7 +376,41 @@ class Builds:
 def _is_scarce(pool: Pool, builds: list[Build | None]) -> bool:
     """Whether a node of the pool cannot hold all of its builds."""
     need = sum(b.variant.profile.memory_bytes for b in builds if b is not None)
-    return need > pool.memory_bytes
+    if need > pool.memory_bytes:
+        return True
+    return pool.compute == Compute.RESIDENT and not pool.has_room_for(
+        Shape(
+            sum(b.variant.shapes[b.shape_id].shape.cpu_milli for b in builds if b is not None),
+            sum(b.variant.shapes[b.shape_id].shape.gpu_sevenths for b in builds if b is not None),
+        )
+    )
+
+
+def room_of(pool: Pool, variant: Variant, shape_id: int) -> float:
+    """The part of a node that an instance holds: of its memory or, where resident, its compute."""
+    part = variant.profile.memory_bytes / max(1, pool.memory_bytes)
+    if pool.compute == Compute.RESIDENT:
+        shape = variant.shapes[shape_id].shape
+        part = max(
+            part,
+            shape.cpu_milli / max(1, pool.cpu_milli),
+            shape.gpu_sevenths / max(1, pool.gpu_sevenths),
+        )
+    return part
+
+
+def _replicas(pool: Pool, variant: Variant, lanes: int, room: float, room_left: float) -> int:
+    """How many instances of a build a node should hold: enough for its lanes, if it has room."""
+    if not has_replicas(pool) or room_left < 0.0:
+        return 1
+    wanted = -(-lanes // variant.concurrency)
+    return wanted if room <= 0.0 else min(wanted, 1 + int(room_left / room))
+
+
+def _is_first(instance: Instance) -> bool:
+    """Whether an instance stands for its node: it is the oldest one of its variant there."""
+    node = instance.node
+    return node is None or node.instances.get(instance.variant.id) is instance
 
 
 def _windows_ns(app: App) -> tuple[float, float]:

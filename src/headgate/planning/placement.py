@@ -41,6 +41,8 @@ class Placement:
 
     def _can_take(self, node: Node, build: Build) -> bool:
         """Whether a free node can begin a batch of a build now, in its smallest shape at least."""
+        if build.replicas > 1 and self._awaits_replica(node, build):
+            return False
         if build.shape_ids[0] == 0:
             return self._view.can_take(node, build.function_id)
         return self._view.fits(node, build.variant, build.shape_ids[0])
@@ -108,7 +110,36 @@ class Placement:
             held is not None
             and held.state != INSTANCE_STARTING
             and held.residency != ON_HOST
+            and not (build.replicas > 1 and self._awaits_replica(node, build))
             and self._view.fits(node, build.variant, shape_id)
+        )
+
+    def _awaits_replica(self, node: Node, build: Build) -> bool:
+        """Whether those instances of a build on a node that have started are full.
+
+        A batch should wait for one of them rather than for one that starts.
+        """
+        ready = [
+            i for i in node.by_variant.get(build.variant.id, ()) if i.state != INSTANCE_STARTING
+        ]
+        return bool(ready) and all(i.running >= build.variant.concurrency for i in ready)
+
+    def wants_replica(self, node: Node, build: Build) -> bool:
+        """Whether a node should start one more instance of a build that it holds.
+
+        It should if those that it holds are full, or will be with what waits; and if that takes
+        nothing from others. One slot stays free of starts that take time.
+        """
+        held = node.by_variant.get(build.variant.id, ())
+        if not 0 < len(held) < build.replicas or node.id not in self._view.free_nodes:
+            return False
+        free = sum(build.variant.concurrency - instance.running for instance in held)
+        slots = node.slots - (build.cold_start_ns > 0)
+        return (
+            free < max(1.0, build.pending_batches)
+            and node.running < slots
+            and has_free_room(node, build.variant, build.start_shape_id)
+            and not self._view.is_barred(node, build.variant)
         )
 
     def node_for(self, build: Build) -> Node | None:

@@ -217,10 +217,16 @@ class Headgate(Policy):
         )
         if node is not None:
             batch = self.orders.dispatch(tasks, node, build.variant, None, shape_id)
+            if build.replicas > 1:
+                self._start_replicas(build, node)
         else:
             self._spillover.on_call(build)
             batch = self.orders.dispatch_to_pool(tasks, build.pool, build.variant)
         self._builds.on_sent(build, batch, start_ns)
+
+    def _start_replicas(self, build: Build, node: Node) -> None:
+        while self._placement.wants_replica(node, build):
+            self._start(build, node)
 
     # Calls of FaaS pools
 

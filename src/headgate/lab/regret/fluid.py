@@ -8,8 +8,8 @@ The variables are the share of each class that is served and, by build, pool and
 the pool's time that the build takes. Three things limit a pool of nodes. *Time*: a batch that
 shares a node with others takes `slowdown(c) / c` of the node, at the best c. *Slots*: a batch holds
 its slot while it is on the network as well, and one build may hold only as many slots of a node as
-the instances that fit its memory run batches. *Compute*: a batch holds the CPUs and the GPU share
-of its shape while it runs; batches of one instance share them where compute is resident. A FaaS
+the instances that fit its memory run batches. *Compute*: just as long, a batch holds the CPUs and
+the GPU share of its shape; batches of one instance share them where compute is resident. A FaaS
 pool is limited by its concurrency alone.
 
 The programme has a row per class and function and per thing that is shared, all of the form "at
@@ -293,11 +293,11 @@ class FluidModel:
         """What one item takes of each thing that limits a pool, in time of a node."""
         variant, pool, batch_max = column.variant, column.pool, column.batch_max
         scale = self._scale[variant.function_id]
-        exec_ns = item_ns(variant, column.shape_id, batch_max) * scale
         cpu, gpu = compute_parts(variant, pool, column.shape_id)
         node_ns = node_work_ns(variant, pool, batch_max, column.shape_id) * scale
         slot_ns = slot_work_ns(variant, pool, scale, batch_max, column.shape_id)
-        return node_ns, slot_ns, cpu * exec_ns, gpu * exec_ns
+        held_ns = slot_ns * pool.slots
+        return node_ns, slot_ns, cpu * held_ns, gpu * held_ns
 
     def _constraints(
         self, needs: Sequence[Floats], columns: Sequence[_Column]
