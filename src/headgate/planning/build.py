@@ -313,7 +313,12 @@ class Build:
 
 
 def _weight(lanes: int, pool: Pool, shape: Shape) -> float:
-    """The lanes that one batch takes of a node: of its concurrency limit, its CPUs or its GPU."""
+    """The lanes that one batch takes of a node: of its concurrency limit, its CPUs or its GPU.
+
+    Where compute is resident, it is the instance that takes it, and not each of its batches.
+    """
+    if pool.compute == Compute.RESIDENT:
+        return 1.0
     return max(1.0, lanes * _cpu_share(pool, shape), lanes * _gpu_share(pool, shape))
 
 

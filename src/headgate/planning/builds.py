@@ -403,8 +403,15 @@ def _replicas(pool: Pool, variant: Variant, lanes: int, room: float, room_left: 
     """How many instances of a build a node should hold: enough for its lanes, if it has room."""
     if not has_replicas(pool) or room_left < 0.0:
         return 1
-    wanted = -(-lanes // variant.concurrency)
+    wanted = -(-min(lanes, _batches_max(pool, variant)) // variant.concurrency)
     return wanted if room <= 0.0 else min(wanted, 1 + int(room_left / room))
+
+
+def _batches_max(pool: Pool, variant: Variant) -> int:
+    """Batches of a variant that the compute of a node allows at once, in its smallest shape."""
+    return max(
+        (pool.count_of(t.shape) for t in variant.shapes if pool.has_room_for(t.shape)), default=1
+    )
 
 
 def _is_first(instance: Instance) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Final, final
 
-from headgate.core.model import Variant
+from headgate.core.model import Compute, Variant
 from headgate.core.records import Instance, Node, Task
 from headgate.core.states import INSTANCE_STARTING, ON_HOST
 from headgate.core.view import View, has_free_room
@@ -136,7 +136,7 @@ class Placement:
         free = sum(build.variant.concurrency - instance.running for instance in held)
         slots = node.slots - (build.cold_start_ns > 0)
         return (
-            free < max(1.0, build.pending_batches)
+            free < max(1.0, build.pending_batches / build.weight)
             and node.running < slots
             and has_free_room(node, build.variant, build.start_shape_id)
             and not self._view.is_barred(node, build.variant)
@@ -235,7 +235,8 @@ class Placement:
         wants_more = self._builds.wants_instance(build)
         if has_room(self._view, node, build.variant):
             return is_urgent or (wants_more and not self._is_wait_short(build))
-        return wants_more and self._has_surplus(node, build)
+        is_free = build.cold_start_ns == 0 and build.pool.compute == Compute.RESIDENT
+        return (wants_more or is_free) and self._has_surplus(node, build)
 
     def _is_wait_short(self, build: Build) -> bool:
         """Whether a batch on a node that holds the build would be done before a cold start."""
@@ -249,7 +250,11 @@ class Placement:
         """Whether everything that would be evicted has more nodes than its share."""
         for instance in node.instances.values():
             other = self._builds.on_pool[node.pool.id][instance.variant.function_id]
-            if other is not None and other is not build and not self._builds.can_spare(other):
+            if other is None or other is build:
+                continue
+            if instance.pool.compute == Compute.RESIDENT and other.cold_start_ns == 0:
+                continue  # it is back at once
+            if not self._builds.can_spare(other):
                 return False
         return True
 
