@@ -21,10 +21,8 @@ from headgate.planning.frontier.configs import StageConfig, check_configs, cost_
 from headgate.planning.frontier.graph import StageGraph
 from headgate.planning.frontier.pipeline import Edge, PipelineFrontier, PipelinePlan
 
-# Of an objective: the time that plans give to running batches. The rest is for waiting. For a shape
-# that is chosen when an instance starts, no faster one can make up later.
+# Of an objective: the time that plans give to running batches. The rest is for waiting.
 _RUNNING_SHARE: Final = 0.9
-_BOUND_RUNNING_SHARE: Final = 0.5
 
 
 def pipeline_frontier(
@@ -191,13 +189,7 @@ def _plan(app: App, pipeline: Pipeline) -> PipelinePlan | None:
         return None
     budget_ns = pipeline.slo.latency_ns
     if budget_ns < NEVER_NS:
-        is_bound = all(
-            app.pools[pool_id].compute != Compute.PER_BATCH
-            for stage in pipeline.stages
-            for variant in stage.function.variants
-            for pool_id in variant.pool_ids
-        )
-        budget_ns = int((_BOUND_RUNNING_SHARE if is_bound else _RUNNING_SHARE) * budget_ns)
+        budget_ns = int(_RUNNING_SHARE * budget_ns)
     return frontier.plan(max(budget_ns, frontier.whole.fastest_ns))
 
 
