@@ -7,14 +7,15 @@ from math import inf
 from typing import Final, final
 
 from headgate.core.clock import NEVER_NS
-from headgate.core.model import App, Compute, Pool, Shape, Variant
+from headgate.core.model import App
 from headgate.core.records import Batch, Instance, Node, Request, Task
 from headgate.core.states import BATCH_FINISHED, INSTANCE_STARTING, ON_HOST
 from headgate.core.view import View
 from headgate.planning.build import Build, ComputeMix
 from headgate.planning.calendar import Calendar
-from headgate.planning.concurrency import KneeLimits, has_replicas, tightest_objectives_ns
+from headgate.planning.concurrency import KneeLimits, tightest_objectives_ns
 from headgate.planning.frontier.candidates import planned_shapes
+from headgate.planning.node_room import is_scarce, replicas_of, resident_holdings, room_of
 from headgate.planning.targets import FaasTarget, choose_faas_target
 from headgate.planning.warm_pool import WarmPool, burst_of
 
@@ -51,12 +52,16 @@ class Builds:
             variants = [v for v in view.variants_by_pool[pool.id] if v is not None]
             lanes = 0 if pool.faas is not None else limits.node_limit(pool, variants)
             mix = ComputeMix()
+            holdings = resident_holdings(app, pool)
+            shapes.update(((id, pool.id), each.shape_id) for id, each in holdings.items())
             rooms = {v.id: room_of(pool, v, shapes.get((v.id, pool.id), 0)) for v in variants}
             room_left = 1.0 - sum(rooms.values())
             for function_id, variant in enumerate(view.variants_by_pool[pool.id]):
                 if variant is None or pool.faas is not None:
                     continue
-                replicas = _replicas(pool, variant, lanes, rooms[variant.id], room_left)
+                replicas = replicas_of(pool, variant, lanes, rooms[variant.id], room_left)
+                if variant.id in holdings:
+                    replicas = holdings[variant.id].replicas
                 is_narrow = replicas * variant.concurrency < lanes
                 own = Calendar(shortest_ns, longest_ns) if is_narrow else None
                 shape_id = shapes.get((variant.id, pool.id), 0)
@@ -82,7 +87,8 @@ class Builds:
                 if each is not None:
                     each.window_ns = float(objectives_ns[each.function_id])
         self._is_scarce = [
-            _is_scarce(pool, row) for pool, row in zip(app.pools, self.on_pool, strict=True)
+            is_scarce(pool, [(b.variant, b.shape_id) for b in row if b is not None])
+            for pool, row in zip(app.pools, self.on_pool, strict=True)
         ]
         self._until_review = [0 for _ in app.pools]
         for builds in self.of_function:
@@ -377,47 +383,6 @@ class Builds:
         if build.calendar.lanes == 0:
             return False
         return build.variant.id not in self._view.load_failures or self.has_instance(build)
-
-
-def _is_scarce(pool: Pool, builds: list[Build | None]) -> bool:
-    """Whether a node of the pool cannot hold all of its builds."""
-    need = sum(b.variant.profile.memory_bytes for b in builds if b is not None)
-    if need > pool.memory_bytes:
-        return True
-    return pool.compute == Compute.RESIDENT and not pool.has_room_for(
-        Shape(
-            sum(b.variant.shapes[b.shape_id].shape.cpu_milli for b in builds if b is not None),
-            sum(b.variant.shapes[b.shape_id].shape.gpu_sevenths for b in builds if b is not None),
-        )
-    )
-
-
-def room_of(pool: Pool, variant: Variant, shape_id: int) -> float:
-    """The part of a node that an instance holds: of its memory or, where resident, its compute."""
-    part = variant.profile.memory_bytes / max(1, pool.memory_bytes)
-    if pool.compute == Compute.RESIDENT:
-        shape = variant.shapes[shape_id].shape
-        part = max(
-            part,
-            shape.cpu_milli / max(1, pool.cpu_milli),
-            shape.gpu_sevenths / max(1, pool.gpu_sevenths),
-        )
-    return part
-
-
-def _replicas(pool: Pool, variant: Variant, lanes: int, room: float, room_left: float) -> int:
-    """How many instances of a build a node should hold: enough for its lanes, if it has room."""
-    if not has_replicas(pool) or room_left < 0.0:
-        return 1
-    wanted = -(-min(lanes, _batches_max(pool, variant)) // variant.concurrency)
-    return wanted if room <= 0.0 else min(wanted, 1 + int(room_left / room))
-
-
-def _batches_max(pool: Pool, variant: Variant) -> int:
-    """Batches of a variant that the compute of a node allows at once, in its smallest shape."""
-    return max(
-        (pool.count_of(t.shape) for t in variant.shapes if pool.has_room_for(t.shape)), default=1
-    )
 
 
 def _is_first(instance: Instance) -> bool:

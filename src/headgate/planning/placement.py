@@ -188,6 +188,15 @@ class Placement:
             self._view, node, build.variant
         )
 
+    def should_prewarm_replica(self, build: Build, node: Node) -> bool:
+        """Whether a node that joined, and starts a build, should start one more instance of it."""
+        held = node.by_variant.get(build.variant.id, ())
+        return (
+            0 < len(held) < build.replicas
+            and node.running < node.slots
+            and has_free_room(node, build.variant, build.start_shape_id)
+        )
+
     def _is_startable(self, build: Build, below: int) -> bool:
         """Whether fewer nodes than `below` hold a build, and it can be loaded."""
         is_broken = build.variant.id in self._view.load_failures

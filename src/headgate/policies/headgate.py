@@ -295,6 +295,9 @@ class Headgate(Policy):
         for build in self._builds.on_pool[node.pool.id]:
             if build is not None and self._placement.should_prewarm(build, node):
                 self._start(build, node)
+        for build in self._builds.on_pool[node.pool.id]:
+            while build is not None and self._placement.should_prewarm_replica(build, node):
+                self._start(build, node)
 
     def on_node_lost(self, node: Node) -> None:
         self._builds.on_node_lost(node)
