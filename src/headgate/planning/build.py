@@ -146,7 +146,11 @@ class Build:
             self.shape_ids = sorted(ids, key=self._weights.__getitem__) or [shape_id]
         self._times_ns = self._shape_times_ns[shape_id]
         self._fastest_ns = [
-            min(times[index] for times in self._shape_times_ns if index < len(times))
+            min(
+                self._shape_times_ns[id][index]
+                for id in (shape_id, *self.shape_ids)
+                if index < len(self._shape_times_ns[id])
+            )
             for index in range(len(self._times_ns))
         ]
         self.items_best = _knee([time_ns + self.network_ns for time_ns in self._times_ns])

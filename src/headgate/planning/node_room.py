@@ -14,7 +14,7 @@ from typing import Final
 
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import App, Compute, Pool, Shape, Variant
-from headgate.planning.concurrency import budgets_ns, has_replicas
+from headgate.planning.concurrency import has_replicas
 from headgate.planning.frontier.candidates import visits
 
 _TIME_SHARE: Final = 0.5  # of a stage's budget, that a batch may take; the rest is for waiting
@@ -41,7 +41,7 @@ def resident_holdings(app: App, pool: Pool) -> dict[int, Holding]:
         return {}
     if len(variants) > pool.slots and not any(v.profile.cold_start_ns for v in variants):
         return {}
-    budgets, demands = budgets_ns(app), _visits(app)
+    budgets, demands = _budgets_ns(app), _visits(app)
     options = [_options(pool, v, budgets[v.function_id]) for v in variants]
     if not all(options):
         return {}
@@ -64,6 +64,31 @@ def resident_holdings(app: App, pool: Pool) -> dict[int, Holding]:
         else:
             growing.remove(index)
     return {variant.id: each for variant, each in zip(variants, chosen, strict=True)}
+
+
+def _budgets_ns(app: App) -> list[int]:
+    """By function, the least time that a stage has: in proportion to the fastest of each stage."""
+    fastest_ns = [
+        min(
+            variant.exec_ns(1, shape_id) + 2 * app.pools[pool_id].network_ns
+            for variant in function.variants
+            for pool_id in variant.pool_ids
+            for shape_id, times in enumerate(variant.shapes)
+            if app.pools[pool_id].has_room_for(times.shape) or shape_id == 0
+        )
+        for function in app.functions
+    ]
+    budgets = [NEVER_NS for _ in app.functions]
+    for pipeline in app.pipelines:
+        if pipeline.slo.latency_ns == NEVER_NS:
+            continue
+        times_ns = [float(fastest_ns[stage.function.id]) for stage in pipeline.stages]
+        to_ns, from_ns = pipeline.longest_to(times_ns), pipeline.longest_from(times_ns)
+        for index, stage in enumerate(pipeline.stages):
+            part = times_ns[index] / max(1.0, to_ns[index] + from_ns[index] - times_ns[index])
+            id = stage.function.id
+            budgets[id] = min(budgets[id], int(part * pipeline.slo.latency_ns))
+    return budgets
 
 
 def _visits(app: App) -> list[float]:
