@@ -103,14 +103,13 @@ def _visits(app: App) -> list[float]:
 def _options(pool: Pool, variant: Variant, budget_ns: int) -> list[Holding]:
     """The shapes and numbers of instances that a node could hold of a variant alone.
 
-    Those that are in time or, if none is, those in the fastest shape.
+    Those that leave time to wait or, if none does, those that are in time, or else the fastest.
     """
     fitting = [id for id, times in enumerate(variant.shapes) if pool.has_room_for(times.shape)]
-    limit_ns = NEVER_NS if budget_ns == NEVER_NS else int(_TIME_SHARE * budget_ns)
-    limit_ns -= 0 if limit_ns == NEVER_NS else 2 * pool.network_ns
+    fastest_ns = min([variant.exec_ns(1, id) for id in fitting], default=0)
+    limits_ns = [int(share * budget_ns) - 2 * pool.network_ns for share in (_TIME_SHARE, 1.0)]
+    limit_ns = next((limit for limit in limits_ns if limit >= fastest_ns), fastest_ns)
     in_time = [id for id in fitting if variant.exec_ns(1, id) <= limit_ns]
-    if not in_time:
-        in_time = sorted(fitting, key=lambda id: variant.exec_ns(1, id))[:1]
     options: list[Holding] = []
     for id in in_time:
         times_ns, shape = variant.shapes[id].exec_ns, variant.shapes[id].shape
