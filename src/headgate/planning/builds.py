@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 from math import inf
 from typing import Final, final
 
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import App
+from headgate.core.policy import Target
 from headgate.core.records import Batch, Instance, Node, Request, Task
 from headgate.core.states import BATCH_FINISHED, INSTANCE_STARTING, ON_HOST
 from headgate.core.view import View
@@ -366,6 +368,13 @@ class Builds:
     def faas_targets(self) -> list[FaasTarget | None]:
         """The FaaS target of each function, by function id."""
         return [None if b is None or b.warm_pool is None else b.warm_pool.target for b in self.faas]
+
+    def in_planned_shape(self, target: Target) -> Target:
+        """The target with the shape in which a build starts: its batches wait for no other."""
+        build = self.on_pool[target.pool_id][self._view.app.variants[target.variant_id].function_id]
+        if build is None or build.variant.id != target.variant_id or not build.start_shape_id:
+            return target
+        return replace(target, shape_id=build.start_shape_id)
 
     def unavailable_pools(self) -> list[int]:
         """The FaaS pools that take no calls now."""

@@ -288,7 +288,8 @@ class Headgate(Policy):
 
     def plan(self) -> Plan:
         unavailable, needed = self._builds.unavailable_pools(), self._queues.needing_nodes()
-        return Plan(self._autoscaler.targets(self.view.now_ns, unavailable, needed))
+        targets = self._autoscaler.targets(self.view.now_ns, unavailable, needed)
+        return Plan(tuple(self._builds.in_planned_shape(target) for target in targets))
 
     def on_node_joined(self, node: Node) -> None:
         self._builds.on_node_joined(node)
