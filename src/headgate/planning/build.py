@@ -145,14 +145,7 @@ class Build:
             ids = [id for id, times in enumerate(variant.shapes) if pool.has_room_for(times.shape)]
             self.shape_ids = sorted(ids, key=self._weights.__getitem__) or [shape_id]
         self._times_ns = self._shape_times_ns[shape_id]
-        self._fastest_ns = [
-            min(
-                self._shape_times_ns[id][index]
-                for id in (shape_id, *self.shape_ids)
-                if index < len(self._shape_times_ns[id])
-            )
-            for index in range(len(self._times_ns))
-        ]
+        self._fastest_ns = self._fastest_times_ns()
         self.items_best = _knee([time_ns + self.network_ns for time_ns in self._times_ns])
         self.overrun = 1.0  # mean of the lane time of recent batches over what was booked for them
         self.batch_mean = 1.0  # items of recent batches that were formed while others waited
@@ -174,6 +167,14 @@ class Build:
         self.pending_ns = 0
         self.pending_items = 0  # promised to this build and not sent
         self.pending_batches = 0.0
+
+    def _fastest_times_ns(self) -> list[float]:
+        """By number of items, the time in the fastest of the shapes that a dispatch can choose."""
+        tables = [self._shape_times_ns[id] for id in self.shape_ids]
+        return [
+            min([time_ns, *(table[index] for table in tables if index < len(table))])
+            for index, time_ns in enumerate(self._times_ns)
+        ]
 
     def profiled_ns(self, items: int) -> float:
         """Time of a batch by the profile alone."""

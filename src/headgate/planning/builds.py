@@ -8,7 +8,7 @@ from math import inf
 from typing import Final, final
 
 from headgate.core.clock import NEVER_NS
-from headgate.core.model import App
+from headgate.core.model import App, Pool, Variant
 from headgate.core.policy import Target
 from headgate.core.records import Batch, Instance, Node, Request, Task
 from headgate.core.states import BATCH_FINISHED, INSTANCE_STARTING, ON_HOST
@@ -50,39 +50,12 @@ class Builds:
         shapes = planned_shapes(app)
         self._node_lanes: list[int] = []  # by pool id
         for pool in app.pools:
+            lanes = 0
             row: list[Build | None] = [None for _ in app.functions]
-            variants = [v for v in view.variants_by_pool[pool.id] if v is not None]
-            lanes = 0 if pool.faas is not None else limits.node_limit(pool, variants)
-            mix = ComputeMix()
-            holdings = resident_holdings(app, pool)
-            shapes.update(((id, pool.id), each.shape_id) for id, each in holdings.items())
-            rooms = {v.id: room_of(pool, v, shapes.get((v.id, pool.id), 0)) for v in variants}
-            room_left = 1.0 - sum(rooms.values())
-            for function_id, variant in enumerate(view.variants_by_pool[pool.id]):
-                if variant is None or pool.faas is not None:
-                    continue
-                replicas = replicas_of(pool, variant, lanes, rooms[variant.id], room_left)
-                if variant.id in holdings:
-                    replicas = holdings[variant.id].replicas
-                is_narrow = replicas * variant.concurrency < lanes
-                own = Calendar(shortest_ns, longest_ns) if is_narrow else None
-                shape_id = shapes.get((variant.id, pool.id), 0)
-                calendar = self.calendars[pool.id]
-                build = Build(
-                    len(self.all),
-                    variant,
-                    pool,
-                    lanes,
-                    calendar,
-                    None,
-                    own,
-                    shape_id,
-                    mix,
-                    replicas,
-                )
-                self.all.append(build)
-                self.of_function[function_id].append(build)
-                row[function_id] = build
+            if pool.faas is None:
+                variants = [v for v in view.variants_by_pool[pool.id] if v is not None]
+                lanes = limits.node_limit(pool, variants)
+                self._add_builds(pool, variants, lanes, shapes, row)
             self.on_pool.append(row)
             self._node_lanes.append(lanes)
             for each in row:
@@ -114,6 +87,34 @@ class Builds:
         # By instance id: calendar, predicted end, and whether it counts as a lane less.
         self._starts: dict[int, tuple[Calendar, int, bool]] = {}
         self._counted: set[int] = set()  # nodes whose lanes are in their calendar
+
+    def _add_builds(
+        self,
+        pool: Pool,
+        variants: list[Variant],
+        lanes: int,
+        shapes: dict[tuple[int, int], int],
+        row: list[Build | None],
+    ) -> None:
+        """Make the builds of a pool of nodes, in the planned shapes, by function id."""
+        holdings = resident_holdings(self._view.app, pool)
+        shapes.update(((id, pool.id), each.shape_id) for id, each in holdings.items())
+        rooms = {v.id: room_of(pool, v, shapes.get((v.id, pool.id), 0)) for v in variants}
+        room_left = 1.0 - sum(rooms.values())
+        calendar, mix = self.calendars[pool.id], ComputeMix()
+        windows_ns = _windows_ns(self._view.app)
+        for variant in variants:
+            replicas = replicas_of(pool, variant, lanes, rooms[variant.id], room_left)
+            if variant.id in holdings:
+                replicas = holdings[variant.id].replicas
+            own = Calendar(*windows_ns) if replicas * variant.concurrency < lanes else None
+            shape_id = shapes.get((variant.id, pool.id), 0)
+            build = Build(
+                len(self.all), variant, pool, lanes, calendar, None, own, shape_id, mix, replicas
+            )
+            self.all.append(build)
+            self.of_function[variant.function_id].append(build)
+            row[variant.function_id] = build
 
     def isolated_ns(self, request: Request, *, as_observed: bool = False) -> float:
         """Latency of a request on an idle system."""
