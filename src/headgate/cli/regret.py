@@ -23,7 +23,7 @@ from headgate.lab.regret.search import (
     search,
 )
 from headgate.lab.regret.shrink import TRIES_MAX, loss_of, shrink
-from headgate.lab.regret.worlds import Truth, World, draw_world
+from headgate.lab.regret.worlds import Truth, World, WorldKind, draw_world
 from headgate.metrics.table import rows_table
 
 _LINES_MAX: Final = 20  # lost worlds that are listed; --json lists all
@@ -37,12 +37,14 @@ class RegretSearch:
     seed: int
     count: int
     truth: Truth
+    kind: WorldKind
     jobs: int
 
     def command(self, seed: int) -> str:
         """The command that repeats one world."""
         truth = "" if self.truth == "scattered" else f" --truth {self.truth}"
-        return f"headgate fuzz --regret --policy {self.policy} --seed {seed}{truth}"
+        shapes = " --shapes" if self.kind == "shapes" else ""
+        return f"headgate fuzz --regret{shapes} --policy {self.policy} --seed {seed}{truth}"
 
 
 def run_regret_search(wanted: RegretSearch, output: Path | None, *, as_json: bool) -> int:
@@ -54,10 +56,12 @@ def run_regret_search(wanted: RegretSearch, output: Path | None, *, as_json: boo
     results: list[WorldResult] = []
     seeds = range(wanted.seed, wanted.seed + wanted.count)
     with Progress(f"searching for what {wanted.policy} loses", wanted.count) as progress:
-        for result in search(wanted.policy, seeds, truth=wanted.truth, jobs=wanted.jobs):
+        for result in search(
+            wanted.policy, seeds, truth=wanted.truth, kind=wanted.kind, jobs=wanted.jobs
+        ):
             results.append(result)
             progress.update(len(results))
-    report = RegretReport(wanted.policy, wanted.truth, tuple(results))
+    report = RegretReport(wanted.policy, wanted.truth, tuple(results), wanted.kind)
     written = {} if output is None else dict(_write_lost(report, wanted, output))
     if as_json:
         show_json({**report.to_json(), "written": {s: str(path) for s, path in written.items()}})
@@ -72,7 +76,7 @@ def _write_lost(
     """Shrink each lost world, and write it; yield its seed and the file."""
     for result in report.lost:
         reason, loses = loss_of(result, wanted.policy)
-        world = draw_world(result.seed, wanted.truth)
+        world = draw_world(result.seed, wanted.truth, wanted.kind)
         with Progress(f"shrinking world {result.seed}", TRIES_MAX) as progress:
             smaller = shrink(world, loses, on_try=progress.update)
         path = output / f"{wanted.policy}-{reason.replace(' ', '-')}-{result.seed}.yaml"
@@ -116,9 +120,11 @@ def _aggregates(report: RegretReport) -> Iterator[RenderableType]:
     judged = report.judged
     left_out = len(report.results) - len(judged)
     lines = {
-        "worlds": f"{len(judged):,} with {report.truth} service times"
+        "worlds": f"{len(judged):,} with {'shapes and ' * (report.kind == 'shapes')}"
+        f"{report.truth} service times"
         + (f"; {left_out} left out: too few requests with objectives" if left_out else ""),
         "share": _mean_and_worst(report.share, "of the fluid bound"),
+        "in time": _mean_and_worst(report.share_in_time, "of the bound that minds deadlines"),
         "ratio": _mean_and_worst(report.ratio, "of the best rival's goodput"),
         "kept": _mean_and_worst(report.kept, "of the admitted requests in time"),
         "quantile": f"kept for every objective in {report.quantile_kept:.1%} of the worlds",

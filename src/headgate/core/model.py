@@ -332,6 +332,16 @@ class Pool:
         """Whether an empty node has the compute of a shape."""
         return shape.cpu_milli <= self.cpu_milli and shape.gpu_sevenths <= self.gpu_sevenths
 
+    def count_of(self, shape: Shape) -> int:
+        """How many times an empty node has the compute of a shape; as often as slots, or less.
+
+        >>> Pool(0, "gpu", slots=16, gpu_sevenths=7).count_of(Shape(gpu_sevenths=3))
+        2
+        """
+        by_cpu = self.cpu_milli // shape.cpu_milli if shape.cpu_milli else self.slots
+        by_gpu = self.gpu_sevenths // shape.gpu_sevenths if shape.gpu_sevenths else self.slots
+        return min(self.slots, by_cpu, by_gpu)
+
     def compute_usd(self, shape: Shape, held_ns: int) -> float:
         """Cost of the compute of a shape, besides that of the node that has it.
 

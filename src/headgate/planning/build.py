@@ -90,6 +90,7 @@ class Build:
         "per_node",
         "pool",
         "ratio",
+        "replicas",
         "shape_id",
         "shape_ids",
         "share",
@@ -111,6 +112,7 @@ class Build:
         own: Calendar | None = None,
         shape_id: int = 0,
         mix: ComputeMix | None = None,
+        replicas: int = 1,
     ) -> None:
         profile = variant.profile
         slowdown = profile.slowdown_at(lanes)
@@ -120,7 +122,8 @@ class Build:
         self.pool = pool
         self.lanes = lanes  # batches that a node should run at once: the concurrency limit
         self.calendar = calendar
-        self.per_node = min(lanes, variant.concurrency)  # of its own batches on a node
+        self.replicas = replicas  # instances that a node should hold, if it holds any
+        self.per_node = min(lanes, replicas * variant.concurrency)  # of its own batches on a node
         # Where its concurrency is below the limit of the node: what is promised to it alone.
         self.own = own
         self.cold_start_ns = profile.cold_start_ns
@@ -142,10 +145,7 @@ class Build:
             ids = [id for id, times in enumerate(variant.shapes) if pool.has_room_for(times.shape)]
             self.shape_ids = sorted(ids, key=self._weights.__getitem__) or [shape_id]
         self._times_ns = self._shape_times_ns[shape_id]
-        self._fastest_ns = [
-            min(times[index] for times in self._shape_times_ns if index < len(times))
-            for index in range(len(self._times_ns))
-        ]
+        self._fastest_ns = self._fastest_times_ns()
         self.items_best = _knee([time_ns + self.network_ns for time_ns in self._times_ns])
         self.overrun = 1.0  # mean of the lane time of recent batches over what was booked for them
         self.batch_mean = 1.0  # items of recent batches that were formed while others waited
@@ -167,6 +167,14 @@ class Build:
         self.pending_ns = 0
         self.pending_items = 0  # promised to this build and not sent
         self.pending_batches = 0.0
+
+    def _fastest_times_ns(self) -> list[float]:
+        """By number of items, the time in the fastest of the shapes that a dispatch can choose."""
+        tables = [self._shape_times_ns[id] for id in self.shape_ids]
+        return [
+            min([time_ns, *(table[index] for table in tables if index < len(table))])
+            for index, time_ns in enumerate(self._times_ns)
+        ]
 
     def profiled_ns(self, items: int) -> float:
         """Time of a batch by the profile alone."""
@@ -310,7 +318,12 @@ class Build:
 
 
 def _weight(lanes: int, pool: Pool, shape: Shape) -> float:
-    """The lanes that one batch takes of a node: of its concurrency limit, its CPUs or its GPU."""
+    """The lanes that one batch takes of a node: of its concurrency limit, its CPUs or its GPU.
+
+    Where compute is resident, it is the instance that takes it, and not each of its batches.
+    """
+    if pool.compute == Compute.RESIDENT:
+        return 1.0
     return max(1.0, lanes * _cpu_share(pool, shape), lanes * _gpu_share(pool, shape))
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 from math import inf
 from typing import Final, final
 
 from headgate.core.clock import NEVER_NS
-from headgate.core.model import App, Pool
+from headgate.core.model import App, Pool, Variant
+from headgate.core.policy import Target
 from headgate.core.records import Batch, Instance, Node, Request, Task
 from headgate.core.states import BATCH_FINISHED, INSTANCE_STARTING, ON_HOST
 from headgate.core.view import View
@@ -15,6 +17,7 @@ from headgate.planning.build import Build, ComputeMix
 from headgate.planning.calendar import Calendar
 from headgate.planning.concurrency import KneeLimits, tightest_objectives_ns
 from headgate.planning.frontier.candidates import planned_shapes
+from headgate.planning.node_room import is_scarce, replicas_of, resident_holdings, room_of
 from headgate.planning.targets import FaasTarget, choose_faas_target
 from headgate.planning.warm_pool import WarmPool, burst_of
 
@@ -47,29 +50,20 @@ class Builds:
         shapes = planned_shapes(app)
         self._node_lanes: list[int] = []  # by pool id
         for pool in app.pools:
+            lanes = 0
             row: list[Build | None] = [None for _ in app.functions]
-            variants = [v for v in view.variants_by_pool[pool.id] if v is not None]
-            lanes = 0 if pool.faas is not None else limits.node_limit(pool, variants)
-            mix = ComputeMix()
-            for function_id, variant in enumerate(view.variants_by_pool[pool.id]):
-                if variant is None or pool.faas is not None:
-                    continue
-                own = Calendar(shortest_ns, longest_ns) if variant.concurrency < lanes else None
-                shape_id = shapes.get((variant.id, pool.id), 0)
-                calendar = self.calendars[pool.id]
-                build = Build(
-                    len(self.all), variant, pool, lanes, calendar, None, own, shape_id, mix
-                )
-                self.all.append(build)
-                self.of_function[function_id].append(build)
-                row[function_id] = build
+            if pool.faas is None:
+                variants = [v for v in view.variants_by_pool[pool.id] if v is not None]
+                lanes = limits.node_limit(pool, variants)
+                self._add_builds(pool, variants, lanes, shapes, row)
             self.on_pool.append(row)
             self._node_lanes.append(lanes)
             for each in row:
                 if each is not None:
                     each.window_ns = float(objectives_ns[each.function_id])
         self._is_scarce = [
-            _is_scarce(pool, row) for pool, row in zip(app.pools, self.on_pool, strict=True)
+            is_scarce(pool, [(b.variant, b.shape_id) for b in row if b is not None])
+            for pool, row in zip(app.pools, self.on_pool, strict=True)
         ]
         self._until_review = [0 for _ in app.pools]
         for builds in self.of_function:
@@ -94,6 +88,34 @@ class Builds:
         # By instance id: calendar, predicted end, and whether it counts as a lane less.
         self._starts: dict[int, tuple[Calendar, int, bool]] = {}
         self._counted: set[int] = set()  # nodes whose lanes are in their calendar
+
+    def _add_builds(
+        self,
+        pool: Pool,
+        variants: list[Variant],
+        lanes: int,
+        shapes: dict[tuple[int, int], int],
+        row: list[Build | None],
+    ) -> None:
+        """Make the builds of a pool of nodes, in the planned shapes, by function id."""
+        holdings = resident_holdings(self._view.app, pool)
+        shapes.update(((id, pool.id), each.shape_id) for id, each in holdings.items())
+        rooms = {v.id: room_of(pool, v, shapes.get((v.id, pool.id), 0)) for v in variants}
+        room_left = 1.0 - sum(rooms.values())
+        calendar, mix = self.calendars[pool.id], ComputeMix()
+        windows_ns = _windows_ns(self._view.app)
+        for variant in variants:
+            replicas = replicas_of(pool, variant, lanes, rooms[variant.id], room_left)
+            if variant.id in holdings:
+                replicas = holdings[variant.id].replicas
+            own = Calendar(*windows_ns) if replicas * variant.concurrency < lanes else None
+            shape_id = shapes.get((variant.id, pool.id), 0)
+            build = Build(
+                len(self.all), variant, pool, lanes, calendar, None, own, shape_id, mix, replicas
+            )
+            self.all.append(build)
+            self.of_function[variant.function_id].append(build)
+            row[variant.function_id] = build
 
     def isolated_ns(self, request: Request, *, as_observed: bool = False) -> float:
         """Latency of a request on an idle system."""
@@ -142,11 +164,12 @@ class Builds:
         node_lanes = max(1, self._node_lanes[pool_id])
         nodes = self.calendars[pool_id].lanes / node_lanes
         loads = [build.load.erlangs(now_ns) / node_lanes for build in builds]
+        pool = builds[0].pool
         used = sum(
-            load * build.variant.profile.memory_bytes
+            load * room_of(pool, build.variant, build.shape_id)
             for load, build in zip(loads, builds, strict=True)
         )
-        scale = nodes * builds[0].pool.memory_bytes / used if used > 0 else 0.0
+        scale = nodes / used if used > 0 else 0.0
         for load, build in zip(loads, builds, strict=True):
             self._loads[build.id] = load
             build.share = min(nodes, max(1.0, load * scale)) if load > _LOAD_MIN else 0.0
@@ -155,6 +178,8 @@ class Builds:
         """Number of nodes of the pool that hold a build or are starting it."""
         instances = self._view.instances_of[build.variant.id]
         pool_id = build.pool.id
+        if build.replicas > 1:
+            return sum(1 for i in instances.values() if i.pool.id == pool_id and _is_first(i))
         if len(build.variant.pool_ids) == 1 and not self._is_scarce[pool_id]:
             return len(instances)
         return sum(1 for i in instances.values() if i.pool.id == pool_id and i.residency != ON_HOST)
@@ -172,6 +197,12 @@ class Builds:
             entry = self._starts.get(instance.id)
             return build.cold_start_ns if entry is None else max(1, entry[1] - self._view.now_ns)
         return build.variant.profile.swap_in_ns if instance.residency == ON_HOST else 0
+
+    def offered_part(self, pool_id: int) -> float:
+        """Load that is offered to a pool, admitted or not, over what its lanes can do."""
+        now_ns, lanes = self._view.now_ns, self.calendars[pool_id].lanes
+        loads = [b.load.erlangs(now_ns) for b in self.on_pool[pool_id] if b is not None]
+        return sum(loads) / max(1, lanes)
 
     def wants_instance(self, build: Build) -> bool:
         """Whether a build should be on one more node."""
@@ -231,6 +262,11 @@ class Builds:
 
     def lanes_of(self, build: Build) -> int:
         """Lanes on which a build can run without being started first."""
+        if build.replicas > 1:
+            count = len(self._view.instances_in(build.variant.id, build.pool.id))
+            return min(
+                count * build.variant.concurrency, self.count_instances(build) * build.per_node
+            )
         return self.count_instances(build) * build.per_node
 
     def on_node_joined(self, node: Node) -> None:
@@ -356,6 +392,13 @@ class Builds:
         """The FaaS target of each function, by function id."""
         return [None if b is None or b.warm_pool is None else b.warm_pool.target for b in self.faas]
 
+    def in_planned_shape(self, target: Target) -> Target:
+        """The target with the shape in which a build starts: its batches wait for no other."""
+        build = self.on_pool[target.pool_id][self._view.app.variants[target.variant_id].function_id]
+        if build is None or build.variant.id != target.variant_id or not build.start_shape_id:
+            return target
+        return replace(target, shape_id=build.start_shape_id)
+
     def unavailable_pools(self) -> list[int]:
         """The FaaS pools that take no calls now."""
         pools = {build.pool.id for build in self.faas if build is not None}
@@ -374,10 +417,10 @@ class Builds:
         return build.variant.id not in self._view.load_failures or self.has_instance(build)
 
 
-def _is_scarce(pool: Pool, builds: list[Build | None]) -> bool:
-    """Whether a node of the pool cannot hold all of its builds."""
-    need = sum(b.variant.profile.memory_bytes for b in builds if b is not None)
-    return need > pool.memory_bytes
+def _is_first(instance: Instance) -> bool:
+    """Whether an instance stands for its node: it is the oldest one of its variant there."""
+    node = instance.node
+    return node is None or node.instances.get(instance.variant.id) is instance
 
 
 def _windows_ns(app: App) -> tuple[float, float]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Final, final
 
 from headgate.core.clock import NEVER_NS
-from headgate.core.model import App, Pipeline, Pool, Profile, Variant
+from headgate.core.model import UNLIMITED, App, Pipeline, Pool, Profile, Variant
 
 _KNEE_THROUGHPUT: Final = 0.97  # throughput at the knee, relative to the best
 _BATCH_SHARE: Final = 0.5  # share of a stage's budget for a batch; the rest is for waiting
@@ -67,10 +67,12 @@ class KneeLimits(ConcurrencyLimits):
         Batches and concurrency compete for the time that a stage has. The limit is the smallest
         concurrency within 3 % of the best throughput, relative to each variant's own best and on
         average over the variants. One limit for all: a variant with a lower limit than others on
-        its node would wait for the node to empty. It is no more than all of them together may run.
-        Where batches have shapes, these say what runs beside each other, and there is no limit.
+        its node would wait for the node to empty. It is no more than all of them together may run,
+        in one instance each where a node has no several. Where batches have shapes, these say what
+        runs beside each other, and there is no limit.
         """
-        most = max(1, min(pool.slots, sum(variant.concurrency for variant in variants)))
+        together = sum(variant.concurrency for variant in variants)
+        most = pool.slots if has_replicas(pool) else max(1, min(pool.slots, together))
         if any(variant.more_shapes for variant in variants):
             return most
         scores = [0.0 for _ in range(most)]
@@ -125,6 +127,16 @@ class FixedLimits(ConcurrencyLimits):
 
     def _allowed(self, pool: Pool, variant: Variant, items: int, most: int) -> int:
         return self._count or most
+
+
+def has_replicas(pool: Pool) -> bool:
+    """Whether a node of a pool may be given several instances of a variant.
+
+    Only where shapes say how much of a node a batch takes: elsewhere the declared concurrency of an
+    instance is the only statement about it. Rented nodes have what plans say.
+    """
+    has_limit = pool.cpu_milli < UNLIMITED or 0 < pool.gpu_sevenths < UNLIMITED
+    return has_limit and not pool.is_elastic and pool.faas is None
 
 
 def largest_concurrency(profile: Profile, allowed_ns: float, most: int, items: int = 1) -> int:

@@ -24,6 +24,7 @@ _LEFT_TO_OTHERS: Final = 0.25  # of the calendar, by a class that has used its s
 # By one that has not, but wants more: it would fill the calendar, and a class with few requests
 # would find it full.
 _LEFT_BY_LARGE: Final = 0.125
+_SHAPE_TIMES: Final = (1.0, 0.7, 0.5, 0.35, 0.25)  # parts of a window in which shapes are tried
 _PRICE_MIN: Final = 0.1  # of the time of a pool without a backlog
 _DEFAULT_OBJECTIVE_NS: Final = 1e9  # where no pipeline has one, and clients claim deadlines
 
@@ -310,13 +311,36 @@ class Feasibility:
     def _fit_shape(
         self, build: Build, items: int, ready_ns: int, due_ns: int, z: float
     ) -> Promise | None:
-        """The same for a build whose batches have a choice of shapes."""
+        """The same for a build whose batches have a choice of shapes.
+
+        What takes the least work leaves the least time to wait. If it would have to start too soon,
+        what is done in a part of the time is tried.
+        """
+        tried: list[tuple[int, int]] = []
+        for part in _SHAPE_TIMES:
+            found = build.plan_within(items, part * (due_ns - ready_ns), z)
+            if found is None:
+                break
+            if found not in tried:
+                tried.append(found)
+                promise = self._fit_plan(build, items, ready_ns, due_ns, z, *found)
+                if promise is not None:
+                    return promise
+        return None
+
+    def _fit_plan(
+        self,
+        build: Build,
+        items: int,
+        ready_ns: int,
+        due_ns: int,
+        z: float,
+        size: int,
+        shape_id: int,
+    ) -> Promise | None:
+        """The promise to run a stage in a batch of a size and a shape."""
         now_ns, calendar = self._view.now_ns, build.calendar
         window_ns = due_ns - ready_ns
-        found = build.plan_within(items, window_ns, z)
-        if found is None:
-            return None
-        size, shape_id = found
         time_ns = build.lane_ns_in(size, shape_id, z)
         start_ns = self._start_ns(build, due_ns - int(time_ns), time_ns)
         if start_ns is None or start_ns + time_ns > window_ns:

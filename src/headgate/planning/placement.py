@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Final, final
 
-from headgate.core.model import Variant
+from headgate.core.model import Compute, Variant
 from headgate.core.records import Instance, Node, Task
 from headgate.core.states import INSTANCE_STARTING, ON_HOST
 from headgate.core.view import View, has_free_room, is_evictable
@@ -47,6 +47,8 @@ class Placement:
 
     def _can_take(self, node: Node, build: Build) -> bool:
         """Whether a free node can begin a batch of a build now, in its smallest shape at least."""
+        if build.replicas > 1 and self._awaits_replica(node, build):
+            return False
         if build.shape_ids[0] == 0:
             return self._view.can_take(node, build.function_id)
         return self._view.fits(node, build.variant, build.shape_ids[0])
@@ -114,7 +116,36 @@ class Placement:
             held is not None
             and held.state != INSTANCE_STARTING
             and held.residency != ON_HOST
+            and not (build.replicas > 1 and self._awaits_replica(node, build))
             and self._view.fits(node, build.variant, shape_id)
+        )
+
+    def _awaits_replica(self, node: Node, build: Build) -> bool:
+        """Whether those instances of a build on a node that have started are full.
+
+        A batch should wait for one of them rather than for one that starts.
+        """
+        ready = [
+            i for i in node.by_variant.get(build.variant.id, ()) if i.state != INSTANCE_STARTING
+        ]
+        return bool(ready) and all(i.running >= build.variant.concurrency for i in ready)
+
+    def wants_replica(self, node: Node, build: Build) -> bool:
+        """Whether a node should start one more instance of a build that it holds.
+
+        It should if those that it holds are full, or will be with what waits; and if that takes
+        nothing from others. One slot stays free of starts that take time.
+        """
+        held = node.by_variant.get(build.variant.id, ())
+        if not 0 < len(held) < build.replicas or node.id not in self._view.free_nodes:
+            return False
+        free = sum(build.variant.concurrency - instance.running for instance in held)
+        slots = node.slots - (build.cold_start_ns > 0)
+        return (
+            free < max(1.0, build.pending_batches / build.weight)
+            and node.running < slots
+            and has_free_room(node, build.variant, build.start_shape_id)
+            and not self._view.is_barred(node, build.variant)
         )
 
     def node_for(self, build: Build) -> Node | None:
@@ -161,6 +192,15 @@ class Placement:
         wanted = self._view.app.functions[build.function_id].prewarm_nodes
         return self._builds.count_instances(build) < wanted and has_room(
             self._view, node, build.variant
+        )
+
+    def should_prewarm_replica(self, build: Build, node: Node) -> bool:
+        """Whether a node that joined, and starts a build, should start one more instance of it."""
+        held = node.by_variant.get(build.variant.id, ())
+        return (
+            0 < len(held) < build.replicas
+            and node.running < node.slots
+            and has_free_room(node, build.variant, build.start_shape_id)
         )
 
     def _is_startable(self, build: Build, below: int) -> bool:
@@ -210,7 +250,8 @@ class Placement:
         wants_more = self._builds.wants_instance(build)
         if has_room(self._view, node, build.variant):
             return is_urgent or (wants_more and not self._is_wait_short(build))
-        return wants_more and self._has_surplus(node, build)
+        is_free = build.cold_start_ns == 0 and build.pool.compute == Compute.RESIDENT
+        return (wants_more or is_free) and self._has_surplus(node, build)
 
     def _is_wait_short(self, build: Build) -> bool:
         """Whether a batch on a node that holds the build would be done before a cold start."""
@@ -258,7 +299,12 @@ class Placement:
         spared: list[Instance] = []
         for instance in self._evictable(node, build):
             other = self._builds.on_pool[node.pool.id][instance.variant.function_id]
-            if other is None or self._builds.can_spare(other, build):
+            is_resident = instance.pool.compute == Compute.RESIDENT
+            if (
+                other is None
+                or (is_resident and other.cold_start_ns == 0)  # it is back at once
+                or self._builds.can_spare(other, build)
+            ):
                 spared.append(instance)
         return spared
 

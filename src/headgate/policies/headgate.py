@@ -218,10 +218,16 @@ class Headgate(Policy):
         )
         if node is not None:
             batch = self.orders.dispatch(tasks, node, build.variant, None, shape_id)
+            if build.replicas > 1:
+                self._start_replicas(build, node)
         else:
             self._spillover.on_call(build)
             batch = self.orders.dispatch_to_pool(tasks, build.pool, build.variant)
         self._builds.on_sent(build, batch, start_ns)
+
+    def _start_replicas(self, build: Build, node: Node) -> None:
+        while self._placement.wants_replica(node, build):
+            self._start(build, node)
 
     # Calls of FaaS pools
 
@@ -283,12 +289,16 @@ class Headgate(Policy):
 
     def plan(self) -> Plan:
         unavailable, needed = self._builds.unavailable_pools(), self._queues.needing_nodes()
-        return Plan(self._autoscaler.targets(self.view.now_ns, unavailable, needed))
+        targets = self._autoscaler.targets(self.view.now_ns, unavailable, needed)
+        return Plan(tuple(self._builds.in_planned_shape(target) for target in targets))
 
     def on_node_joined(self, node: Node) -> None:
         self._builds.on_node_joined(node)
         for build in self._builds.on_pool[node.pool.id]:
             if build is not None and self._placement.should_prewarm(build, node):
+                self._start(build, node)
+        for build in self._builds.on_pool[node.pool.id]:
+            while build is not None and self._placement.should_prewarm_replica(build, node):
                 self._start(build, node)
 
     def on_node_lost(self, node: Node) -> None:

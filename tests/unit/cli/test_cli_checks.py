@@ -138,12 +138,12 @@ KEPT = (Kept("p0", 0.99, 1_000, 1_000),)
 
 
 def fake_search(
-    policy: str, seeds: Iterable[int], *, truth: str, jobs: int
+    policy: str, seeds: Iterable[int], *, truth: str, kind: str, jobs: int
 ) -> Iterator[WorldResult]:
     """Seed 8 is lost by its share of the bound and seed 9 has too few requests."""
     for seed in seeds:
         share = 0.3 if seed == 8 else 0.9
-        own = Score(share, share, True, (), KEPT, 1_000, 1.0, nan)
+        own = Score(share, share, share, True, (), KEPT, 1_000, 1.0, nan)
         rivals = {"edf": Rival(0.3, counts=True, cost_usd=1.0)}
         yield WorldResult(seed, "d", 1.5, 10 if seed == 9 else 2_000, ("faas",), own, rivals)
 
@@ -159,6 +159,9 @@ def test_regret(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "mean 0.600, worst 0.300 (seed 8) of the fluid bound" in lost.out
     assert "balance loses 1 of 2 worlds" in lost.out
     assert "headgate fuzz --regret --policy balance --seed 8" in lost.out
+    shaped = headgate("fuzz", "--regret", "--shapes", "--seed", 8)
+    assert "1 with shapes and scattered service times" in shaped.out
+    assert "headgate fuzz --regret --shapes --policy headgate --seed 8" in shaped.out
 
 
 def test_regret_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,6 +194,9 @@ def test_options_of_the_regret_search_alone() -> None:
         ended = headgate("fuzz", "--policy", "balance", option, value)
         assert ended.code == 2
         assert f"{option} is for --regret only" in ended.err
+    ended = headgate("fuzz", "--policy", "balance", "--shapes")
+    assert ended.code == 2
+    assert "--shapes is for --regret only" in ended.err
     unknown = headgate("fuzz", "--regret", "--policy", "nosuch")
     assert unknown.code == 2
     assert "unknown policy" in unknown.err

@@ -115,13 +115,95 @@ def test_a_node_is_shared_at_its_best_concurrency(slowdown: list[float], expecte
     assert per_second(app_of({"f": function}, {"gpu": {"slots": 4}})) == pytest.approx(expected)
 
 
-def test_an_instance_runs_only_so_many_batches() -> None:
-    """Four slots, but instances of one batch at a time: each function has one slot to itself."""
-    functions = {"f": {"exec_time": "10ms"}, "g": {"exec_time": "10ms"}}
-    app = app_of(functions, {"gpu": {"slots": 4}})
-    assert per_second(app) == pytest.approx(100)
+@pytest.mark.parametrize(("memory", "expected"), [("1GB", 100), ("2GB", 200), ("9GB", 400)])
+def test_the_instances_of_a_node_run_only_so_many_batches(memory: str, expected: float) -> None:
+    """Four slots, and instances of 1 GB that run one batch at a time."""
+    functions = {name: {"exec_time": "10ms", "memory": "1GB"} for name in ("f", "g")}
+    app = app_of(functions, {"gpu": {"slots": 4, "memory": memory}})
+    assert per_second(app) == pytest.approx(expected)
+    both = [Demand(pipeline, 1.0) for pipeline in app.pipelines]
+    assert FluidModel(app, SECOND_NS).capacity(both) == pytest.approx(min(200, expected))
+
+
+SHAPES: dict[str, Any] = {
+    "cpus": 1,
+    "gpu_share": "1/7",
+    "exec_time": "30ms",
+    "concurrency": 16,
+    "shapes": [{"cpus": 4, "gpu_share": "4/7", "exec_time": "10ms"}],
+}
+
+
+def shared(**pool: Any) -> App:
+    return app_of({"f": SHAPES}, {"gpu": {"slots": 16, "cpus": 32, "gpu_share": "7/7", **pool}})
+
+
+@pytest.mark.parametrize(
+    ("pool", "expected"),
+    [
+        ({}, 7 / 0.030),  # seven of 1/7: the large shape would take 4/7 of 10 ms
+        ({"cpus": 4}, 4 / 0.030),  # four of one CPU; a large one takes all four
+        ({"slots": 2}, 1 / 3 / 0.030 + 5 / 3 / 0.010),  # a mix is best
+        ({"network_delay": "15ms"}, 7 / 0.060),  # compute is held on the network too
+        ({"compute": "resident"}, 16 / 0.010),  # one instance runs 16 batches in its share
+    ],
+)
+def test_shapes_share_the_compute_of_a_node(pool: dict[str, Any], expected: float) -> None:
+    """With two slots: of x small and y large ones, x + 4 y <= 7 and x + y <= 2."""
+    assert per_second(shared(**pool)) == pytest.approx(expected, rel=1e-3)
+
+
+def test_cpus_and_gpus_are_two_limits() -> None:
+    """One function needs CPUs and the other the GPU: neither takes anything from the other."""
+    functions = {
+        "f": {"exec_time": "10ms", "cpus": 4, "concurrency": 8},
+        "g": {"exec_time": "10ms", "gpu_share": "7/7", "concurrency": 8},
+    }
+    app = app_of(functions, {"gpu": {"slots": 8, "cpus": 4, "gpu_share": "7/7"}})
     both = [Demand(pipeline, 1.0) for pipeline in app.pipelines]
     assert FluidModel(app, SECOND_NS).capacity(both) == pytest.approx(100)
+
+
+def test_a_bound_that_minds_deadlines_leaves_out_slow_shapes() -> None:
+    """Within 20 ms only the large shape ends: 7/4 of them; with scattered times the small one."""
+    app = app_of(
+        {"f": SHAPES},
+        {"gpu": {"slots": 16, "cpus": 32, "gpu_share": "7/7"}},
+        slo={"latency": "20ms"},
+    )
+    model, classes = FluidModel(app, SECOND_NS), [Demand(app.pipelines[0], 1_000.0)]
+    assert model.best(classes, [1.0], minds_deadlines=True) == pytest.approx(7 / 4 / 0.010)
+    scattered = model.best(classes, [1.0], minds_deadlines=True, shortest=0.65)
+    assert scattered == pytest.approx(model.best(classes, [1.0])) == pytest.approx(7 / 0.030)
+
+
+def test_a_cascade_that_may_be_skipped_takes_no_time_from_other_stages() -> None:
+    """The first stage has the whole 50 ms, because the second one may not run."""
+    stages = {
+        "a": {"function": "f"},
+        "b": {
+            "function": "g",
+            "after": ["a"],
+            "only_if_unsure": True,
+            "unsure_probability": "50%",
+        },
+    }
+    functions = {"f": {"exec_time": {1: "10ms", 2: "20ms", 4: "40ms"}}, "g": {"exec_time": "15ms"}}
+    app = app_of(
+        functions, {"gpu": {}}, pipelines={"p": {"stages": stages, "slo": {"latency": "50ms"}}}
+    )
+    model, classes = FluidModel(app, SECOND_NS), [Demand(app.pipelines[0], 1_000.0)]
+    assert model.best(classes, [1.0], minds_deadlines=True) == pytest.approx(
+        model.best(classes, [1.0])
+    )
+
+
+def test_the_value_of_a_shape_is_what_it_holds() -> None:
+    """A seventh of a node of $7/h for 36 ms, and of a GPU of $14/h: 3e-5 dollars."""
+    function = {"exec_time": "36ms", "gpu_share": "1/7"}
+    pools = {"gpu": {"slots": 16, "gpu_share": "7/7", "price": "$7/h", "gpu_price": "$14/h"}}
+    app = app_of({"f": function}, pools)
+    assert item_value(app, app.pipelines[0]) == pytest.approx(3e-5)
 
 
 def test_faas_is_limited_by_its_concurrency() -> None:

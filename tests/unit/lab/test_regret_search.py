@@ -30,6 +30,7 @@ from headgate.policies import find_policy
 OWN = Score(
     goodput=80.0,
     share=0.8,
+    share_in_time=0.85,
     counts=True,
     starved=(),
     kept=(Kept("p", 0.99, 1_000, 1_000),),
@@ -165,13 +166,27 @@ def test_processes_give_the_same_results() -> None:
 def test_simplifications_load_and_leave_the_world_alone() -> None:
     """Every one is another world, and most can be loaded; the world itself does not change."""
     for seed in range(12):
-        spec = draw_world(seed, "wrong").spec
+        spec = draw_world(seed, "wrong", "shapes" if seed % 3 == 2 else "plain").spec
         before = deepcopy(spec)
         simpler = list(simplifications(spec))
         assert spec == before
         assert all(each != spec for each in simpler)
         assert len(simpler) >= 5
         assert sum(is_valid(World(each, seed)) for each in simpler) >= len(simpler) // 3
+
+
+def test_shapes_are_simplified_away() -> None:
+    """The test asks for resident compute: one shape is left, and no price."""
+    world = draw_world(26, kind="shapes")
+
+    def is_resident(world: World) -> bool:
+        return any(pool.get("compute") == "resident" for pool in world.spec["pools"].values())
+
+    (pool,) = (small := shrink(world, is_resident, tries_max=120)).spec["pools"].values()
+    assert pool["compute"] == "resident"
+    assert not pool.keys() & {"cpu_price", "gpu_price"}
+    builds = [b for f in small.spec["functions"].values() for b in f["variants"].values()]
+    assert not any("shapes" in build for build in builds)
 
 
 def test_validity() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import yaml
 from headgate.cli.app_loading import load_app
 from headgate.cli.options import WorkloadOptions
 from headgate.cli.workload import choose_workload
-from headgate.core.model import App
+from headgate.core.model import UNLIMITED, App
 from headgate.lab.regret.scores import features
 from headgate.lab.regret.worlds import (
     REQUESTS_MIN,
@@ -110,6 +111,47 @@ def test_loads_reach_from_idle_to_five_times_capacity(worlds: list[LoadedWorld])
     assert 0.2 < loads[0] < 0.45
     assert 3.5 < loads[-1] < 6.5
     assert sum(load > 1 for load in loads) > len(loads) // 3
+
+
+@pytest.fixture(scope="module")
+def shape_worlds() -> list[LoadedWorld]:
+    return [draw_world(seed, kind="shapes").load() for seed in SEEDS]
+
+
+def test_worlds_with_shapes_are_others_and_keep_the_rules(shape_worlds: list[LoadedWorld]) -> None:
+    test_worlds_keep_their_rules(shape_worlds)
+    assert draw_world(5, kind="shapes") == draw_world(5, kind="shapes")
+    assert draw_world(5, kind="shapes") != draw_world(5)
+    for world in shape_worlds:
+        limited = [p for p in world.app.pools if p.faas is None]
+        assert all(p.cpu_milli < UNLIMITED for p in limited)
+
+
+def test_worlds_with_shapes_cover_what_a_pool_can_say(shape_worlds: list[LoadedWorld]) -> None:
+    words = Counter(word for world in shape_worlds for word in features(world))
+    for word in ("shapes", "one-batch", "per-instance", "resident", "compute-price"):
+        assert words[word] >= 10, word
+    assert words["per-instance"] + words["resident"] < len(SEEDS)  # most are per batch
+    apps = [world.app for world in shape_worlds]
+    shapes = [len(v.shapes) for app in apps for v in app.variants]
+    assert min(shapes) == 1
+    assert max(shapes) == 8
+    assert any(v.concurrency > 1 for app in apps for v in app.variants)
+
+
+def test_larger_shapes_are_faster_by_less_than_they_are_larger(
+    shape_worlds: list[LoadedWorld],
+) -> None:
+    compared = 0
+    for variant in (v for world in shape_worlds for v in world.app.variants):
+        for one, other in permutations(variant.shapes, 2):
+            cpus = other.shape.cpu_milli / max(1, one.shape.cpu_milli)
+            share = other.shape.gpu_sevenths / max(1, one.shape.gpu_sevenths)
+            if cpus >= 1 and (share >= 1 or not one.shape.gpu_sevenths):
+                compared += 1
+                faster = one.exec_ns[0] / other.exec_ns[0]
+                assert 0.99 <= faster <= 1.01 * max(cpus, share)
+    assert compared > 100
 
 
 @pytest.mark.parametrize("seed", [1, 16, 41, PRIORITIES])

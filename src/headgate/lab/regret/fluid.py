@@ -4,11 +4,13 @@ Work is a fluid: batches are full, no capacity is lost between them, and deadlin
 memory and the order of arrivals are left out. So no policy can serve more, and the bound is loose
 where objectives forbid full batches or where bursts are short.
 
-The variables are the share of each class that is served and, by build and pool, the share of the
-pool's time that the build takes. Two things limit a pool of nodes. *Compute*: a batch that shares a
-node with others takes `slowdown(c) / c` of the node, at the best c. *Slots*: a batch holds its slot
-while it is on the network as well, and one build may hold only as many slots of a node as an
-instance runs batches. A FaaS pool is limited by its concurrency alone.
+The variables are the share of each class that is served and, by build, pool and shape, the share of
+the pool's time that the build takes. Three things limit a pool of nodes. *Time*: a batch that
+shares a node with others takes `slowdown(c) / c` of the node, at the best c. *Slots*: a batch holds
+its slot while it is on the network as well, and one build may hold only as many slots of a node as
+the instances that fit its memory run batches. *Compute*: just as long, a batch holds the CPUs and
+the GPU share of its shape; batches of one instance share them where compute is resident. A FaaS
+pool is limited by its concurrency alone.
 
 The programme has a row per class and function and per thing that is shared, all of the form "at
 most", and serving nothing satisfies it. So the simplex method needs no first phase, and a dense
@@ -25,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headgate.core.clock import HOUR_NS, SECOND_NS
-from headgate.core.model import App, Pipeline, Pool, Variant
+from headgate.core.model import UNLIMITED, App, Compute, Pipeline, Pool, Variant
 from headgate.planning.frontier.candidates import visits
 
 Floats = NDArray[np.float64]
@@ -81,22 +83,32 @@ def _pivot(table: Floats, basis: list[int], column: int) -> None:
     basis[row] = column
 
 
-def node_work_ns(variant: Variant, pool: Pool, batch_max: int | None = None) -> float:
-    """Compute of one item in a full batch: time of a node, or of an instance of a FaaS pool."""
-    profile = variant.profile
-    times_ns = profile.exec_ns[:batch_max]
-    exec_ns = min(time_ns / (index + 1) for index, time_ns in enumerate(times_ns))
+def item_ns(variant: Variant, shape_id: int = 0, batch_max: int | None = None) -> float:
+    """Time of one item in a full batch, alone on its node."""
+    times_ns = variant.shapes[shape_id].exec_ns[:batch_max]
+    return min(time_ns / (index + 1) for index, time_ns in enumerate(times_ns))
+
+
+def node_work_ns(
+    variant: Variant, pool: Pool, batch_max: int | None = None, shape_id: int = 0
+) -> float:
+    """Time of a node, or of an instance of a FaaS pool, that one item in a full batch takes."""
+    exec_ns = item_ns(variant, shape_id, batch_max)
     if pool.faas is not None:
         return exec_ns
     together = range(1, pool.slots + 1)
-    return exec_ns * min(profile.slowdown_at(count) / count for count in together)
+    return exec_ns * min(variant.profile.slowdown_at(count) / count for count in together)
 
 
 def slot_work_ns(
-    variant: Variant, pool: Pool, scale: float = 1.0, batch_max: int | None = None
+    variant: Variant,
+    pool: Pool,
+    scale: float = 1.0,
+    batch_max: int | None = None,
+    shape_id: int = 0,
 ) -> float:
     """Time for which one item in a full batch holds its slot, divided by the slots of the node."""
-    times_ns = variant.profile.exec_ns[:batch_max]
+    times_ns = variant.shapes[shape_id].exec_ns[:batch_max]
     held_ns = min(
         (time_ns * scale + 2 * pool.network_ns) / (index + 1)
         for index, time_ns in enumerate(times_ns)
@@ -104,13 +116,51 @@ def slot_work_ns(
     return held_ns / pool.slots
 
 
+def compute_parts(variant: Variant, pool: Pool, shape_id: int) -> tuple[float, float]:
+    """The parts of a node's CPUs and of its GPU that a running batch holds; 0: no limit."""
+    if pool.faas is not None:
+        return 0.0, 0.0
+    shape = variant.shapes[shape_id].shape
+    sharers = variant.concurrency if pool.compute == Compute.RESIDENT else 1
+    cpu = shape.cpu_milli / pool.cpu_milli if 0 < pool.cpu_milli < UNLIMITED else 0.0
+    gpu = shape.gpu_sevenths / pool.gpu_sevenths if 0 < pool.gpu_sevenths < UNLIMITED else 0.0
+    return cpu / sharers, gpu / sharers
+
+
+def shapes_on(variant: Variant, pool: Pool) -> list[int]:
+    """The shapes of a variant for which a node of a pool has room; a call has the first one."""
+    if pool.faas is not None:
+        return [0]
+    return [id for id, times in enumerate(variant.shapes) if pool.has_room_for(times.shape)]
+
+
+def held_work_ns(variant: Variant, pool: Pool, shape_id: int) -> float:
+    """Time of a node that one item in a full batch takes by what it holds most of."""
+    part = max(compute_parts(variant, pool, shape_id))
+    return max(node_work_ns(variant, pool, None, shape_id), part * item_ns(variant, shape_id))
+
+
 def item_usd(variant: Variant, pool: Pool) -> float:
-    """Cost of one item in a full batch, if nothing is paid for idle time."""
+    """Cost of one item in a full batch and the cheapest shape, if no idle time is paid for."""
     if pool.faas is None:
-        return node_work_ns(variant, pool) / HOUR_NS * pool.usd_per_hour
+        return min(
+            held_work_ns(variant, pool, shape_id) / HOUR_NS * pool.usd_per_hour
+            + _compute_usd(variant, pool, shape_id)
+            for shape_id in shapes_on(variant, pool)
+        )
     profile = variant.profile
     return min(
         pool.faas.usd(time_ns) / (index + 1) for index, time_ns in enumerate(profile.exec_ns)
+    )
+
+
+def _compute_usd(variant: Variant, pool: Pool, shape_id: int) -> float:
+    """Cost of the compute that one item in a full batch holds while it runs."""
+    times = variant.shapes[shape_id]
+    sharers = variant.concurrency if pool.compute == Compute.RESIDENT else 1
+    return min(
+        pool.compute_usd(times.shape, time_ns) / (index + 1) / sharers
+        for index, time_ns in enumerate(times.exec_ns)
     )
 
 
@@ -130,7 +180,8 @@ def item_value(app: App, pipeline: Pipeline) -> float:
             (v, app.pools[pool_id]) for v in stage.function.variants for pool_id in v.pool_ids
         ]
         if is_free:
-            total += count * min(node_work_ns(v, pool) for v, pool in places) / SECOND_NS
+            works_ns = [held_work_ns(v, pool, i) for v, pool in places for i in shapes_on(v, pool)]
+            total += count * min(works_ns) / SECOND_NS
         else:
             total += count * min(item_usd(v, pool) for v, pool in places)
     return total
@@ -146,11 +197,12 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A variable: the share of a pool's compute that one build takes for one class."""
+    """A variable: the share of a pool's time that one build takes for one class, in a shape."""
 
     owner: int  # index of the class
     variant: Variant
     pool: Pool
+    shape_id: int
     batch_max: int
 
 
@@ -167,23 +219,33 @@ class FluidModel:
         self._duration_ns = duration_ns
         self._scale = [*scale, *(1.0 for _ in app.functions[len(scale) :])]
         self._places = [(v, app.pools[i]) for v in app.variants for i in v.pool_ids]
+        self._shaped = [(v, pool, id) for v, pool in self._places for id in shapes_on(v, pool)]
 
     def capacity(self, mix: Sequence[Demand]) -> float:
         """How many times the whole mix can be served."""
         need = sum((self._need(demand) for demand in mix), np.zeros(len(self._app.functions)))
-        columns = [_Column(0, v, pool, v.profile.items_max) for v, pool in self._places]
+        columns = self._useful(
+            [_Column(0, v, pool, id, v.items_max(id)) for v, pool, id in self._shaped]
+        )
         rows, limits = self._constraints([need], columns)
         gain = np.zeros(rows.shape[1])
         gain[0] = 1.0
         return maximise(gain, rows, limits)[0]
 
     def best(
-        self, classes: Sequence[Demand], values: Sequence[float], *, minds_deadlines: bool = False
+        self,
+        classes: Sequence[Demand],
+        values: Sequence[float],
+        *,
+        minds_deadlines: bool = False,
+        shortest: float = 1.0,
     ) -> float:
         """The most value that can be served, if each item of class i is worth `values[i]`.
 
-        With `minds_deadlines` a class uses only the builds, and the batch sizes, with which a
-        request is in time if it never waits. That bound is tighter, and holds for exact times only.
+        With `minds_deadlines` a class uses only the builds, the shapes and the batch sizes with
+        which a request is in time if it never waits and if every batch takes no more than
+        `shortest` times its expected time. That bound is tighter, and holds as far as no batch is
+        faster than that.
         """
         offered = np.array([d.items * v for d, v in zip(classes, values, strict=True)])
         total = float(offered.sum())
@@ -192,7 +254,9 @@ class FluidModel:
         columns = [
             column
             for index, demand in enumerate(classes)
-            for column in self._columns(index, demand.pipeline, minds_deadlines=minds_deadlines)
+            for column in self._useful(
+                list(self._columns(index, demand.pipeline, shortest if minds_deadlines else None))
+            )
         ]
         rows, limits = self._constraints([self._need(demand) for demand in classes], columns)
         # No class is served more than once.
@@ -202,17 +266,38 @@ class FluidModel:
         limits = np.append(limits, np.ones(len(classes)))
         return maximise(gain, np.vstack((rows, caps)), limits)[0] * total
 
-    def _columns(
-        self, owner: int, pipeline: Pipeline, *, minds_deadlines: bool
-    ) -> Iterator[_Column]:
-        slack_ns = self._slack_ns(pipeline) if minds_deadlines else {}
-        for variant, pool in self._places:
-            batch_max = variant.profile.items_max
-            if minds_deadlines:
+    def _columns(self, owner: int, pipeline: Pipeline, shortest: float | None) -> Iterator[_Column]:
+        slack_ns = {} if shortest is None else self._slack_ns(pipeline, shortest)
+        for variant, pool, shape_id in self._shaped:
+            batch_max = variant.items_max(shape_id)
+            if shortest is not None:
                 within_ns = slack_ns.get(variant.function_id, -1.0)
-                batch_max = self._batch_max(variant, pool, within_ns)
+                batch_max = self._batch_max(variant, pool, shape_id, within_ns, shortest)
             if batch_max:
-                yield _Column(owner, variant, pool, batch_max)
+                yield _Column(owner, variant, pool, shape_id, batch_max)
+
+    def _useful(self, columns: list[_Column]) -> list[_Column]:
+        """The columns of one class, without shapes that another one of the build replaces."""
+        uses = [self._uses(column) for column in columns]
+        useful: list[int] = []
+        taken: dict[tuple[int, int], list[tuple[float, ...]]] = {}
+        for index in sorted(range(len(columns)), key=uses.__getitem__):
+            column, own = columns[index], uses[index]
+            others = taken.setdefault((column.variant.id, column.pool.id), [])
+            if not any(all(o <= u for o, u in zip(other, own, strict=True)) for other in others):
+                others.append(own)
+                useful.append(index)
+        return [columns[index] for index in sorted(useful)]
+
+    def _uses(self, column: _Column) -> tuple[float, ...]:
+        """What one item takes of each thing that limits a pool, in time of a node."""
+        variant, pool, batch_max = column.variant, column.pool, column.batch_max
+        scale = self._scale[variant.function_id]
+        cpu, gpu = compute_parts(variant, pool, column.shape_id)
+        node_ns = node_work_ns(variant, pool, batch_max, column.shape_id) * scale
+        slot_ns = slot_work_ns(variant, pool, scale, batch_max, column.shape_id)
+        held_ns = slot_ns * pool.slots
+        return node_ns, slot_ns, cpu * held_ns, gpu * held_ns
 
     def _constraints(
         self, needs: Sequence[Floats], columns: Sequence[_Column]
@@ -237,32 +322,39 @@ class FluidModel:
         return np.array(rows), np.array(limits)
 
     def _shared(self, columns: Sequence[_Column]) -> Iterator[list[float]]:
-        """What the columns use of each thing that they share: compute, slots, instances."""
+        """What the columns use of each thing that they share: time, slots, compute, instances."""
+        uses = [self._uses(column) for column in columns]
         for pool in self._app.pools:
             yield [float(column.pool.id == pool.id) for column in columns]
-            if pool.faas is None:
-                yield [
-                    self._slot_share(column) if column.pool.id == pool.id else 0.0
-                    for column in columns
+            for kind in () if pool.faas is not None else (1, 2, 3):
+                row = [
+                    use[kind] / use[0] if column.pool.id == pool.id else 0.0
+                    for column, use in zip(columns, uses, strict=True)
                 ]
+                if any(row):
+                    yield row
         for variant, pool in self._places:
-            if pool.faas is None and variant.concurrency < pool.slots:
-                part = variant.concurrency / pool.slots  # of the slots, that one build may hold
+            if pool.faas is None and (batches := _batches_max(variant, pool)) < pool.slots:
+                part = batches / pool.slots  # of the slots, that one build may hold
                 yield [
-                    self._slot_share(column) / part
+                    use[1] / use[0] / part
                     if (column.variant.id, column.pool.id) == (variant.id, pool.id)
                     else 0.0
-                    for column in columns
+                    for column, use in zip(columns, uses, strict=True)
                 ]
 
-    def _slack_ns(self, pipeline: Pipeline) -> dict[int, float]:
-        """By function id: the time that its stage may take if all others are as fast as can be."""
+    def _slack_ns(self, pipeline: Pipeline, shortest: float) -> dict[int, float]:
+        """By function id: the time that its stage may take if all others are as fast as can be.
+
+        A stage of a cascade takes no time from the others, because it may be skipped.
+        """
         fastest = [
-            min(
-                v.profile.exec_ns[0] * self._scale[v.function_id]
-                + 2 * self._app.pools[pool_id].network_ns
-                for v in stage.function.variants
-                for pool_id in v.pool_ids
+            0.0
+            if stage.only_if_unsure
+            else min(
+                v.exec_ns(1, id) * self._scale[v.function_id] * shortest + 2 * pool.network_ns
+                for v, pool, id in self._shaped
+                if v.function_id == stage.function.id
             )
             for stage in pipeline.stages
         ]
@@ -274,13 +366,15 @@ class FluidModel:
             slack_ns[stage.function.id] = max(own_ns, slack_ns.get(stage.function.id, 0.0))
         return slack_ns
 
-    def _batch_max(self, variant: Variant, pool: Pool, within_ns: float) -> int:
+    def _batch_max(
+        self, variant: Variant, pool: Pool, shape_id: int, within_ns: float, shortest: float
+    ) -> int:
         """The largest batch that ends within a time; 0 if not even one item does."""
-        scale = self._scale[variant.function_id]
+        factor = self._scale[variant.function_id] * shortest
         return sum(
             1
-            for time_ns in variant.profile.exec_ns
-            if time_ns * scale + 2 * pool.network_ns <= within_ns
+            for time_ns in variant.shapes[shape_id].exec_ns
+            if time_ns * factor + 2 * pool.network_ns <= within_ns
         )
 
     def max_min_shares(
@@ -354,15 +448,15 @@ class FluidModel:
         """Items that the whole pool computes in the time if it runs nothing else."""
         pool = column.pool
         lanes = pool.nodes if pool.faas is None else pool.faas.concurrency_max
-        work_ns = node_work_ns(column.variant, pool, column.batch_max)
+        work_ns = node_work_ns(column.variant, pool, column.batch_max, column.shape_id)
         return lanes * self._duration_ns / (work_ns * self._scale[column.variant.function_id])
 
-    def _slot_share(self, column: _Column) -> float:
-        """Share of the pool's slots that those items hold."""
-        variant, pool, batch_max = column.variant, column.pool, column.batch_max
-        scale = self._scale[variant.function_id]
-        held_ns = slot_work_ns(variant, pool, scale, batch_max)
-        return held_ns / (node_work_ns(variant, pool, batch_max) * scale)
+
+def _batches_max(variant: Variant, pool: Pool) -> int:
+    """Batches of a variant that a node runs at once, by the instances that its memory holds."""
+    memory_bytes = variant.profile.memory_bytes
+    instances = max(1, pool.memory_bytes // memory_bytes) if memory_bytes else pool.slots
+    return min(pool.slots, instances * variant.concurrency)
 
 
 def _raised(shares: Sequence[float], index: int, offered: float) -> list[float]:

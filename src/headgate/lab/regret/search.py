@@ -26,7 +26,7 @@ from headgate.core.policy import PolicyConfig, PolicyKind
 from headgate.lab.harness import in_processes
 from headgate.lab.regret.references import REFERENCE, REFERENCES
 from headgate.lab.regret.scores import BEST_EFFORT_SHARE, Judge, Kept, Score, features
-from headgate.lab.regret.worlds import REQUESTS_MIN, Truth, World, draw_world
+from headgate.lab.regret.worlds import REQUESTS_MIN, Truth, World, WorldKind, draw_world
 from headgate.policies import find_policy, policies_for
 
 RATIO_MIN: Final = 0.9  # of the best rival's goodput; a world below it is lost
@@ -111,6 +111,7 @@ class WorldResult:
             "features": list(self.features),
             "left_out": self.is_left_out,
             "share": own.share,
+            "share_in_time": own.share_in_time,
             "ratio": self.ratio,
             "best_rival": self.best_rival,
             "cost_ratio": self.cost_ratio,
@@ -199,13 +200,18 @@ def run_rivals(
 
 
 def judge_seed(
-    seed: int, *, policy: str, truth: Truth, recorded: Recorded | None = None
+    seed: int,
+    *,
+    policy: str,
+    truth: Truth,
+    kind: WorldKind = "plain",
+    recorded: Recorded | None = None,
 ) -> WorldResult:
     """Run a policy in the world of a seed. At the top level of a module, for worker processes.
 
     Raises `ValueError` if the recorded scores are of another world: then they must be made again.
     """
-    world = draw_world(seed, truth)
+    world = draw_world(seed, truth, kind)
     if recorded is None:
         return judge_world(world, policy)
     known, rivals = recorded[seed]
@@ -219,12 +225,13 @@ def search(
     seeds: Iterable[int],
     *,
     truth: Truth = "scattered",
+    kind: WorldKind = "plain",
     jobs: int = 1,
     recorded: Recorded | None = None,
 ) -> Iterator[WorldResult]:
     """Return the results of the seeds, in order, as they come; from `jobs` processes."""
     one: Callable[[int], WorldResult] = partial(
-        judge_seed, policy=policy, truth=truth, recorded=recorded
+        judge_seed, policy=policy, truth=truth, kind=kind, recorded=recorded
     )
     return in_processes(one, seeds, jobs)
 
@@ -260,6 +267,7 @@ class RegretReport:
     policy: str
     truth: Truth
     results: tuple[WorldResult, ...]  # in order of seed, those left out included
+    kind: WorldKind = "plain"
 
     @property
     def judged(self) -> list[WorldResult]:
@@ -270,6 +278,11 @@ class RegretReport:
     def share(self) -> Extreme:
         """Goodput over the fluid bound."""
         return extreme(self.judged, lambda result: result.own.share)
+
+    @property
+    def share_in_time(self) -> Extreme:
+        """Goodput over the fluid bound that minds deadlines."""
+        return extreme(self.judged, lambda result: result.own.share_in_time)
 
     @property
     def ratio(self) -> Extreme:
@@ -309,6 +322,7 @@ class RegretReport:
             name: {"mean": e.mean, "worst": e.worst, "seed": e.seed, "worlds": e.worlds}
             for name, e in (
                 ("share", self.share),
+                ("share_in_time", self.share_in_time),
                 ("ratio", self.ratio),
                 ("kept", self.kept),
                 ("cost", self.cost),
@@ -318,6 +332,7 @@ class RegretReport:
         return {
             "policy": self.policy,
             "truth": self.truth,
+            "kind": self.kind,
             "seed": self.results[0].seed if self.results else None,
             "count": len(self.results),
             "left_out": len(self.results) - len(self.judged),

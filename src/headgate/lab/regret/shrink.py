@@ -33,10 +33,10 @@ REQUESTS_MAX: Final = 12_000  # a simplification must not make the world slow to
 _RATE: Final = re.compile(r"([\d.]+)/s")
 _DRAWN: Final = re.compile(r",(?:items|priority)=[\d+]+")
 # Keys that can be left out, by section.
-_POOL_KEYS: Final = ("host_memory", "network_delay", "slots")
+_POOL_KEYS: Final = ("host_memory", "network_delay", "slots", "compute", "cpu_price", "gpu_price")
 _ELASTIC_KEYS: Final = ("elastic", "boot_time", "idle_timeout")
 _CASCADE_KEYS: Final = ("only_if_unsure", "unsure_probability")
-_BUILD_KEYS: Final = ("slowdown", "swap_in", "cold_start", "concurrency")
+_BUILD_KEYS: Final = ("slowdown", "swap_in", "cold_start", "concurrency", "shapes")
 
 
 def shrink(
@@ -166,6 +166,9 @@ def _build_changes(spec: Spec) -> Iterator[Change]:
                 yield partial(_drop, path=("functions", name, "variants", build))
         if any(len(body["exec_time"]) > 1 for body in builds.values()):
             yield partial(_drop_batches, function=name)
+        for build, body in builds.items():
+            for index in range(len(body.get("shapes", ()))):
+                yield partial(_drop_shape, function=name, build=build, index=index)
         if "prewarm_nodes" in function:
             yield partial(_drop, path=("functions", name, "prewarm_nodes"))
         for key in _BUILD_KEYS:
@@ -262,7 +265,15 @@ def _drop_of_builds(spec: Spec, function: str, key: str) -> None:
 
 def _drop_batches(spec: Spec, function: str) -> None:
     for body in spec["functions"][function]["variants"].values():
-        body["exec_time"] = {"1": body["exec_time"]["1"]}
+        for shape in (body, *body.get("shapes", ())):
+            shape["exec_time"] = {"1": shape["exec_time"]["1"]}
+
+
+def _drop_shape(spec: Spec, function: str, build: str, index: int) -> None:
+    body = spec["functions"][function]["variants"][build]
+    body["shapes"] = body["shapes"][:index] + body["shapes"][index + 1 :]
+    if not body["shapes"]:
+        del body["shapes"]
 
 
 def _drop_memory(spec: Spec) -> None:

@@ -11,6 +11,10 @@ at its end would count; and it must not hold too many requests, or a search woul
 objectives are cut to the window, down to a multiple of the critical path that is drawn for the
 world (2 to 16), and where even that is too long, the world is drawn again with half the nodes, or
 with half the batch.
+
+Worlds of the kind `shapes` are drawn from random streams of their own: their nodes have CPUs and
+often a GPU, and most builds run in several shapes, the faster the more they hold of a node. Twice
+the CPUs, or twice the share of the GPU, are less than twice as fast.
 """
 
 from __future__ import annotations
@@ -25,13 +29,14 @@ from headgate.config import AppConfig, from_spec
 from headgate.core.clock import NEVER_NS, SECOND_NS
 from headgate.core.model import App, Pipeline
 from headgate.core.rng import stream
-from headgate.core.units import format_duration, format_size, parse_size
-from headgate.lab.regret.fluid import Demand, FluidModel
+from headgate.core.units import format_duration, format_size, parse_duration, parse_size
+from headgate.lab.regret.fluid import Demand, FluidModel, shapes_on
 from headgate.sim.ground_truth import GroundTruthConfig
 from headgate.workload import Arrivals, mix, named, parse_arrivals
 
 Truth = Literal["exact", "scattered", "wrong"]
 TRUTHS: Final[tuple[str, ...]] = get_args(Truth)
+WorldKind = Literal["plain", "shapes"]
 Spec = dict[str, Any]
 
 REQUESTS_MIN: Final = 1_000  # with an objective; a world with fewer says too little
@@ -41,6 +46,9 @@ _LOAD: Final = (0.3, 5.0)
 _SCATTER_CV: Final = 0.1
 _PROFILE_ERROR: Final = 0.3
 _MEGABYTE: Final = 1_000_000
+_COMPUTE: Final = ("per_batch", "per_instance", "resident")
+_SHAPE_CPUS: Final = (1, 2, 4, 8, 16)
+_SHAPE_SEVENTHS: Final = (1, 2, 3, 4, 7)  # the shares of a GPU that can be had as MIG slices
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +114,18 @@ def _arrivals(config: AppConfig, seed: int) -> Arrivals:
     return mix(parts) if len(parts) > 1 else parts[0]
 
 
-def draw_world(seed: int, truth: Truth = "scattered") -> World:
-    """Return the world of a seed. The truth changes nothing but the service times.
+def draw_world(seed: int, truth: Truth = "scattered", kind: WorldKind = "plain") -> World:
+    """Return the world of a seed and a kind. The truth changes nothing but the service times.
 
     >>> draw_world(7) == draw_world(7)
     True
     """
     halvings = 0
+    prefix = "" if kind == "plain" else f"{kind} "
     while True:
-        spec = _Drawing(stream(seed, "world"), stream(seed, "priorities"), halvings).spec()
+        world, priorities = stream(seed, f"{prefix}world"), stream(seed, f"{prefix}priorities")
+        shapes = stream(seed, "shapes") if kind == "shapes" else None
+        spec = _Drawing(world, priorities, halvings, shapes).spec()
         if spec is not None:
             break
         halvings += 1
@@ -137,8 +148,11 @@ def with_truth(spec: Spec, truth: Truth, seed: int) -> Spec:
 class _Drawing:
     """Draws one world. `halvings` is how often the world was too large for its window."""
 
-    def __init__(self, rng: Random, priorities: Random, halvings: int) -> None:
+    def __init__(
+        self, rng: Random, priorities: Random, halvings: int, shapes: Random | None
+    ) -> None:
         self._rng = rng
+        self._shapes = shapes  # None: builds have one shape, and nodes no limit but their slots
         self._node_shift = halvings
         self._batch_shift = max(0, halvings - 5)  # 40 nodes are one after five halvings
         self._load_divisor = 2 ** max(0, halvings - 10)  # then a batch of 32 is one
@@ -157,6 +171,8 @@ class _Drawing:
         """Draw the whole world; None if its window would be too short."""
         pools = self._pools()
         functions = self._functions(pools)
+        if self._shapes is not None:
+            _add_compute(self._shapes, pools, functions)
         pipelines = self._pipelines(list(functions))
         used = {
             stage["function"] for body in pipelines.values() for stage in body["stages"].values()
@@ -431,14 +447,64 @@ class _Drawing:
         return text
 
 
+def _add_compute(rng: Random, pools: Spec, functions: Spec) -> None:
+    """Give nodes CPUs and GPUs, and builds shapes, in place of slots with a slowdown."""
+    for name, pool in pools.items():
+        if pool.get("tier") == "serverless":
+            continue
+        pool["slots"] = rng.choice((2, 4, 8, 8, 16, 16))
+        pool["cpus"] = rng.choice((4, 8, 16, 32))
+        has_gpu = rng.random() < 0.75
+        if has_gpu:
+            pool["gpu_share"] = "7/7"
+        pool["compute"] = rng.choices(_COMPUTE, (70, 15, 15))[0]
+        if rng.random() < 0.5:
+            pool["cpu_price"] = f"${rng.uniform(0.01, 0.1):.3g}/h"
+            if has_gpu:
+                pool["gpu_price"] = f"${rng.uniform(0.5, 4):.3g}/h"
+        for body in functions.values():
+            if name in body["variants"]:
+                _add_shapes(rng, pool, body["variants"][name])
+
+
+def _add_shapes(rng: Random, pool: Spec, variant: Spec) -> None:
+    """Give a build one to eight shapes. The first drawn is its own, whatever its size."""
+    variant.pop("slowdown", None)
+    variant["concurrency"] = 1 if rng.random() < 0.4 else pool["slots"]
+    sevenths = _SHAPE_SEVENTHS if "gpu_share" in pool else (0,)
+    grid = [(cpus, part) for cpus in _SHAPE_CPUS if cpus <= pool["cpus"] for part in sevenths]
+    count = 1 if rng.random() < 0.1 else rng.randint(2, min(8, len(grid)))
+    by_cpus = 1.0 if sevenths == (0,) else rng.uniform(0.0, 0.6)  # of the time, on one CPU
+    cpu_power, gpu_power = rng.uniform(0.1, 0.95), rng.uniform(0.1, 0.95)
+    times_ns = {size: parse_duration(time) for size, time in variant["exec_time"].items()}
+    shapes: list[Spec] = []
+    for cpus, part in rng.sample(grid, count):
+        on_cpus = by_cpus * cpus**-cpu_power
+        on_gpu = (1.0 - by_cpus) * (part / 7) ** -gpu_power if part else 0.0
+        shape: Spec = {"cpus": cpus}
+        if part:
+            shape["gpu_share"] = f"{part}/7"
+        # CPUs treat the items of a batch one by one; what a batch saves, it saves on the GPU.
+        per_item = times_ns["1"] if part else 0.0
+        shape["exec_time"] = {
+            size: _duration(on_gpu * time_ns + on_cpus * (int(size) * per_item or time_ns))
+            for size, time_ns in times_ns.items()
+        }
+        shapes.append(shape)
+    variant |= shapes[0]
+    if shapes[1:]:
+        variant["shapes"] = shapes[1:]
+
+
 def critical_path_ns(app: App, pipeline: Pipeline, items: int = 1) -> float:
-    """The longest path with each stage alone on its fastest build, network delay included."""
+    """The longest path with each stage alone on its fastest build and shape, network included."""
     times = [
         min(
-            v.profile.exec_ns[min(items, v.profile.items_max) - 1]
+            v.exec_ns(min(items, v.items_max(shape_id)), shape_id)
             + 2 * app.pools[pool_id].network_ns
             for v in stage.function.variants
             for pool_id in v.pool_ids
+            for shape_id in shapes_on(v, app.pools[pool_id])
         )
         for stage in pipeline.stages
     ]

@@ -16,7 +16,7 @@ from typing import Final
 
 from headgate.core.clock import HOUR_NS, NEVER_NS, SECOND_NS
 from headgate.core.errors import ConfigError
-from headgate.core.model import App, Function, Pipeline, Pool, Shape, Variant
+from headgate.core.model import App, Compute, Function, Pipeline, Pool, Shape, Variant
 from headgate.planning.frontier.configs import StageConfig, check_configs, cost_units
 from headgate.planning.frontier.graph import StageGraph
 from headgate.planning.frontier.pipeline import Edge, PipelineFrontier, PipelinePlan
@@ -106,11 +106,7 @@ def _candidate(
     shape, run_ns = variant.shapes[shape_id].shape, variant.exec_ns(batch, shape_id)
     start_ns = variant.profile.cold_start_ns if is_cold else 0
     if pool.faas is None:
-        part = max(
-            1 / pool.slots,
-            shape.cpu_milli / max(1, pool.cpu_milli),
-            shape.gpu_sevenths / max(1, pool.gpu_sevenths),
-        )
+        part = _part(pool, shape)
         held_ns = run_ns + start_ns
         usd = pool.usd_per_hour * part * held_ns / HOUR_NS + pool.compute_usd(shape, held_ns)
     else:
@@ -125,6 +121,15 @@ def _candidate(
         place=pool.id,
         start_ns=start_ns,
         shape_id=shape_id,
+    )
+
+
+def _part(pool: Pool, shape: Shape) -> float:
+    """The part of a node that a batch in a shape holds."""
+    return max(
+        1 / pool.slots,
+        shape.cpu_milli / max(1, pool.cpu_milli),
+        shape.gpu_sevenths / max(1, pool.gpu_sevenths),
     )
 
 
@@ -160,7 +165,7 @@ def planned_shapes(app: App) -> dict[tuple[int, int], int]:
         plan = _plan(app, pipeline)
         for stage, config in zip(pipeline.stages, plan.configs if plan else (), strict=False):
             shapes.setdefault((config.build, config.place), config.shape_id)
-            for key, rivals in _by_build(list(stage_candidates(app, stage.function))).items():
+            for key, rivals in _by_build(_packed(app, stage.function)).items():
                 in_time = [c for c in rivals if c.time_ns <= config.time_ns]
                 best = (
                     min(in_time, key=attrgetter("cost"))
@@ -174,13 +179,35 @@ def planned_shapes(app: App) -> dict[tuple[int, int], int]:
 def _plan(app: App, pipeline: Pipeline) -> PipelinePlan | None:
     """The cheapest plan within the running share of the objective, or else the fastest."""
     try:
-        frontier = pipeline_frontier(app, pipeline)
+        frontier = PipelineFrontier(
+            pipeline_graph(pipeline),
+            [_packed(app, stage.function) for stage in pipeline.stages],
+            edges=list(_edges(app, pipeline)),
+            visits=visits(pipeline),
+        )
     except ConfigError:  # a stage fits no pool
         return None
     budget_ns = pipeline.slo.latency_ns
     if budget_ns < NEVER_NS:
         budget_ns = int(_RUNNING_SHARE * budget_ns)
     return frontier.plan(max(budget_ns, frontier.whole.fastest_ns))
+
+
+def _packed(app: App, function: Function) -> list[StageConfig]:
+    """The candidates of a function, with the cost of what a node cannot use beside them.
+
+    Where instances have a shape for good, two of 4/7 do not share a GPU, and what the first leaves
+    is lost.
+    """
+    packed: list[StageConfig] = []
+    for config in stage_candidates(app, function):
+        pool = app.pools[config.place]
+        shape = Shape(config.cpu_milli, config.gpu_sevenths)
+        if pool.faas is None and pool.compute != Compute.PER_BATCH:
+            waste = 1.0 / pool.count_of(shape) / _part(pool, shape)
+            config = replace(config, cost=int(config.cost * waste))
+        packed.append(config)
+    return packed
 
 
 def _by_build(configs: Sequence[StageConfig]) -> dict[tuple[int, int], list[StageConfig]]:
