@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from headgate.lab.bench import fidelity, overload, pipeline
-from headgate.lab.bench._image_pipeline import FIXED, FRONTIER, OWN
+from headgate.lab.bench.pipeline import FIXED, FRONTIER, OWN
 
 
 @pytest.mark.slow

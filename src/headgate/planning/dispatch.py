@@ -26,7 +26,6 @@ from headgate.planning.task_queues import ANYWHERE, CALLS_ONLY, EdfQueue, Heads,
 
 _HEADS_EXAMINED: Final = 8  # queues that are tried for a free node
 _NO_LIMIT_NS: Final = float(1 << 60)
-_NO_WAIT: Final = (0, 0, 0)
 _LATE_Z: Final = 2.0  # a task is called for if with so many standard deviations a node is too late
 
 
@@ -66,7 +65,7 @@ class Dispatcher:
         self._spillover = spillover
         self._shapes = shapes
         self._held: dict[int, int] = {}  # by build id: when to look again at what waits for more
-        # By build id: until when its batch waits, with which head and how many items.
+        # By build id: when its batch was found to wait, with which head and how many items.
         self._waits: dict[int, tuple[int, int, int]] = {}
 
     def take_held(self) -> list[tuple[int, int]]:
@@ -152,9 +151,8 @@ class Dispatcher:
         """
         shapes, promise = self._shapes, self._admission.booked(task)
         waiting = task.request.items if task.must_run_alone else queue.items
-        until_ns, head_id, items = self._waits.get(build.id, _NO_WAIT)
-        if self._view.now_ns < until_ns and (head_id, items) == (task.id, waiting):
-            return None
+        if self._waits.get(build.id) == (self._view.now_ns, task.id, waiting):
+            return None  # nothing has changed
         left_ns, z = _NO_LIMIT_NS, 0.0
         if promise is not None:
             left_ns, z = self._admission.left_ns(task), self._admission.sent_z(task)
@@ -164,7 +162,7 @@ class Dispatcher:
                 at_ns = shapes.hold_until_ns(build, task, waiting, left_ns, z, best.cost)
                 if at_ns > self._view.now_ns:
                     self._held[build.id] = at_ns
-                    self._waits[build.id] = (at_ns, task.id, waiting)
+                    self._waits[build.id] = (self._view.now_ns, task.id, waiting)
                     return None
             roomy = self._placement.node_with_room(build, task, best.shape_id, node)
             if roomy is not None:

@@ -94,8 +94,6 @@ class Headgate(Policy):
         self._ready: deque[Task] = deque()  # queued, and not offered to nodes yet
         self.admission_margins = self._admission.margins.z
 
-    # Requests
-
     def on_arrival(self, request: Request) -> None:
         self._autoscaler.on_arrival(self.view.now_ns, request.pipeline, request.items)
         if request.deadline_ns == NEVER_NS:
@@ -114,8 +112,7 @@ class Headgate(Policy):
         for task in request.tasks:
             for build in self._builds.of_function[task.function.id]:
                 if build.warm_pool is not None:
-                    at_ns = self._spillover.resize_at_ns(build)
-                    if at_ns is not None:
+                    if (at_ns := self._spillover.resize_at_ns(build)) is not None:
                         self.orders.set_timer(_RESIZE_WARM_POOL, at_ns, build.function_id)
                 elif not was_admitted and build.cold_start_ns:
                     self._start(build, self._placement.missing_node(build))
@@ -132,8 +129,6 @@ class Headgate(Policy):
 
     def uses_faas(self, function_id: int) -> bool:
         return self._builds.faas[function_id] is not None
-
-    # Tasks
 
     def on_task_ready(self, task: Task) -> None:
         promise = self._admission.confirm(task)
@@ -218,18 +213,12 @@ class Headgate(Policy):
         )
         if node is not None:
             batch = self.orders.dispatch(tasks, node, build.variant, None, shape_id)
-            if build.replicas > 1:
-                self._start_replicas(build, node)
+            while build.replicas > 1 and self._placement.wants_replica(node, build):
+                self._start(build, node)
         else:
             self._spillover.on_call(build)
             batch = self.orders.dispatch_to_pool(tasks, build.pool, build.variant)
         self._builds.on_sent(build, batch, start_ns)
-
-    def _start_replicas(self, build: Build, node: Node) -> None:
-        while self._placement.wants_replica(node, build):
-            self._start(build, node)
-
-    # Calls of FaaS pools
 
     def on_pool_available(self, pool_id: int) -> None:
         while (send := self._dispatch.to_pool(pool_id)) is not None:

@@ -9,7 +9,7 @@ import pytest
 
 from headgate.config import from_spec
 from headgate.lab.bench import pipeline
-from headgate.lab.bench._image_pipeline import (
+from headgate.lab.bench.pipeline import (
     FIXED,
     FRONTIER,
     OWN,
