@@ -36,7 +36,8 @@ from headgate.config.build import interpolated
 from headgate.core.clock import MILLISECOND_NS, SECOND_NS
 from headgate.core.model import App
 from headgate.functions.batch_runner import BatchRunner
-from headgate.functions.measure import MeasureRequest, example_call, measure
+from headgate.functions.measure import MeasureRequest, example_call
+from headgate.functions.measure import measure as measure_calls
 from headgate.functions.model import OnnxModel
 from headgate.lab.bench._server_under_test import serving, simulate_log
 from headgate.lab.bench.live.server_process import Running, descendants
@@ -172,7 +173,7 @@ def _measure(path: Path, cores: int, seconds: float) -> tuple[int, ...]:
         for batch in BATCHES:
             call = example_call(runner, example, batch)
             call()
-            p50_ms = measure(call, MeasureRequest(1, batch, seconds, 20)).p50_ms
+            p50_ms = measure_calls(call, MeasureRequest(1, batch, seconds, 20)).p50_ms
             times_ns[batch] = max([round(p50_ms * 1e6), *times_ns.values()])  # monotone
     return interpolated(times_ns)
 
