@@ -13,10 +13,11 @@ from headgate.lab.regret.search import RegretReport, recorded_rivals, search
 RECORDED: Final = Path(__file__).with_name("regret_shapes.json")
 SEEDS: Final = range(60_000, 60_008)
 
-# What the policy must reach in these worlds, a little below what it does.
-SHARE_MEAN_MIN: Final = 0.7
-KEPT_MEAN_MIN: Final = 0.97
-RATIO_MEAN_MIN: Final = 0.9
+# What the policy must reach in these worlds, a little below what it does: 0.817, 0.995 and 0.994.
+# No constant was chosen on them. Raise these when it gets better.
+SHARE_MEAN_MIN: Final = 0.79
+KEPT_MEAN_MIN: Final = 0.985
+RATIO_MEAN_MIN: Final = 0.97
 
 
 @pytest.fixture(scope="module")
