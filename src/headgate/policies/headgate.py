@@ -11,18 +11,8 @@ The general-purpose policy, meant to work with one configuration. Its parts, eac
   longer be in time, is best effort: it gets what is left, and 5 % of a pool while it waits.
 - *Batching* (`batching`, `shapes`). As large as the promises of the members allow. Where batches
   have shapes: the cheapest shape and size with which the rest of the pipeline is in time.
-<<<<<<< HEAD
-- *Placement* (`placement`, `builds`). A free node that holds the weights. Where memory is scarce,
-  functions share the nodes in proportion to their load: so are cold starts and evictions chosen.
-||||||| 2f0ecec
-- *Placement* (`placement`, `builds`). A free node that holds the weights. Where memory is scarce,
-  functions share the nodes in proportion to their load, and a cold start respects these shares.
-=======
-- *Placement* (`placement`, `builds`, `node_room`). A free node that holds the weights. Where memory
-  is scarce, functions share the nodes in proportion to their load, and a cold start respects these
-  shares. Where nodes have CPUs and GPUs, a node holds as many instances as these can use; resident
-  compute is divided so that no function limits the others.
->>>>>>> regret-shapes
+- *Placement* (`placement`, `builds`, `node_room`). A free node that holds the weights. Functions
+  share scarce memory and resident compute by their load: so are starts and evictions chosen.
 - *Dispatch* (`dispatch`). Which queue goes next to a free node, or to a FaaS platform.
 - *Spillover* (`spillover`). What no node can do in time is promised a call of a FaaS platform; the
   concurrency that such calls need sets how many instances are kept warm.
