@@ -198,12 +198,6 @@ class Builds:
             return build.cold_start_ns if entry is None else max(1, entry[1] - self._view.now_ns)
         return build.variant.profile.swap_in_ns if instance.residency == ON_HOST else 0
 
-    def offered_part(self, pool_id: int) -> float:
-        """Load that is offered to a pool, admitted or not, over what its lanes can do."""
-        now_ns, lanes = self._view.now_ns, self.calendars[pool_id].lanes
-        loads = [b.load.erlangs(now_ns) for b in self.on_pool[pool_id] if b is not None]
-        return sum(loads) / max(1, lanes)
-
     def wants_instance(self, build: Build) -> bool:
         """Whether a build should be on one more node."""
         if not self._is_scarce[build.pool.id]:

@@ -33,7 +33,6 @@ from headgate.planning.frontier.pipeline import PipelineFrontier
 _RATE_MEMORY_NS: Final = 2_000_000_000  # time constant of the rate at which tasks arrive
 _RATE_UNIT_NS: Final = 1e9
 _NO_COST: Final = 1 << 62
-_HOLD_LOAD_MAX: Final = 0.7  # of a pool, above which no batch waits for more tasks
 
 
 @final
@@ -55,7 +54,6 @@ class ShapeChooser:
 
     def __init__(self, view: View, builds: Builds) -> None:
         self._view = view
-        self._builds = builds
         app = priced(view.app)
         # By pipeline and stage: the first build of each stage that follows.
         self._behind = [_builds_behind(pipeline, builds) for pipeline in app.pipelines]
@@ -205,8 +203,6 @@ class ShapeChooser:
         rate = 0.0 if arrivals is None else arrivals.erlangs(now_ns)
         if not is_compute_priced(build) or rate <= 0.0 or waiting >= build.items_max:
             return 0
-        if self._builds.offered_part(build.pool.id) > _HOLD_LOAD_MAX:
-            return 0  # a node that waits is lost to others
         for more in (1, waiting):
             wait_ns = more / rate * _RATE_UNIT_NS
             items = min(waiting + more, build.items_max)

@@ -303,10 +303,13 @@ def _model(
 
 @dataclass(frozen=True, slots=True)
 class ImagePipelinePlan:
-    """Loads, as shares of what the frontier's way can do by its profiles, and durations."""
+    """Loads, as shares of what the frontier's way can do by its profiles, and durations.
 
-    poisson_load: float = 0.5
-    bursty_load: float = 0.35
+    Profiles are of cores that nothing else uses, and here gateway and sender use them, too.
+    """
+
+    poisson_load: float = 0.3
+    bursty_load: float = 0.2
     bursty_cv: float = 2.0
     rounds: int = 2
     seconds: float = 10.0
