@@ -21,8 +21,6 @@ ENTRIES = {
     "headgate.profiling.probe": "python -m headgate.profiling.probe",
     "headgate.live.gateway.__main__": "python -m headgate.live.gateway",
     "headgate.live.worker.__main__": "python -m headgate.live.worker",
-    "headgate.lab.aquatope": "trains the policy `aquatope`, from Python",
-    "headgate.lab.plan_misses": "counts where the plans of a policy miss, from Python",
     "headgate.planning.queueing": "holds the simulator against theory, in tests/theory",
 }
 

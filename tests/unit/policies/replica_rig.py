@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from stage_rig import MS, chain_app
+
 from headgate.config import make_config
 from headgate.core.actions import (
     Action,
@@ -12,7 +14,6 @@ from headgate.core.actions import (
     StartInstance,
     StopInstance,
 )
-from headgate.core.clock import MILLISECOND_NS
 from headgate.core.events import (
     BatchFinished,
     Event,
@@ -24,23 +25,17 @@ from headgate.core.events import (
     TimerKey,
 )
 from headgate.core.model import (
-    App,
     Compute,
     Function,
-    Pipeline,
-    Pool,
     Profile,
     Shape,
     ShapeTimes,
-    Slo,
-    Stage,
     Variant,
 )
 from headgate.core.scheduler.scheduler import Scheduler
 from headgate.policies import find_policy
 from headgate.policies._replicas import ReplicaPolicy, StageReplicas
 
-MS = MILLISECOND_NS
 # Batches of 1 to 4 items. A seventh of a GPU is what costs: an item in the small shape costs 20, or
 # in a batch of four 12.5; in the large shape 36, or 22.5.
 SMALL, LARGE = Shape(1_000, 1), Shape(1_000, 3)
@@ -79,13 +74,10 @@ class ReplicaRig:
         compute: int = Compute.PER_BATCH,
         **settings: object,
     ) -> None:
-        chain = tuple(Stage(f, (f.id - 1,) if f.id else ()) for f in functions)
-        slo = Slo(slo_ms * MS) if slo_ms else Slo()
-        pool = Pool(
-            0, "gpu", nodes=nodes, slots=slots, cpu_milli=16_000, gpu_sevenths=gpu_sevenths,
-            compute=compute, memory_bytes=memory_bytes, gpu_usd_per_hour=7.0,
+        app = chain_app(
+            functions, slo_ms, nodes=nodes, slots=slots, gpu_sevenths=gpu_sevenths,
+            memory_bytes=memory_bytes, compute=compute,
         )  # fmt: skip
-        app = App(tuple(functions), (Pipeline(0, "p", chain, slo),), (pool,))
         kind = find_policy(policy)
         config = make_config(kind.config, settings, "test")
         self.scheduler = Scheduler(app, kind, config, validate=True)

@@ -49,6 +49,26 @@ def make_function(
     return Function(id, name or f"f{id}", (variant,))
 
 
+def chain_app(
+    functions: list[Function],
+    slo_ms: int,
+    *,
+    nodes: int = 1,
+    slots: int = 8,
+    gpu_sevenths: int = 7,
+    memory_bytes: int = 100,
+    compute: int = Compute.PER_BATCH,
+) -> App:
+    """A pipeline of the functions in a row, on one pool whose GPUs have a price."""
+    chain = tuple(Stage(f, (f.id - 1,) if f.id else ()) for f in functions)
+    slo = Slo(slo_ms * MS) if slo_ms else Slo()
+    pool = Pool(
+        0, "gpu", nodes=nodes, slots=slots, cpu_milli=16_000, gpu_sevenths=gpu_sevenths,
+        compute=compute, memory_bytes=memory_bytes, gpu_usd_per_hour=7.0,
+    )  # fmt: skip
+    return App(tuple(functions), (Pipeline(0, "p", chain, slo),), (pool,))
+
+
 class StageRig:
     """A chain of functions on one pool; `sent` has every dispatch."""
 
@@ -65,13 +85,10 @@ class StageRig:
         memory_bytes: int = 100,
         compute: int = Compute.PER_BATCH,
     ) -> None:
-        chain = tuple(Stage(f, (f.id - 1,) if f.id else ()) for f in functions)
-        slo = Slo(slo_ms * MS) if slo_ms else Slo()
-        pool = Pool(
-            0, "gpu", nodes=nodes, slots=slots, cpu_milli=16_000, gpu_sevenths=gpu_sevenths,
-            compute=compute, memory_bytes=memory_bytes, gpu_usd_per_hour=1.0,
+        app = chain_app(
+            functions, slo_ms, nodes=nodes, slots=slots, gpu_sevenths=gpu_sevenths,
+            memory_bytes=memory_bytes, compute=compute,
         )  # fmt: skip
-        app = App(tuple(functions), (Pipeline(0, "p", chain, slo),), (pool,))
         kind = find_policy(policy)
         given = dict(settings or {})
         if any(each.name == "margin" for each in fields(kind.config)):

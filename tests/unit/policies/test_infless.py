@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from replica_rig import MS, ReplicaRig, make_function
+from replica_rig import ReplicaRig, make_function
+from stage_rig import MS
 
 from headgate.planning.replicas import RatedConfig
 from headgate.policies.infless import Infless
