@@ -1,11 +1,11 @@
 """Builds Headgate with mypyc: the same source, as C extensions, in a directory of its own.
 
-    python tools/compile.py [--out DIR] [--opt-level N]
+    python tools/compile.py [--out DIR]
 
 copies `src` to DIR/src (build/compiled/src), compiles the hot modules in place there and prints
 that directory: with it on PYTHONPATH, Headgate is compiled. The source tree is left alone. Nothing
 is done when the last build was of the very same sources. Needs mypy and a C compiler, which
-spends most of the time on `-O3`: a lower level builds in a fraction of it, for a slower result.
+spends most of the time on `-O3`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-OPT_LEVELS = ("0", "1", "2", "3")  # of the C compiler
 
 # Reading and writing text gains nothing from being compiled. Errors have subclasses in modules that
 # are not compiled, which cannot extend a compiled class.
@@ -29,23 +28,37 @@ INTERPRETED = frozenset(
     ("core/errors.py", "core/event_log.py", "core/request_trace.py", "core/units.py")
 )
 # What a simulated request passes through; the rest of `sim` runs once per run.
-SIM = ("engine", "event_queue", "faas", "ground_truth", "node", "recorder", "shared_pools")
+SIM = (
+    "engine",
+    "event_queue",
+    "faas",
+    "gateways",
+    "ground_truth",
+    "node",
+    "recorder",
+    "shared_pools",
+)
 # What policies and simulated platforms call for every task.
 PLANNING = (
-    "admission",
-    "batching",
-    "build",
-    "builds",
-    "calendar",
-    "dispatch",
-    "feasibility",
+    "admission/control",
+    "admission/cost_budgets",
+    "admission/feasibility",
+    "admission/refusals",
+    "admission/shares",
+    "admission/spillover",
     "forecast",
-    "placement",
-    "shapes",
-    "shares",
-    "spillover",
-    "task_queues",
-    "warm_pool",
+    "dispatch/batching",
+    "dispatch/busy_nodes",
+    "dispatch/next_batch",
+    "dispatch/placement",
+    "dispatch/shapes",
+    "dispatch/task_queues",
+    "pools/build",
+    "pools/builds",
+    "pools/calendar",
+    "pools/warm_pool",
+    "rivals/dag_placements",
+    "rivals/dag_promises",
 )
 
 
@@ -53,20 +66,18 @@ def main() -> None:
     """Build, if need be, and say where."""
     parser = argparse.ArgumentParser(description="Build Headgate with mypyc.")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "compiled")
-    parser.add_argument("--opt-level", choices=OPT_LEVELS, default=OPT_LEVELS[-1])
-    given = parser.parse_args()
-    print(build(given.out, given.opt_level))
+    print(build(parser.parse_args().out))
 
 
-def build(out: Path, opt_level: str) -> Path:
+def build(out: Path) -> Path:
     """Return the directory that holds the compiled package, built of the present sources."""
     stamp = out / "sources.sha256"
-    digest = _digest(opt_level)
+    digest = _digest()
     if not stamp.exists() or stamp.read_text() != digest:
         work = out.with_name(f"{out.name}.{os.getpid()}")  # nobody ever sees half a build
         shutil.rmtree(work, ignore_errors=True)
         shutil.copytree(ROOT / "src", work / "src", ignore=shutil.ignore_patterns("__pycache__"))
-        _compile(work, opt_level)
+        _compile(work)
         (work / stamp.name).write_text(digest)
         shutil.rmtree(out, ignore_errors=True)
         work.rename(out)
@@ -85,9 +96,9 @@ def hot_modules(package: Path) -> list[Path]:
     )
 
 
-def _digest(opt_level: str) -> str:
-    """Whatever the result depends on: the sources, this file, the tools, and the level."""
-    digest = hashlib.sha256(f"{sys.version} {version('mypy')} -O{opt_level}".encode())
+def _digest() -> str:
+    """Whatever the result depends on: the sources, this file and the tools."""
+    digest = hashlib.sha256(f"{sys.version} {version('mypy')}".encode())
     digest.update(str(sysconfig.get_config_var("EXT_SUFFIX")).encode())
     for path in sorted((ROOT / "src").rglob("*.py")):
         digest.update(str(path.relative_to(ROOT)).encode())
@@ -96,11 +107,11 @@ def _digest(opt_level: str) -> str:
     return digest.hexdigest()
 
 
-def _compile(work: Path, opt_level: str) -> None:
+def _compile(work: Path) -> None:
     """Run mypyc over a copy of the sources, in a process of its own: it changes directory."""
     paths = [str(path.relative_to(work)) for path in hot_modules(work / "src" / "headgate")]
     done = subprocess.run(
-        [sys.executable, "-c", _SETUP, opt_level, *paths],
+        [sys.executable, "-c", _SETUP, *paths],
         cwd=work,
         capture_output=True,
         text=True,
@@ -119,7 +130,7 @@ setup(
     name="headgate",
     packages=[],
     package_dir={"": "src"},
-    ext_modules=mypycify(sys.argv[2:], opt_level=sys.argv[1], debug_level="0"),
+    ext_modules=mypycify(sys.argv[1:], opt_level="3", debug_level="0"),
     script_args=["--quiet", "build_ext", "--inplace"],
 )
 """

@@ -105,6 +105,9 @@ class Transport:
     def can_write_eof(self) -> bool:
         return True
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def is_closing(self) -> bool:
         return self.is_gone
 

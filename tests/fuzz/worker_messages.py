@@ -70,6 +70,9 @@ class Listener:
     def on_event(self, event: Event) -> None:
         assert isinstance(event, Event)
 
+    def on_worker_event(self, link: WorkerLink, event: Event) -> None:
+        assert isinstance(event, Event)
+
     def keeps_on_node(self, task_id: int, is_unsure: bool) -> bool:
         return task_id % 2 == 0
 

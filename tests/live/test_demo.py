@@ -38,7 +38,7 @@ from headgate.lab.demo.setup import (
     single_request_ns,
 )
 from headgate.lab.harness import PolicyCase, RunResult
-from headgate.planning.latency_model import Characterisation
+from headgate.planning.capacity.latency_model import Characterisation
 
 MODEL = Path(__file__).parents[2] / "examples" / "recommender" / "recommender.onnx"
 TIMES = Times(20.0, 25.0)

@@ -327,3 +327,37 @@ def test_one_deadline_for_all_stages(served: Served) -> None:
     assert (status, body["reason"], body["deadline_ms"]) == (504, "deadline_exceeded", 200.0)
     assert served.ask("line", [1.0])[0] == 200  # behind it, on the same workers
     assert runs_of(served, "Last") == ["1"]
+
+
+TOLD = """
+import numpy as np
+from headgate.functions import Model
+
+class Told(Model):
+    inputs = {"x": "FP32[-1]"}
+    outputs = {"threads": "INT64[-1]"}
+    def __init__(self, threads=0):
+        self.threads = threads
+    def predict(self, batch):
+        return {"threads": np.full(len(batch["x"]), self.threads)}
+"""
+SHAPES = """
+functions:
+  soon: &told {code: "told:Told", cpus: 1, exec_time: 21s, shapes: [{cpus: 2, exec_time: 12s}]}
+  late: *told
+pipelines:
+  soon: {stages: {only: {function: soon}}, slo: {latency: 20s}}
+  late: {stages: {only: {function: late}}, slo: {latency: 60s}}
+pools: {cpu: {tier: dedicated, nodes: 1, cpus: 2, slots: 2, price: $1/h}}
+"""
+
+
+def test_the_policy_chooses_the_threads_of_a_batch(tmp_path: Path) -> None:
+    """One thread is cheaper, and takes too long by its profile where the objective is tight."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs two cores")
+    (tmp_path / "told.py").write_text(TOLD)
+    (tmp_path / "app.yaml").write_text(SHAPES)
+    with Served(tmp_path) as served:
+        threads = {model: value(served.ask(model, [1.0])[1]) for model in ("soon", "late")}
+    assert threads == {"soon": 2, "late": 1}

@@ -78,7 +78,7 @@ def test_call_carries_no_other_data(tmp_path: Path) -> None:
             headers |= {"X-API-Key": "open sesame", "Cookie": "a=b", "X-Request-Id": "my-own-1"}
             assert served.ask("double", [1.0], headers)[0] == 200
         (event,) = cloud.events
-    assert event.pop("tasks") == [[0, 1, [["x", "FP32", [1], "AACAPw=="]]]]
+    assert event.pop("tasks") == [[0, 1, [["x", "FP32", [1], "AACAPw=="]], ""]]
     assert event.pop("deadline_ms")
     assert event == {"headgate": 2, "function": "double", "traceparent": TRACE, "tenant": "ali"}
 

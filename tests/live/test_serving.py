@@ -134,7 +134,8 @@ def test_functions_are_swapped_in_limited_memory(tmp_path: Path) -> None:
     with served_app(tmp_path, app) as served:
         for _ in range(2):
             for name in "abc":
-                assert served.ask(name, [1.0])[0] == 200
+                status, body = served.ask(name, [1.0])
+                assert status == 200, (body, served.errors())
         assert len(served.workers()) == 1
     assert "is killed" not in served.errors()
 

@@ -14,11 +14,21 @@ import pytest
 from worker_rig import Gateway, code, row, worker
 
 from headgate.core.actions import SetTimer, StartInstance, StopInstance
+from headgate.core.backend import NO_ROOM
 from headgate.core.event_log import to_wire
-from headgate.core.events import BatchRefused, InstanceStopped, Refusal
+from headgate.core.events import BatchRefused, InstanceStarted, InstanceStopped, Refusal
 from headgate.functions.arrays import Array
 from headgate.functions.tensor import Block, TaskInputs, Tensor
-from headgate.live.ipc.messages import ActionMessage, Hello, Message, Release, RunBatch
+from headgate.live.ipc.messages import (
+    ActionMessage,
+    BatchRan,
+    EventMessage,
+    Hello,
+    Message,
+    PresentInstance,
+    Release,
+    RunBatch,
+)
 
 MODEL = "from headgate.functions import Model\nclass F(Model):\n"
 
@@ -125,13 +135,13 @@ def test_invalid_result_is_a_function_error(tmp_path: Path) -> None:
         RunBatch(0, 0, 0, 1, [TaskInputs(0, 1, [Tensor("x", "INT8", (9,), Block(1 << 22, 9))])]),
         RunBatch(0, 0, 0, 1, [TaskInputs(0, 1, [Tensor("x", "INT8", (9,), Block(-9, 9))])]),
         RunBatch(-1, 0, 0, 1, []),
-        RunBatch(0, 0, 1 << 60, 1, []),
         RunBatch(0, 0, 0, 1, [], shape_id=1),
         RunBatch(0, 0, 0, 1, [], shape_id=-1),
         Release([12345]),
         ActionMessage(["Nonsense"]),
         ActionMessage(to_wire(SetTimer(("t", 0), 0))),
         ActionMessage(to_wire(StartInstance(0, 0, 0, 0))),  # it exists already
+        ActionMessage(to_wire(StartInstance(-1, 0, 0, 0))),
         ActionMessage(to_wire(StartInstance(1, 99, 0, 0))),
         ActionMessage(to_wire(StartInstance(1, 0, 0, 0, shape_id=1))),
         Hello(0, 0, []),
@@ -144,7 +154,7 @@ def test_only_the_gateway_that_sends_invalid_messages_is_disconnected(
     with worker(tmp_path, {"echo": code("echo")}) as process:
         honest, liar = process.gateway(), process.gateway()
         honest.start()
-        liar.start()
+        liar.start(9)
         liar.send(message)
         with pytest.raises(ConnectionError):
             liar.receive()
@@ -176,7 +186,7 @@ def test_gateway_that_does_not_read_is_not_read_from(tmp_path: Path) -> None:
     with worker(tmp_path, functions, pool={"queue_max": 999}, serve=serve) as process:
         deaf, other = process.gateway(), process.gateway()
         deaf.start()
-        other.start()
+        other.start(1 << 40)
         sent = {"x": np.arange(1 << 17, dtype=np.float32)}
 
         def send_all() -> None:
@@ -186,26 +196,88 @@ def test_gateway_that_does_not_read_is_not_read_from(tmp_path: Path) -> None:
         thread = Thread(target=send_all)
         thread.start()
         time.sleep(0.2)
-        assert other.ask(row(5))[0].status == 200
+        other.run(row(5), batch_id=1 << 40, instance_id=1 << 40)
+        assert other.ran().results[0].status == 200
         for batch_id in range(160):
             ran = deaf.ran()
             assert (ran.batch_id, ran.results[0].status) == (batch_id, 200)
         thread.join()
 
 
-def test_two_gateways_may_use_the_same_ids(tmp_path: Path) -> None:
-    with worker(tmp_path, {"echo": code("echo")}, pool={"queue_max": 8}) as process:
-        gateways = [process.gateway(), process.gateway()]
-        for gateway in gateways:
-            gateway.start(3)
-        for number, gateway in enumerate(gateways):
+def test_gateways_share_instances(tmp_path: Path) -> None:
+    """1. One gateway starts an instance, and the other learns of it. 2. Both use it. 3. A third one
+    finds it in the `Hello`. 4. One stops it while another's batch runs: that finishes, and all
+    learn that it is gone.
+    """
+    functions = {"nap": code("nap")}
+    with worker(tmp_path, functions, pool={"queue_max": 8}) as process:
+        one, other = process.gateway(), process.gateway()
+        assert one.hello.instances == []
+        one.start(3)
+        for number, gateway in enumerate((one, other)):
             for batch_id in range(4):
-                gateway.run(row(number), batch_id=batch_id, instance_id=3)
-        for number, gateway in enumerate(gateways):
+                id = (number << 40) + batch_id
+                gateway.run(row(number / 100), batch_id=id, instance_id=3)
+        for number, gateway in enumerate((one, other)):
             for batch_id in range(4):
                 ran = gateway.ran()
-                assert ran.batch_id == batch_id
-                assert gateway.arrays(ran.results[0])["x"].tolist() == [number]
+                assert ran.batch_id == (number << 40) + batch_id
+                (result,) = ran.results
+                assert gateway.arrays(result)["output"].tolist() == [np.float32(number / 100)]
+        assert (one.appeared, other.appeared) == ([], [3])
+        third = process.gateway()
+        assert third.hello.instances == [PresentInstance(3, 0, 0, "ready")]
+        third.run(row(1.0), batch_id=2 << 40, instance_id=3)
+        third.run(row(0.0), batch_id=(2 << 40) + 1, instance_id=3)
+        third.run(row(0.0), batch_id=(2 << 40) + 2, instance_id=77)
+        assert third.event(BatchRefused).reason == Refusal.GONE  # so the others have arrived
+        other.order(StopInstance(3, 0))
+        for gateway in (one, third):
+            assert gateway.event(InstanceStopped).instance_id == 3
+        other.run(row(0.0), batch_id=(1 << 40) + 9, instance_id=3)
+        assert other.event(BatchRefused).reason == Refusal.GONE
+        assert [third.ran().batch_id for _ in range(2)] == [2 << 40, (2 << 40) + 1]
+        assert other.event(InstanceStopped).instance_id == 3
+        assert process.gateway().hello.instances == []
+
+
+def test_start_for_which_another_gateway_left_no_memory_is_refused(tmp_path: Path) -> None:
+    """1. Each gateway has room for its function, as far as it knows. 2. The later one is refused,
+    and told what is there. 3. It makes room, and starts its function.
+    """
+    functions = {name: code(name, memory="400MB") for name in ("nap", "echo")}
+    with worker(tmp_path, functions, pool={"memory": "700MB"}) as process:
+        one, other = process.gateway(), process.gateway()
+        one.start(0, 0)
+        other.order(StartInstance(1 << 40, 1, 0, 0))
+        assert other.event(InstanceStopped).reason == NO_ROOM
+        other.order(StopInstance(0, 0))
+        other.order(StartInstance((1 << 40) + 1, 1, 0, 0))
+        assert other.event(InstanceStopped).instance_id == 0
+        assert other.event(InstanceStarted).instance_id == (1 << 40) + 1
+        assert other.appeared == [0, 0]  # when it started, and again instead of the refused one
+
+
+def test_instances_of_a_gateway_that_left_stay(tmp_path: Path) -> None:
+    """It leaves a batch running, one waiting, and an instance that is being started."""
+    functions = {"nap": code("nap"), "echo": code("echo")}
+    with worker(tmp_path, functions, pool={"queue_max": 1}) as process:
+        gateway, other = process.gateway(), process.gateway()
+        gateway.start(0, 0)
+        gateway.run(row(0.5), instance_id=0)
+        gateway.run(row(30), batch_id=1, instance_id=0)
+        gateway.order(StartInstance(1, 1, 0, 0))
+        gateway.close()
+        other.run(row(5), batch_id=1 << 40, instance_id=1)
+        message = other.receive()
+        while isinstance(message, EventMessage):  # refused until the worker has read the start
+            other.run(row(5), batch_id=1 << 40, instance_id=1)
+            message = other.receive()
+        assert isinstance(message, BatchRan)
+        assert other.arrays(message.results[0])["x"].tolist() == [5]
+        assert other.appeared == [0, 1]
+        present = {each.id: each.stage for each in process.gateway().hello.instances}
+        assert present == {0: "ready", 1: "ready"}
 
 
 def test_disconnected_gateway_leaves_warm_models(tmp_path: Path) -> None:
@@ -223,7 +295,6 @@ def test_disconnected_gateway_leaves_warm_models(tmp_path: Path) -> None:
         gateway.run(row(30), batch_id=1, instance_id=1)
         gateway.close()
         follower = process.gateway()
-        follower.start(0, 0)
         assert follower.arrays(follower.ask(row(1))[0])["serial"].tolist() == [1]
         follower.order(StopInstance(0, 0))
         follower.event(InstanceStopped)

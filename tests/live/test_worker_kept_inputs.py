@@ -74,16 +74,15 @@ def test_kept_inputs_outlive_their_gateway(tmp_path: Path) -> None:
     functions = {"keeps": code("Keeps"), "nap": code("nap")}
     with worker(tmp_path, functions, pool={"queue_max": 4}) as process:
         gateway, other = process.gateway(), process.gateway()
-        for each in (gateway, other):
-            each.start(0, 0)
-            each.start(1, 1)
+        for index, each in enumerate((gateway, other)):
+            each.start(10 * index, 0)
+            each.start(10 * index + 1, 1)
         gateway.run(large(1), shares=True)
         gateway.ran()
         gateway.run({"x": np.full(SIZE, 0.2, np.float32)}, instance_id=1, shares=True)
         gateway.close()  # while the batch runs
-        (result,) = other.ask(large(2))
+        (result,) = other.ask(large(2), instance_id=10)
         assert other.arrays(result)["sums"].tolist() == [[2.0 * SIZE]]  # an instance of its own
         follower = process.gateway()
-        follower.start(0, 0)
         (result,) = follower.ask(large(3))
         assert follower.arrays(result)["sums"].tolist() == [[1.0 * SIZE, 3.0 * SIZE]]

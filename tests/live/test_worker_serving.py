@@ -241,3 +241,34 @@ def test_only_our_own_user_may_connect(tmp_path: Path) -> None:
         process.gateway()
         mode = os.stat(socket_path(tmp_path, 0)).st_mode  # noqa: PTH116
         assert stat.S_IMODE(mode) == 0o600
+
+
+def test_a_batch_has_the_threads_of_its_shape(tmp_path: Path) -> None:
+    """Where the shape is chosen at dispatch, one instance runs batches in all of them."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs two cores")
+    function = code("Threads", cpus=1, shapes=[{"cpus": 2, "exec_time": "1ms"}])
+    pool = {"tier": "dedicated", "cpus": 2, "slots": 2}
+    with worker(tmp_path, {"threads": function}, pool=pool, core_count=2) as process:
+        gateway = process.gateway()
+        gateway.start()
+        for shape_id, threads in ((0, 1), (1, 2), (0, 1)):
+            (result,) = gateway.ask(row(1), shape_id=shape_id)
+            arrays = gateway.arrays(result)
+            assert arrays["threads"].tolist() == [threads]
+            assert arrays["libraries"].tolist() == [2]
+
+
+def test_an_instance_with_a_shape_takes_no_batch_in_another(tmp_path: Path) -> None:
+    function = code("Threads", cpus=1, shapes=[{"cpus": 2, "exec_time": "1ms"}])
+    pool = {"tier": "dedicated", "cpus": 2, "slots": 2, "compute": "per_instance"}
+    with worker(tmp_path, {"threads": function}, pool=pool, core_count=2) as process:
+        gateway = process.gateway()
+        gateway.start(shape_id=1)
+        (result,) = gateway.ask(row(1), shape_id=1)
+        cores = min(2, len(os.sched_getaffinity(0)))
+        assert gateway.arrays(result)["threads"].tolist() == [cores]
+        gateway.run(row(1), shape_id=0)
+        with pytest.raises(ConnectionError):
+            gateway.receive()
+        assert process.has_logged("instance 0 has the shape 1")

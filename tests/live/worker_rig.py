@@ -19,7 +19,7 @@ import headgate
 from headgate.config import declare
 from headgate.core.actions import Action, StartInstance
 from headgate.core.event_log import from_wire, to_wire
-from headgate.core.events import Event, InstanceStarted
+from headgate.core.events import Event, InstanceAppeared, InstanceStarted
 from headgate.functions.arrays import Array, to_array, to_tensor
 from headgate.functions.tensor import Block, TaskInputs, TaskResult, Tensor
 from headgate.live.deployment import Deployment, NodeSpec, socket_path, write_deployment
@@ -109,6 +109,15 @@ class Word(Model):
     def encode(self, result):
         return {"text": np.array([r.encode() + self.suffix for r in result], object)}
 
+class Threads(Model):
+    """Says how many threads it was made with, and those of the libraries behind NumPy."""
+    def __init__(self, threads=0):
+        self.threads = threads
+    def predict(self, batch):
+        count = len(batch["x"])
+        libraries = int(os.environ["OPENBLAS_NUM_THREADS"])
+        return {"threads": np.full(count, self.threads), "libraries": np.full(count, libraries)}
+
 class Broken(Model):
     def load(self):
         raise OSError("no weights today")
@@ -141,10 +150,12 @@ class Gateway:
         self._frames = Frames()
         self._pending: list[Message] = []
         self.in_use: set[int] = set()  # offsets of blocks that the worker has not released
+        self.appeared: list[int] = []  # instances that other gateways have started
         self.returned: list[Block] = []  # blocks of lent memory that it has released
         data, descriptors, _, _ = socket.recv_fds(self.sock, 1 << 16, 1)
         assert data, "the worker left"
-        (hello,) = self._frames.feed(data)
+        hello, *pending = self._frames.feed(data)
+        self._pending += pending
         assert isinstance(hello, Hello)
         self.hello = hello
         self.theirs = Arena.attach(descriptors[0], os.fstat(descriptors[0]).st_size)
@@ -173,9 +184,17 @@ class Gateway:
                     raise ConnectionError("the worker has closed the connection")
                 self._pending.extend(self._frames.feed(data))
             message = self._pending.pop(0)
-            if not isinstance(message, Release):
+            if isinstance(message, Release):
+                self._take_back(message.blocks)
+            elif not self._has_appeared(message):
                 return message
-            self._take_back(message.blocks)
+
+    def _has_appeared(self, message: Message) -> bool:
+        """Note an instance that another gateway has started."""
+        event = from_wire(message.wire) if isinstance(message, EventMessage) else None
+        if isinstance(event, InstanceAppeared):
+            self.appeared.append(event.instance_id)
+        return isinstance(event, InstanceAppeared)
 
     def ran(self) -> BatchRan:
         message = self.receive()
@@ -193,8 +212,8 @@ class Gateway:
         assert isinstance(event, cls), message.wire
         return event
 
-    def start(self, instance_id: int = 0, variant_id: int = 0) -> None:
-        self.order(StartInstance(instance_id, variant_id, 0, 0))
+    def start(self, instance_id: int = 0, variant_id: int = 0, shape_id: int = 0) -> None:
+        self.order(StartInstance(instance_id, variant_id, 0, 0, shape_id))
         assert self.event(InstanceStarted).instance_id == instance_id
 
     def run(
@@ -203,14 +222,17 @@ class Gateway:
         batch_id: int = 0,
         instance_id: int = 0,
         shares: bool = False,
+        shape_id: int = 0,
     ) -> None:
         tasks = [TaskInputs(i, _items(request), self._tensors(request, shares))
                  for i, request in enumerate(requests)]  # fmt: skip
         items = sum(task.items for task in tasks)
-        self.send(RunBatch(batch_id, 0, instance_id, items, tasks))
+        self.send(RunBatch(batch_id, 0, instance_id, items, tasks, shape_id))
 
-    def ask(self, *requests: Mapping[str, Array], instance_id: int = 0) -> list[TaskResult]:
-        self.run(*requests, instance_id=instance_id)
+    def ask(
+        self, *requests: Mapping[str, Array], instance_id: int = 0, shape_id: int = 0
+    ) -> list[TaskResult]:
+        self.run(*requests, instance_id=instance_id, shape_id=shape_id)
         return self.ran().results
 
     def arrays(self, result: TaskResult) -> dict[str, Array]:
@@ -282,13 +304,14 @@ def worker(
     serve: Mapping[str, object] | None = None,
     arguments: tuple[str, ...] = (),
     pass_fds: tuple[int, ...] = (),
+    core_count: int = 1,
 ) -> Iterator[WorkerProcess]:
-    """Start a worker of these functions, from `CODE` by default."""
+    """Start a worker of these functions, from `CODE` by default, on so many cores."""
     (base / "code_of_worker.py").write_text(CODE)
     config = declare(
         functions=functions, pools={"cpu": pool or {}}, **({"serve": serve} if serve else {})
     )
-    cores = sorted(os.sched_getaffinity(0))[:1]
+    cores = sorted(os.sched_getaffinity(0))[:core_count]
     write_deployment(base, Deployment(config.spec, str(base), [NodeSpec(0, 0, "cpu-0", cores)]))
     source = str(Path(headgate.__file__).parents[1])
     with (base / "stderr").open("wb") as stderr:

@@ -8,7 +8,6 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.planning.esg_search import EsgSearch, brute_force
 from headgate.planning.frontier.configs import InfeasibleError, StageConfig
 from headgate.planning.frontier.decision import StageDecider
 from headgate.planning.frontier.graph import StageGraph
@@ -22,6 +21,7 @@ from headgate.planning.frontier.pareto import (
     undominated,
 )
 from headgate.planning.frontier.pipeline import PipelineFrontier
+from headgate.planning.rivals.esg_search import EsgSearch, brute_force
 
 Configs = list[StageConfig]
 

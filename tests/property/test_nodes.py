@@ -60,6 +60,13 @@ def make_app(pool: Pool, concurrency: int) -> App:
     return App(tuple(functions), (pipeline,), (pool,))
 
 
+class Connection(SimpleNamespace):
+    """Equal only to itself, as the connection of a gateway is."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return id(self)
+
+
 class LiveSide:
     """A worker's node, with an executor that runs nothing and one gateway that keeps events."""
 
@@ -70,7 +77,7 @@ class LiveSide:
         self.now_ns = 0
         self.gateway = cast(
             "Any",
-            SimpleNamespace(
+            Connection(
                 first_id=0,
                 local_id=lambda id: id,
                 resolve_blocks=lambda run: None,
@@ -78,10 +85,15 @@ class LiveSide:
                 send=lambda reply: None,
             ),
         )
-        cache = SimpleNamespace(has=lambda variant: True, release=lambda *_, **__: None)
+        cache = SimpleNamespace(
+            has=lambda variant, shape_id: True,
+            cores_of=lambda variant, shape_id: 0,
+            release=lambda *_, **__: None,
+            size_bytes=lambda variant: 0,
+        )
         self.node = WorkerNode(
             0, app.pools[0], app, Path(), cast("Any", cache), cast("Any", None), {},
-            cast("Any", SimpleNamespace(submit=self.submit)), 1,
+            cast("Any", SimpleNamespace(submit=self.submit)), 1, cast("Any", None),
         )  # fmt: skip
         self.node.add_gateway(self.gateway)
 
@@ -108,7 +120,8 @@ class LiveSide:
             if self.fails_to_start:
                 job.error = "failed to start"
             else:
-                job.runner = cast("Any", SimpleNamespace(name="f", mean_exec_ns=0))
+                runner = SimpleNamespace(name="f", mean_exec_ns=0)
+                job.loaded = cast("Any", SimpleNamespace(on=lambda cores: runner, runner=runner))
         job.on_done()
 
 

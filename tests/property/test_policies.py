@@ -15,7 +15,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from headgate.core.actions import Action, Dispatch, Settle
@@ -28,17 +28,19 @@ from headgate.metrics.columns import RunColumns
 from headgate.policies import find_policy, policy_names
 from headgate.sim.faults import Fault, FaultPlan
 from headgate.sim.interfaces import Observer
-from headgate.sim.run import Setup, build_schedulers, simulate
+from headgate.sim.run import Setup, build_scheduler, simulate
 from headgate.workload import Arrivals
 
 MS = MILLISECOND_NS
 every_policy = pytest.mark.parametrize("policy", policy_names())
-few = settings(max_examples=50, deadline=None)
+few = settings(max_examples=20, deadline=None)
 
 # Policies that use the order of node ids on purpose, so that relabelling nodes changes the input.
 NODE_IDS_MATTER = {
     "round_robin": "it cycles through the nodes in order of id",
     "exclusive": "it assigns nodes in order of id",
+    "static_partition": "its backends are in the order of nodes, the same for all gateways",
+    "swayam": "its backends are in the order of nodes, the same for all gateways",
 }
 
 
@@ -174,6 +176,9 @@ def test_every_request_has_exactly_one_outcome(policy: str, scenario: Scenario) 
 @few
 @given(scenario=scenarios())
 def test_without_faults_or_deadlines_every_request_is_met(policy: str, scenario: Scenario) -> None:
+    # A partition has no node for some models if there are too few, and rejects their requests.
+    has_nodes = len(scenario.app.functions) <= scenario.app.pools[0].nodes
+    assume(has_nodes or policy != "static_partition")
     slo = Slo()
     pipelines = tuple(replace(pipeline, slo=slo) for pipeline in scenario.app.pipelines)
     no_slo = replace(scenario, app=replace(scenario.app, pipelines=pipelines), plan=FaultPlan())
@@ -203,7 +208,7 @@ def replay(
     scenario: Scenario, policy: str, log: Log, shift_ns: int, change: Change
 ) -> list[list[Wire]]:
     """The actions of a fresh Scheduler for the events of a log, changed and shifted in time."""
-    (scheduler,) = build_schedulers(scenario.setup(policy))
+    scheduler = build_scheduler(scenario.setup(policy), 0)
     answers = []
     for entry in log.entries:
         event = from_wire(change(to_wire(entry.event)))

@@ -75,11 +75,13 @@ class RecordingObserver(Observer):
 
     def __init__(self) -> None:
         self.events: list[tuple[int, Event]] = []
+        self.handled: list[tuple[int, int, Event]] = []  # time, Scheduler, event
         self.actions: list[Action] = []
         self.entries: list[tuple[int, Event, list[Action]]] = []
 
     def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
         self.events.append((now_ns, event))
+        self.handled.append((now_ns, scheduler, event))
         self.entries.append((now_ns, event, actions))
         self.actions.extend(actions)
 
@@ -98,6 +100,12 @@ class CheckedObserver(RecordingObserver):
         super().on_event(now_ns, scheduler, event, actions)
         self._checkers.on_event(now_ns, scheduler, event, actions)
 
+    def on_gateway_crashed(self, now_ns: int, scheduler: int) -> None:
+        self._checkers.on_gateway_crashed(now_ns, scheduler)
+
+    def on_turned_away(self, now_ns: int, request_id: int, pipeline: int) -> None:
+        self._checkers.on_turned_away(now_ns, request_id, pipeline)
+
     def finish(self, columns: RunColumns) -> None:
         """Check the columns of the run; raise if there was any violation."""
         self._checkers.finish(columns)
@@ -112,15 +120,21 @@ def run(
     config: PolicyConfig | None = None,
     clients: Sequence[SimClient] = (),
     schedulers: int = 1,
+    membership_delay_ns: int = 0,
     decision_ns: int = 0,
+    drain_ns: int = 0,
 ) -> tuple[RunColumns, RecordingObserver]:
-    """Simulate in `validate` mode, under all checkers, until nothing is in flight."""
-    plan = FaultPlan(faults).check(app)
+    """Simulate in `validate` mode, under all checkers, until nothing is in flight.
+
+    At least until `drain_ns`, if that is later than the last arrival and the last fault.
+    """
+    plan = FaultPlan(faults).check(app, schedulers)
     setup = Setup(
         app,
         find_policy("balance") if policy is None else policy,
         config,
         schedulers=schedulers,
+        membership_delay_ns=membership_delay_ns,
         decision_ns=decision_ns,
         validate=True,
         records_spans=True,
@@ -136,7 +150,7 @@ def run(
     )
     observer = CheckedObserver(checkers)
     last_ns = int(arrivals.times_ns[-1]) if arrivals is not None else 0
-    watcher = DrainWatcher(max(plan.end_ns, last_ns))
+    watcher = DrainWatcher(max(plan.end_ns, last_ns, drain_ns))
     columns = simulate(setup, arrivals, clients=[*clients, watcher], observer=observer)
     observer.finish(columns)
     return columns, observer

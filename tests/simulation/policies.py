@@ -129,6 +129,8 @@ class Share(Policy):
     def _request(self, function_id: int) -> None:
         variant = self.view.app.functions[function_id].variants[0]
         pool = self.view.app.pools[variant.pool_ids[0]]
+        if variant.id in self.view.load_failures:
+            return
         self._requested[function_id] = self.orders.start_anywhere(variant, pool)
 
     def _release(self, function_id: int) -> None:

@@ -31,7 +31,7 @@ from headgate.core.policy import PolicyConfig
 from headgate.policies import find_policy
 from headgate.sim.checkers import Budgets, all_checkers
 from headgate.sim.ground_truth import GroundTruthConfig
-from headgate.sim.run import Setup, build_schedulers, simulate
+from headgate.sim.run import Setup, build_scheduler, simulate
 from headgate.workload import Arrivals, constant_column
 
 from .apps import CheckedObserver
@@ -119,7 +119,7 @@ def test_no_budget_is_exceeded_by_more_than_one_call(policy: str, seed: int) -> 
     for (kind, _), usd in paid.items():
         budget_usd = cloud.breaker.usd_per_minute if kind == "minute" else cloud.breaker.usd_per_day
         assert usd <= budget_usd + call_usd(app) * (1 + 1e-9)
-    (scheduler,) = build_schedulers(setup)
+    scheduler = build_scheduler(setup, 0)
     for now_ns, event in observer.events:
         scheduler.handle(now_ns, event)
     breaker = scheduler.view.breakers[1]

@@ -198,6 +198,7 @@ def test_an_invalid_fault_is_a_one_line_error(fields: dict[str, Any], message: s
         ),
         (Fault("throttle", 0, until_ns=1, pool=7), "faults[0].pool: 7: does not exist"),
         (Fault("burst", 0, pipeline=1, count=1), "faults[0].pipeline: 1: does not exist"),
+        (Fault("crash_gateway", 0, until_ns=1, gateway=1), "gateway: 1: does not exist"),
         (
             Fault("wrong_profile", 0, function=1, factor=2.0),
             "function: 1: does not exist",
@@ -212,7 +213,10 @@ def test_a_plan_is_checked_against_the_application(fault: Fault, message: str) -
 
 def test_random_plans_end_in_time_and_have_valid_targets() -> None:
     app = make_app(pools=(Pool(0, "gpu", nodes=3), CLOUD), limits=Limits(timeout_factor=2.0))
-    plans = [random_plan(app, 100 * MS, seed, intensity=2.0).check(app) for seed in range(200)]
+    plans = [
+        random_plan(app, 100 * MS, seed, intensity=2.0, gateways=2).check(app, gateways=2)
+        for seed in range(200)
+    ]
     assert all(plan.end_ns <= 100 * MS for plan in plans)
     assert frozenset().union(*(plan.kinds for plan in plans)) == KINDS.keys()
     assert len(set(plans)) > 150  # seeds differ

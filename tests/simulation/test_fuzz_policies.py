@@ -32,6 +32,13 @@ def test_policy(policy: str, seed: int) -> None:
 
 
 @pytest.mark.slow
+def test_a_policy_that_orders_until_the_limit() -> None:
+    """Its fixed fleet times out when idle and is started again: the last starts are cut off."""
+    report = fuzz("dedicated_only", 104)
+    assert report.is_ok, str(report)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_policy_thoroughly(policy: str) -> None:
     failing = [report for i in range(SEEDS) if not (report := fuzz(policy, 1_000 + i)).is_ok]

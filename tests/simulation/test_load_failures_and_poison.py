@@ -88,7 +88,11 @@ def test_a_function_that_loads_again_recovers_without_traffic(policy: str) -> No
     assert any(isinstance(e, InstanceStarted) and ns < 4 * SECOND_NS for ns, e in observer.events)
 
 
-@every_policy
+# A node that a Broker grants holds one instance at a time: with one node there is one function.
+CHOOSING = [name for name in policy_names() if not find_policy(name).capabilities.multi_gateway]
+
+
+@pytest.mark.parametrize("policy", CHOOSING)
 def test_nodes_that_hold_a_function_keep_serving_it(policy: str) -> None:
     """One node cannot start anything. The other serves both functions."""
     app = make_app(exec_ms=(5, 5), start_ms=5, pools=TWO)
@@ -120,7 +124,11 @@ def test_the_faas_platform_takes_over_an_unloadable_function(policy: str) -> Non
         policy=find_policy(policy),
     )
     outcomes = Counter(columns.requests.outcome.tolist())
-    if policy in ("autoscale", "dedicated_only"):  # for them it is for functions without nodes
+    if policy in (
+        "autoscale",
+        "autoscale_concurrency",
+        "dedicated_only",
+    ):  # for them it is for functions without nodes
         assert outcomes[Outcome.MET] == 0
         assert outcomes[Outcome.REJECTED] + outcomes[Outcome.FAILED] == 30
     else:

@@ -9,7 +9,7 @@ from theory_systems import SERVICE_S, assert_mean, run, system, waits_s
 from headgate.core.policy import Policy, PolicyKind
 from headgate.core.records import Node, Request, Task
 from headgate.core.states import Outcome, Settlement
-from headgate.planning.queueing import (
+from headgate.planning.autoscaling.queueing import (
     erlang_b,
     erlang_c,
     md1_wait_s,

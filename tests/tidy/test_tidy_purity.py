@@ -6,7 +6,6 @@ import ast
 import sys
 from pathlib import Path
 
-import pytest
 from tidy_sources import functions, imported, modules, name_of, tree
 
 IMPURE = frozenset(
@@ -54,35 +53,37 @@ ALLOWED = {
 PURE = modules("core", "planning", "policies")
 
 
-@pytest.mark.parametrize("path", PURE, ids=name_of)
-def test_nothing_impure_is_imported(path: Path) -> None:
-    allowed = ALLOWED.get(name_of(path), {})
-    for name, line in imported(path):
-        top = name.partition(".")[0]
-        if name == "random.Random" or (top == "random" and _only_type(path)):
-            continue  # the type of a stream; the functions of the module share a hidden one
-        assert top not in IMPURE or top in allowed, f"{name_of(path)}:{line} imports {name}"
+def test_nothing_impure_is_imported() -> None:
+    for path in PURE:
+        allowed = ALLOWED.get(name_of(path), {})
+        for name, line in imported(path):
+            top = name.partition(".")[0]
+            if name == "random.Random" or (top == "random" and _only_type(path)):
+                continue  # the type of a stream; the functions of the module share a hidden one
+            assert top not in IMPURE or top in allowed, f"{name_of(path)}:{line} imports {name}"
 
 
-@pytest.mark.parametrize("path", PURE, ids=name_of)
-def test_nothing_impure_is_called(path: Path) -> None:
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            assert node.func.id not in IMPURE_CALLS, f"{name_of(path)}:{node.lineno}"
+def test_nothing_impure_is_called() -> None:
+    for path in PURE:
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in IMPURE_CALLS, f"{name_of(path)}:{node.lineno}"
 
 
-@pytest.mark.parametrize("path", PURE, ids=name_of)
-def test_nothing_waits(path: Path) -> None:
-    for function in functions(tree(path)):
-        assert not isinstance(function, ast.AsyncFunctionDef), f"{name_of(path)}: {function.name}"
+def test_nothing_waits() -> None:
+    for path in PURE:
+        for function in functions(tree(path)):
+            is_async = isinstance(function, ast.AsyncFunctionDef)
+            assert not is_async, f"{name_of(path)}: {function.name}"
 
 
-@pytest.mark.parametrize("path", modules("core"), ids=name_of)
-def test_the_core_needs_the_standard_library_alone(path: Path) -> None:
-    for name, line in imported(path):
-        top = name.partition(".")[0]
-        is_ours = name == "headgate.core" or name.startswith("headgate.core.") or name == "headgate"
-        assert is_ours or top in sys.stdlib_module_names, f"{name_of(path)}:{line} imports {name}"
+def test_the_core_needs_the_standard_library_alone() -> None:
+    for path in modules("core"):
+        for name, line in imported(path):
+            top = name.partition(".")[0]
+            is_ours = name in ("headgate", "headgate.core") or name.startswith("headgate.core.")
+            problem = f"{name_of(path)}:{line} imports {name}"
+            assert is_ours or top in sys.stdlib_module_names, problem
 
 
 def _only_type(path: Path) -> bool:

@@ -6,7 +6,6 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from tidy_sources import MUTATORS, ROOT, functions, imported, modules, name_of, tree
 
 FILE_LINES_MAX = 600
@@ -18,38 +17,49 @@ EVERYWHERE = sorted(
 )
 
 
-@pytest.mark.parametrize("path", EVERYWHERE, ids=name_of)
-def test_length(path: Path) -> None:
+def test_length() -> None:
+    assert not [problem for path in EVERYWHERE for problem in _too_long(path)]
+
+
+def _too_long(path: Path) -> Iterator[str]:
     lines = len(path.read_text(encoding="utf-8").splitlines())
     essay = (ast.get_docstring(tree(path)) or "").splitlines()
     lines_max = LONG_FILE_LINES_MAX if len(essay) >= ESSAY_LINES_MIN else FILE_LINES_MAX
-    assert lines <= lines_max, f"{lines} lines"
+    if lines > lines_max:
+        yield f"{name_of(path)}: {lines} lines"
     for function in functions(tree(path)):
         length = (function.end_lineno or 0) - function.lineno + 1
-        assert length <= FUNCTION_LINES_MAX, f"{function.name}: {length} lines"
+        if length > FUNCTION_LINES_MAX:
+            yield f"{name_of(path)}: {function.name}: {length} lines"
 
 
-@pytest.mark.parametrize("path", modules(), ids=name_of)
-def test_no_mutable_globals(path: Path) -> None:
+def test_no_mutable_globals() -> None:
     """Tables at module level are declared `Final`, and no function writes to them."""
+    assert not [problem for path in modules() for problem in _mutable_globals(path)]
+
+
+def _mutable_globals(path: Path) -> Iterator[str]:
     tables = set()
     for node in tree(path).body:
         if isinstance(node, ast.Assign) and _is_mutable(node.value):
             names = {target.id for target in node.targets if isinstance(target, ast.Name)}
-            assert names == {"__all__"}, f"line {node.lineno}: {names} is not Final"
+            if names != {"__all__"}:
+                yield f"{name_of(path)}:{node.lineno}: {names} is not Final"
         elif isinstance(node, ast.AnnAssign) and node.value and isinstance(node.target, ast.Name):
             tables.add(node.target.id)
-            if _is_mutable(node.value):
-                assert "Final" in ast.unparse(node.annotation), f"line {node.lineno}: not Final"
+            if _is_mutable(node.value) and "Final" not in ast.unparse(node.annotation):
+                yield f"{name_of(path)}:{node.lineno}: {node.target.id} is not Final"
     for function in functions(tree(path)):
         for name, line in _changed(function):
-            assert name not in tables, f"line {line}: {function.name} changes {name}"
+            if name in tables:
+                yield f"{name_of(path)}:{line}: {function.name} changes {name}"
 
 
-@pytest.mark.parametrize("path", modules(), ids=name_of)
-def test_nothing_runs_at_exit_or_rebinds_a_global(path: Path) -> None:
-    assert not any(name == "atexit" for name, _ in imported(path))
-    assert not any(isinstance(node, ast.Global) for node in ast.walk(tree(path)))
+def test_nothing_runs_at_exit_or_rebinds_a_global() -> None:
+    for path in modules():
+        assert not any(name == "atexit" for name, _ in imported(path)), name_of(path)
+        rebound = [node.lineno for node in ast.walk(tree(path)) if isinstance(node, ast.Global)]
+        assert not rebound, f"{name_of(path)}:{rebound[0]}"
 
 
 def _is_mutable(value: ast.expr) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import click
 import yaml
@@ -23,7 +24,7 @@ from headgate.config.loader import without_defaults
 from headgate.config.options import unreachable_objectives
 from headgate.core.errors import ConfigError, unknown_name_error
 from headgate.core.model import App
-from headgate.core.policy import PolicyConfig, PolicyKind
+from headgate.core.policy import Capabilities, PolicyConfig, PolicyKind
 from headgate.core.units import format_duration
 from headgate.policies import find_policy, policies_for, policy_names, requirements
 
@@ -181,3 +182,39 @@ def _import(reference: str) -> None:
             where = f"{error.filename}:{error.lineno}"
         problem = f"{type(error).__name__}: {error}"
         raise ConfigError(problem, where=where, key=reference) from None
+
+
+def shared_by_gateways(
+    config: AppConfig, capabilities: Capabilities, gateways: int
+) -> dict[str, Any]:
+    """Return the application as each of several gateways serves or simulates it.
+
+    What the file allows to spend and to run on a platform is divided among them. A policy that
+    picks free nodes by itself takes every slot for its own. So a node queues as many batches as the
+    slots that the other gateways believe to be free, instead of refusing them. A policy that is
+    made for refusals gets them (`Capabilities.multi_gateway` and `retries_busy`).
+    """
+    takes_refusals = capabilities.multi_gateway or capabilities.retries_busy
+    pools: dict[str, Any] = {}
+    spec: dict[str, Any] = dict(config.spec)
+    for pool in config.app.pools:
+        terms = dict((spec["pools"] or {}).get(pool.name, {"tier": "dedicated"}))
+        if pool.faas is not None:
+            terms["concurrency"] = max(1, pool.faas.concurrency_max // gateways)
+            terms["budget"] = {
+                period: None if usd is None else _divided_usd(usd, gateways)
+                for period, usd in terms["budget"].items()
+            }
+        elif not takes_refusals:
+            terms["queue_max"] = max(pool.queue_max, (gateways - 1) * pool.slots)
+        pools[pool.name] = terms
+    return {**spec, "pools": pools}
+
+
+def _divided_usd(text: str, parts: int) -> str:
+    """Return a part of an amount, in the form of the application file.
+
+    >>> _divided_usd("$0.06", 2)
+    '$0.03'
+    """
+    return f"${float(text.removeprefix('$')) / parts:.12g}"

@@ -112,19 +112,13 @@ def show_result(result: Result, title: str, explained: str) -> None:
     show(*_check_lines(result.checks))
     for path in result.figures:
         show(Text(f"written: {path}"))
-    failing = len(result.failing)
-    total = len(result.checks)
-    if failing:
-        summary = f"{failing} of {total} checks do not hold: {explained}"
-        show(Text(summary, style="bold red"))
-    elif total:
-        show(Text(f"all {total} checks hold", style="bold green"))
+    show(*_summary_lines(result, explained))
 
 
 def _check_lines(checks: Sequence[Check]) -> Iterator[RenderableType]:
     """Yield two lines for a check, or one if the measured value is the expected one."""
     for check in checks:
-        mark, style = ("✓", "bold green") if check.holds else ("✗", "bold red")
+        mark, style = _mark(check)
         expected, measured = format_cell(check.expected), format_cell(check.measured)
         source = (f"  ({check.source})", "dim")
         if check.holds and expected == measured:
@@ -133,8 +127,35 @@ def _check_lines(checks: Sequence[Check]) -> Iterator[RenderableType]:
         else:
             yield hanging_indent(mark, 2, Text.assemble(check.claim, source), style)
             yield hanging_indent("", 2, f"expected {expected}, measured {measured}")
+        if check.known is not None:
+            verb = "known not to hold, and holds" if check.holds else "known"
+            yield hanging_indent("", 2, f"{verb}: {check.known}")
     if checks:
         yield ""
+
+
+def _mark(check: Check) -> tuple[str, str]:
+    """Return the mark of a check and its style: what needs attention is red."""
+    if check.known is None:
+        return ("✓", "bold green") if check.holds else ("✗", "bold red")
+    return ("✓", "bold red") if check.holds else ("≠", "bold yellow")
+
+
+def _summary_lines(result: Result, explained: str) -> Iterator[Text]:
+    """Yield what all checks come to; `explained` says where to read about those that fail."""
+    total, failing, known = len(result.checks), len(result.failing), len(result.known)
+    if failing:
+        yield Text(f"{failing} of {total} checks do not hold: {explained}", style="bold red")
+    if result.outdated:
+        summary = f"{len(result.outdated)} of {total} checks are known not to hold, and do"
+        yield Text(summary, style="bold red")
+    if known:
+        pages = ", ".join(sorted({check.known for check in result.known if check.known}))
+        summary = f"{known} of {total} checks are of claims that are known not to hold: {pages}"
+        yield Text(summary, style="bold yellow")
+    if total and not failing and not result.outdated:
+        others = "other " if known else ""
+        yield Text(f"all {total - known} {others}checks hold", style="bold green")
 
 
 class Progress:

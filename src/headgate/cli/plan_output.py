@@ -24,6 +24,7 @@ from headgate.core.model import (
 )
 from headgate.core.units import format_duration, format_size
 from headgate.metrics.format import about, format_value, ms, per_second, percent, significant, usd
+from headgate.planning.capacity.latency_model import Characterisation, profile_of
 from headgate.planning.capacity.mix import FaasChoice, Mix, best_of_type, break_even_rate, evaluate
 from headgate.planning.capacity.plan import INSTANCES_MAX, CapacityPlan, Infeasible, faas_choice
 from headgate.planning.capacity.sizing import (
@@ -32,7 +33,6 @@ from headgate.planning.capacity.sizing import (
     faas_sizes,
     instance_capacity,
 )
-from headgate.planning.latency_model import Characterisation, profile_of
 
 
 @dataclass(frozen=True, slots=True)

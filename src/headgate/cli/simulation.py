@@ -18,6 +18,7 @@ from headgate.config import AppConfig, SimulationOptions, without_keys
 from headgate.core.actions import Action
 from headgate.core.event_log import LogHeader, LogWriter, json_lines, open_log
 from headgate.core.events import Event
+from headgate.core.model import App
 from headgate.metrics.columns import RunColumns
 from headgate.metrics.summary import Summary, summarise
 from headgate.sim.ground_truth import GroundTruthConfig
@@ -55,12 +56,17 @@ def run(
     workload: Workload,
     *,
     seed: int,
+    gateways: int = 1,
+    platforms: App | None = None,
     validate: bool = False,
     records_spans: bool = False,
     observer: Observer | None = None,
     title: str = "simulating",
 ) -> tuple[SimulatedRun, RunColumns]:
-    """Simulate, with a progress bar if it takes long."""
+    """Simulate, with a progress bar if it takes long.
+
+    Of `platforms` each gateway may use what `config` says; without it, all of them.
+    """
     options = config.simulation
     setup = Setup(
         app=config.app,
@@ -70,7 +76,9 @@ def run(
         truth=ground_truth_config(options),
         decision_ns=options.decision_ns,
         work_unit_ns=options.per_work_unit_ns,
-        request_ns=options.client_overhead_ns,
+        client_overheads_ns=options.client_overheads_ns,
+        schedulers=gateways,
+        platforms=platforms,
         announces=policy.is_clairvoyant,
         validate=validate,
         records_spans=records_spans,
@@ -113,8 +121,9 @@ class LogObserver(Observer):
         self._writer = LogWriter(json_lines(stream), header)
 
     def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
-        self._writer.write(self.events, now_ns, event, actions)
-        self.events += 1
+        if scheduler == 0:  # a log has the events of one Scheduler
+            self._writer.write(self.events, now_ns, event, actions)
+            self.events += 1
 
     def close(self) -> None:
         """Write the end mark of a complete run."""
@@ -123,13 +132,17 @@ class LogObserver(Observer):
 
 @contextmanager
 def logging_to(
-    path: Path | None, config: AppConfig, policy: SelectedPolicy, seed: int
+    path: Path | None, config: AppConfig, policy: SelectedPolicy, seed: int, gateways: int = 1
 ) -> Iterator[LogObserver | None]:
-    """Open an event log for a run, if there is a path. Its header has all that a replay needs."""
+    """Open an event log for a run, if there is a path. Its header has all that a replay needs.
+
+    Of several gateways, the first one is logged.
+    """
     if path is None:
         yield None
         return
-    header = LogHeader(without_keys(config.spec), policy.name, policy.settings, seed)
+    spec = without_keys(config.spec)
+    header = LogHeader(spec, policy.name, policy.settings, seed, peers=gateways)
     with writing(path, "--log"), open_log(path) as stream:
         observer = LogObserver(stream, header)
         yield observer

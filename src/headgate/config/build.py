@@ -34,6 +34,7 @@ from headgate.config.schema import (
 )
 from headgate.config.source import normalise
 from headgate.core import units
+from headgate.core.clock import NEVER_NS
 from headgate.core.errors import ConfigError, unknown_name_error
 from headgate.core.model import (
     COMPUTE_NAMES,
@@ -216,6 +217,9 @@ def _build_variant(
     if spec.slowdown[0] != 1:
         problem = f"begins with {spec.slowdown[0]:g}, the factor of a batch alone on its node"
         raise at.error("slowdown", problem, allowed="1.0 as the first factor")
+    if spec.retire_after_ns < NEVER_NS and spec.unused_after_ns == NEVER_NS:
+        problem = "counts from when an instance is no longer in use"
+        raise at.error("retire_after_ns", problem, allowed="together with unused_after")
     profile = Profile(
         exec_ns=_exec_ns(at),
         slowdown=spec.slowdown,
@@ -237,6 +241,8 @@ def _build_variant(
         spec.concurrency,
         more_shapes=shapes,
         interference=_build_interference(at, functions),
+        unused_after_ns=spec.unused_after_ns,
+        retire_after_ns=spec.retire_after_ns,
     )
 
 

@@ -194,9 +194,7 @@ class _Decoder:
         fields = _fields(kind)
         for name in value:
             if name not in fields:
-                is_cost = (kind.cls.__name__, name) == ("SloSpec", "cost")
-                noun = "key, objectives for cost are not supported yet" if is_cost else "key"
-                raise unknown_name_error(noun, name, fields, where=self._where, key=key)
+                raise unknown_name_error("key", name, fields, where=self._where, key=key)
         read: dict[str, object] = {}
         for name, field in fields.items():
             if name not in value and field.required:

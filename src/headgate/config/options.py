@@ -2,8 +2,8 @@
 
 The core's records (functions, pools, pipelines, clients, limits) are made in `build`. Here is what
 the core does not know: the policy and its settings, the workload and the ground truth of
-simulations, how the application is served, and what each client may do; and the check for latency
-objectives that no placement can meet.
+simulations, how the application is served, and what each client may do; and the check for
+objectives, of latency and of cost, that no placement can meet.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any
-
-from msgspec import structs
+from typing import Any, Final
 
 from headgate.config.decoding import Located
 from headgate.config.providers import Provider
@@ -27,6 +25,8 @@ from headgate.config.schema import (
 from headgate.core.errors import ConfigError, unknown_name_error
 from headgate.core.model import App, Client, Function, Pipeline
 from headgate.core.units import format_duration
+
+_ROUNDING: Final = 1e-9  # sums of floats may differ by so much from the sum that is written
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,12 @@ class SimulationOptions:
     distribution: str  # "exact", "exponential", "lognormal", "uniform" or "observed"
     cv: float  # coefficient of variation; 0 unless lognormal or uniform
     scale: tuple[float, ...]  # by function id: actual mean over profile
-    observed: tuple[tuple[float, ...], ...]  # by function id: equally likely factors, if observed
+    # By function id, if observed: batch sizes, and the equally likely factors from each on.
+    observed: tuple[tuple[tuple[int, tuple[float, ...]], ...], ...]
     decision_ns: int
     per_work_unit_ns: int
-    client_overhead_ns: int  # time of a request outside of the Scheduler's sight
+    # Equally likely times of a request outside of the Scheduler's sight.
+    client_overheads_ns: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +151,24 @@ def simulation_options(spec: SimulationSpec, app: App, where: str) -> Simulation
     if (times.spec.distribution == "observed") != bool(observed):
         verb = "is not used by" if observed else "is required by"
         raise times.error("observed", f"{verb} the distribution {times.spec.distribution}")
+    overheads_ns = spec.overheads.client_overhead_ns
     return SimulationOptions(
         distribution=times.spec.distribution,
         cv=times.spec.cv,
         scale=tuple(scale.get(name, 1.0) for name in names),
-        observed=tuple(observed.get(name, (1.0,)) for name in names) if observed else (),
-        **structs.asdict(spec.overheads),
+        observed=tuple(_by_size(observed.get(name, (1.0,))) for name in names) if observed else (),
+        decision_ns=spec.overheads.decision_ns,
+        per_work_unit_ns=spec.overheads.per_work_unit_ns,
+        client_overheads_ns=overheads_ns if isinstance(overheads_ns, tuple) else (overheads_ns,),
     )
+
+
+def _by_size(
+    factors: tuple[float, ...] | Mapping[str, tuple[float, ...]],
+) -> tuple[tuple[int, tuple[float, ...]], ...]:
+    if isinstance(factors, tuple):
+        return ((1, factors),)
+    return tuple(sorted((int(size), each) for size, each in factors.items()))
 
 
 def check_serve(spec: ServeSpec, where: str) -> None:
@@ -206,10 +219,12 @@ def unreachable_objectives(config: AppConfig, where: str) -> list[ConfigError]:
     """Return an error for each objective that no placement can meet.
 
     A request takes at least as long as its critical path: each stage a batch of one on the fastest
-    variant, plus the network delay both ways, on an idle and warm system. A stage that was never
-    measured, or that does not always run, counts as zero.
+    variant, plus the network delay both ways, on an idle and warm system. It costs at least what
+    its stages do on the cheapest variants, in the batches with which an item costs least. A stage
+    that was never measured, or that does not always run, counts as zero.
     """
     times_ns = [_shortest_ns(config, function) for function in config.app.functions]
+    cheapest = [_cheapest(config, function) for function in config.app.functions]
     errors = []
     for pipeline in config.app.pipelines:
         stages_ns = [0 if s.only_if_unsure else times_ns[s.function.id] for s in pipeline.stages]
@@ -218,7 +233,11 @@ def unreachable_objectives(config: AppConfig, where: str) -> list[ConfigError]:
             for index in pipeline.critical_path(stages_ns)
         ]
         if pipeline.slo.latency_ns < sum(time_ns for _, time_ns in path):
-            errors.append(_error(config, pipeline, path, where))
+            errors.append(_latency_error(config, pipeline, path, where))
+        places = [cheapest[s.function.id] for s in pipeline.stages if not s.only_if_unsure]
+        least_usd = sum(usd for _, usd in places)
+        if pipeline.slo.cost_usd < least_usd * (1 - _ROUNDING):
+            errors.append(_cost_error(config, pipeline, places, where))
     return errors
 
 
@@ -230,7 +249,7 @@ def _shortest_ns(config: AppConfig, function: Function) -> int:
     app, simulation = config.app, config.simulation
     factor = simulation.scale[function.id]
     if simulation.observed:
-        factor *= min(simulation.observed[function.id])
+        factor *= min(simulation.observed[function.id][0][1])
     return min(
         0
         if variant.name in config.unmeasured
@@ -240,18 +259,58 @@ def _shortest_ns(config: AppConfig, function: Function) -> int:
     )
 
 
-def _error(
+def _cheapest(config: AppConfig, function: Function) -> tuple[str, float]:
+    """Return where an item of a function costs least, as `function on pool`, and that cost."""
+    app, factor = config.app, min(1.0, config.simulation.scale[function.id])
+    if config.simulation.observed:
+        factor *= min(min(factors) for _, factors in config.simulation.observed[function.id])
+    candidates = [
+        (
+            0.0
+            if variant.name in config.unmeasured
+            else app.pools[pool_id].batch_usd(times.shape, int(exec_ns * factor)) / (index + 1),
+            f"{function.name} on {app.pools[pool_id].name}",
+        )
+        for variant in function.variants
+        for pool_id in variant.pool_ids
+        for times in variant.shapes
+        for index, exec_ns in enumerate(times.exec_ns)
+    ]
+    usd, name = min(candidates)
+    return name, usd
+
+
+def _latency_error(
     config: AppConfig, pipeline: Pipeline, path: list[tuple[str, int]], where: str
 ) -> ConfigError:
     total = format_duration(sum(time_ns for _, time_ns in path))
     steps = " -> ".join(f"{name} {format_duration(time_ns)}" for name, time_ns in path if time_ns)
-    sections = config.spec["pipelines"]
-    section = sections.get(pipeline.name) if isinstance(sections, dict) else None
-    has_own = isinstance(section, dict) and section.get("slo") is not None
     return ConfigError(
         f"is below the critical path of pipeline {pipeline.name}, {total}: {steps}",
         where=where,
-        key=f"pipelines.{pipeline.name}.slo.latency" if has_own else "slo.latency",
+        key=f"{_slo_key(config, pipeline)}.latency",
         value=format_duration(pipeline.slo.latency_ns),
         allowed=f"{total} or longer",
     )
+
+
+def _cost_error(
+    config: AppConfig, pipeline: Pipeline, places: list[tuple[str, float]], where: str
+) -> ConfigError:
+    total = f"${sum(usd for _, usd in places) * 1e6:.6g}/1M"
+    steps = ", ".join(f"{name} ${usd * 1e6:.6g}/1M" for name, usd in places)
+    return ConfigError(
+        f"is below the cheapest placement of pipeline {pipeline.name}, {total}: {steps}",
+        where=where,
+        key=f"{_slo_key(config, pipeline)}.cost",
+        value=f"${pipeline.slo.cost_usd * 1e6:.6g}/1M",
+        allowed=f"{total} or more",
+    )
+
+
+def _slo_key(config: AppConfig, pipeline: Pipeline) -> str:
+    """Return the key of the section that has the objective of a pipeline."""
+    sections = config.spec["pipelines"]
+    section = sections.get(pipeline.name) if isinstance(sections, dict) else None
+    has_own = isinstance(section, dict) and section.get("slo") is not None
+    return f"pipelines.{pipeline.name}.slo" if has_own else "slo"

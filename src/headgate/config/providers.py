@@ -1,6 +1,6 @@
 """The provider of each pool, and the credentials for endpoints on this machine.
 
-A pool is run by workers on this machine, by AWS Lambda or by SageMaker (`Provider`). Its
+A pool is run by workers on this machine, by AWS Lambda, SageMaker or Ray (`Provider`). Its
 `endpoint_url` may lead to this machine, where the Lambda emulator, a test or a stranger listens:
 that endpoint never gets credentials of AWS. The emulator makes keys of its own when it starts and
 leaves them in a file that only its user can read, found by the port of the endpoint.
@@ -31,7 +31,8 @@ SECRET_VARIABLE: Final = "HEADGATE_PLATFORM_SECRET_ACCESS_KEY"
 FILE_VARIABLE: Final = "HEADGATE_PLATFORM_KEYS_FILE"
 _FILE_BYTES_MAX: Final = 65_536
 _PORTS: Final = {"http": 80, "https": 443}
-_REMOTE_ONLY: Final = ("target", "endpoint_url", "region")
+_AWS_ONLY: Final = ("target", "endpoint_url", "region")
+_RAY_ADDRESS: Final = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 _TARGETS: Final = {
     "lambda": "the name of a Lambda function, or name:alias",
     "sagemaker": "the name of a SageMaker endpoint",
@@ -42,10 +43,11 @@ _TARGETS: Final = {
 class Provider:
     """What runs the nodes or the functions of a pool, and where it is called."""
 
-    kind: Literal["local", "lambda", "sagemaker"]
+    kind: Literal["local", "lambda", "sagemaker", "ray"]
     target: str = ""  # template of the function or endpoint name, see `target_of`
     endpoint_url: str | None = None  # None: AWS itself
     region: str | None = None  # None: as configured for the AWS SDK
+    address: str | None = None  # of a Ray cluster; None: an embedded one
 
     def target_of(self, function: str, node: int = 1) -> str:
         """Return the name to call for a function on a node (counted from 1).
@@ -60,9 +62,18 @@ def choose_providers(pools: Mapping[str, PoolSpec], where: str) -> tuple[Provide
     """Return the provider of each pool, by pool id; None: the pool can only be simulated."""
     if not pools:
         return (Provider("local"),)  # the default pool
-    return tuple(
+    providers = tuple(
         _choose_provider(Located(spec, where, f"pools.{name}")) for name, spec in pools.items()
     )
+    on_ray = [
+        each for each in zip(pools, providers, strict=True) if each[1] and each[1].kind == "ray"
+    ]
+    for name, provider in on_ray:
+        if provider != on_ray[0][1]:
+            at = Located(pools[name], where, f"pools.{name}")
+            problem = f"differs from that of {on_ray[0][0]}: a gateway can be on one Ray cluster"
+            raise at.error("address", problem, allowed="the same address for all pools on Ray")
+    return providers
 
 
 def _choose_provider(at: Located[PoolSpec]) -> Provider | None:
@@ -70,14 +81,16 @@ def _choose_provider(at: Located[PoolSpec]) -> Provider | None:
     is_serverless = spec.tier == "serverless"
     kind = spec.provider or (None if is_serverless else "local")
     if spec.provider is not None and is_serverless != (spec.provider == "lambda"):
-        allowed = "lambda" if is_serverless else "local, sagemaker"
+        allowed = "lambda" if is_serverless else "local, sagemaker, ray"
         raise at.error("provider", f"does not run {spec.tier} pools", allowed=allowed)
+    if kind in (None, "local", "ray"):
+        _refuse(at, _AWS_ONLY, "only with provider: lambda or sagemaker")
+    if kind != "ray":
+        _refuse(at, ("address",), "only with provider: ray")
     if kind is None or kind == "local":
-        for name in _REMOTE_ONLY:
-            if getattr(spec, name) is not None:
-                allowed = "only with provider: lambda or sagemaker"
-                raise at.error(name, "is not used by this provider", allowed=allowed)
         return None if kind is None else Provider("local")
+    if kind == "ray":
+        return _ray_provider(at)
     if not spec.target:
         raise at.error("target", "is missing", allowed=_TARGETS[kind])
     if kind == "sagemaker" and spec.nodes > 1 and "{node}" not in spec.target:
@@ -87,6 +100,28 @@ def _choose_provider(at: Located[PoolSpec]) -> Provider | None:
         allowed = "http://127.0.0.1:9001, https://...; without a user name"
         raise at.error("endpoint_url", "is not a valid URL", allowed=allowed)
     return Provider(kind, spec.target, spec.endpoint_url, spec.region)
+
+
+def _refuse(at: Located[PoolSpec], names: tuple[str, ...], allowed: str) -> None:
+    for name in names:
+        if getattr(at.spec, name) is not None:
+            raise at.error(name, "is not used by this provider", allowed=allowed)
+
+
+def _ray_provider(at: Located[PoolSpec]) -> Provider:
+    spec = at.spec
+    address = spec.address
+    if address is not None and address != "auto" and not _RAY_ADDRESS.fullmatch(address):
+        allowed = "host:port, such as 10.0.0.1:6379, or auto"
+        raise at.error("address", "is not the address of a Ray cluster", allowed=allowed)
+    if address is None and spec.nodes > 1:
+        problem = f"is {spec.nodes}, but an embedded Ray has one node"
+        raise at.error("nodes", problem, allowed="1, or the `address` of a cluster")
+    limits_compute = spec.cpu_milli is not None or spec.gpu_sevenths is not None
+    if limits_compute and spec.compute != "resident":
+        problem = "is not how Ray limits `cpus` and `gpu_share`: an actor holds them while it lives"
+        raise at.error("compute", problem, allowed="resident")
+    return Provider("ray", address=address)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
+from math import inf
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, json
@@ -142,6 +143,7 @@ _USD_PER_GB_S: Final = Quantity(
 _USD_PER_REQUEST: Final = Quantity(
     "price", _PRICES, units.parse_price_per_request, lambda usd: f"${_decimal(usd)}/request"
 )
+_USD_PER_REQUEST_OR_UNLIMITED: Final = replace(_USD_PER_REQUEST, words={"unlimited": inf})
 
 DurationNs = Annotated[int, _DURATION.meta]
 PositiveNs = Annotated[DurationNs, Meta(gt=0)]
@@ -157,3 +159,4 @@ Usd = Annotated[float, _USD.meta]
 UsdPerHour = Annotated[float, _USD_PER_HOUR.meta]
 UsdPerGbS = Annotated[float, _USD_PER_GB_S.meta]
 UsdPerRequest = Annotated[float, _USD_PER_REQUEST.meta]
+UsdPerRequestOrUnlimited = Annotated[float, _USD_PER_REQUEST_OR_UNLIMITED.meta]

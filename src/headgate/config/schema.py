@@ -23,6 +23,7 @@ time, so each is a sentence that stands alone.
 from __future__ import annotations
 
 import re
+from math import inf
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct, field
@@ -42,6 +43,7 @@ from headgate.config.quantities import (
     UsdPerGbS,
     UsdPerHour,
     UsdPerRequest,
+    UsdPerRequestOrUnlimited,
 )
 from headgate.core.clock import HOUR_NS, MILLISECOND_NS, MINUTE_NS, NEVER_NS, SECOND_NS
 from headgate.core.model import UNLIMITED
@@ -63,6 +65,7 @@ HashedKey = Annotated[
     str, Meta(title="hashed key", pattern=r"^sha256:[0-9a-f]{64}$(?!\n)", examples=["sha256:..."])
 ]
 Factor = Annotated[float, Meta(gt=0, le=1_000_000)]
+Factors = Annotated[tuple[Factor, ...], Meta(min_length=1, max_length=10_000)]
 ExecTimeNs = PositiveNs | tuple[PositiveNs, ...] | dict[BatchSize, PositiveNs]
 
 _EXECUTION_TIMEOUT_NS_MIN: Final = 100_000_000  # less, and a worker would die before it is up
@@ -116,6 +119,14 @@ class VariantSpec(Section, frozen=True):
     swap_in_ns: Annotated[
         DurationNs, about("Time to load the weights from host memory onto the device.")
     ] = 0
+    unused_after_ns: Annotated[
+        PositiveOrNeverNs,
+        about("Idle time after which an instance is no longer in use, or `never`."),
+    ] = NEVER_NS
+    retire_after_ns: Annotated[
+        PositiveOrNeverNs,
+        about("Time after which an instance that is not in use stops, or `never`."),
+    ] = NEVER_NS
     memory_bytes: Annotated[
         SizeBytes, about("Device memory that an instance holds while its weights are loaded.")
     ] = 0
@@ -302,10 +313,17 @@ class PoolSpec(FaasTerms, frozen=True):
     )
     # To serve it, and not only to simulate it:
     provider: Annotated[
-        Literal["local", "lambda", "sagemaker"] | None,
+        Literal["local", "lambda", "sagemaker", "ray"] | None,
         about(
-            "Who runs the pool: workers on this machine, AWS Lambda (serverless pools "
-            "only) or SageMaker endpoints. Default: local; a serverless pool is only simulated."
+            "Who runs the pool: workers on this machine, AWS Lambda (serverless pools only), "
+            "SageMaker endpoints or Ray. Default: local; a serverless pool is only simulated."
+        ),
+    ] = None
+    address: Annotated[
+        str | None,
+        about(
+            "Ray cluster of the pool: host:port of its head, or `auto` for the cluster that this "
+            "machine is part of. Default: an embedded Ray of one node is started."
         ),
     ] = None
     target: Annotated[
@@ -388,6 +406,10 @@ class SloSpec(Section, frozen=True):
     is_hard: Annotated[
         bool, about("Whether a request that still waits at its deadline is dropped.")
     ] = field(default=False, name="hard_deadline")
+    cost_usd: Annotated[
+        UsdPerRequestOrUnlimited,
+        about("Largest cost of a request, of what its own batches hold while they run."),
+    ] = field(default=inf, name="cost")
 
 
 class StageSpec(Section, frozen=True):
@@ -525,11 +547,11 @@ class ServiceTimesSpec(Section, frozen=True):
         about("Actual mean service time over the profile's, by function. Default: 1."),
     ] = field(default_factory=dict)
     observed: Annotated[
-        dict[str, Annotated[tuple[Factor, ...], Meta(min_length=1, max_length=10_000)]],
+        dict[str, Factors | Annotated[dict[BatchSize, Factors], Meta(min_length=1)]],
         about(
             "For the distribution `observed`: equally likely values of the actual "
-            "service time divided by the profile's, by function, as `headgate calibrate` finds "
-            "them. Default: 1."
+            "service time divided by the profile's, by function, or by function and the batch "
+            "size from which on they hold, as `headgate calibrate` finds them. Default: 1."
         ),
     ] = field(default_factory=dict)
 
@@ -542,10 +564,10 @@ class OverheadsSpec(Section, frozen=True):
         DurationNs, about("Time that the scheduler takes for each unit of work a policy reports.")
     ] = 0
     client_overhead_ns: Annotated[
-        DurationNs,
+        DurationNs | Annotated[tuple[DurationNs, ...], Meta(min_length=1, max_length=10_000)],
         about(
             "Time that a request takes before it reaches the scheduler and after it is "
-            "completed: part of the latency that the client measures."
+            "completed, part of the latency that the client measures: one, or equally likely ones."
         ),
     ] = 0
 
@@ -563,6 +585,10 @@ class ServeSpec(Section, frozen=True):
     host: Annotated[Text, about("Address to listen on.")] = "127.0.0.1"
     port: Annotated[Port, about("HTTP port. 0: any free port.")] = 8080
     grpc_port: Annotated[Port | None, about("gRPC port. Default: gRPC is not served.")] = None
+    gateways: Annotated[
+        int,
+        about("Number of gateway processes, which share the ports and the workers.", ge=1, le=32),
+    ] = 1
     tls_certificate: Annotated[Text | None, about("File with the TLS certificate chain (PEM).")] = (
         None
     )

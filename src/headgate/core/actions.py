@@ -84,7 +84,7 @@ class StartInstance(Action):
     Ends in `InstanceStarted`, or in `InstanceStopped` if it cannot be started.
     """
 
-    __slots__ = ("instance_id", "node_id", "pool_id", "shape_id", "variant_id")
+    __slots__ = ("instance_id", "node_id", "nth", "pool_id", "shape_id", "variant_id")
 
     def __init__(
         self,
@@ -93,12 +93,17 @@ class StartInstance(Action):
         pool_id: int,
         node_id: int | None,
         shape_id: int = 0,
+        nth: int = 0,
     ) -> None:
         self.instance_id = instance_id
         self.variant_id = variant_id
         self.pool_id = pool_id
         self.node_id = node_id
         self.shape_id = shape_id  # of the variant; 0 in a pool where a dispatch chooses it
+        # For several Schedulers that may order the same: the start is carried out only if the node
+        # has fewer than `nth` of the variant or, where a Broker grants the node, the pool has fewer
+        # of the function. 0: one more in any case.
+        self.nth = nth
 
 
 @final

@@ -13,6 +13,12 @@ Like the Scheduler, the Backend is pure and has one entry: `handle(now_ns, messa
 A message is an order (an action of a Scheduler for this node), or tells what has happened:
 `Ended` (an order that had begun is over), `IdleTimer` (it is due), `SchedulerLeft` or `Drain`.
 
+Instances belong to the node, not to the Scheduler that started them: they stay when it leaves, and
+any Scheduler may use or stop them. Each stops by itself when nobody has used it for long. Where
+`Variant.unused_after_ns` is set this takes two steps: an instance is first no longer *in use*,
+which every Scheduler may see, and after `Variant.retire_after_ns` more it stops. A batch that
+begins meanwhile makes it in use again, at no cost.
+
 The driver applies the effects in their order. An effect is one of
 - an order (`Dispatch`, `StartInstance` or `LoadWeights`): begin it now, and hand in `Ended` for it
   exactly once. The driver reports the event of its end, because only the driver knows the result;
@@ -22,6 +28,7 @@ The driver applies the effects in their order. An effect is one of
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Final, TypeAlias, final
 
 from headgate.core.actions import (
@@ -35,7 +42,14 @@ from headgate.core.actions import (
 )
 from headgate.core.clock import NEVER_NS
 from headgate.core.errors import DriverError
-from headgate.core.events import BatchRefused, Event, InstanceStopped, Refusal, WeightsEvicted
+from headgate.core.events import (
+    BatchRefused,
+    Event,
+    InstanceStopped,
+    InstanceUseChanged,
+    Refusal,
+    WeightsEvicted,
+)
 from headgate.core.model import UNLIMITED, Compute, Pool, Variant
 
 INSTANCES_MAX: Final = 4096  # per node: a Scheduler cannot fill the memory of a worker
@@ -43,8 +57,15 @@ INSTANCES_MAX: Final = 4096  # per node: a Scheduler cannot fill the memory of a
 # Why an instance has stopped, in the words of logs.
 STOPPED: Final = "stopped"
 IDLE: Final = "idle for too long"
+RETIRED: Final = "not in use for too long"
 DRAINING: Final = "the node is draining"
-ABANDONED: Final = "its gateway has left"
+NO_ROOM: Final = "another gateway has taken the room"  # before it began to start
+# Why a Broker denies a node, in the same words.
+EXHAUSTED: Final = "the pool is exhausted"
+STARTED_ALREADY: Final = "another gateway has ordered it"
+NODE_LOST: Final = "the node was lost"  # that was granted
+# These say nothing about whether a variant can be loaded: none of them has tried to.
+NEVER_TRIED: Final = frozenset((DRAINING, EXHAUSTED, NODE_LOST, NO_ROOM, STARTED_ALREADY))
 
 
 @final
@@ -63,7 +84,7 @@ class Ended:
 
 @final
 class IdleTimer:
-    """At `at_ns` this instance may have reached the idle timeout of its pool."""
+    """At `at_ns` this instance may have reached an idle timeout, of its pool or its variant."""
 
     __slots__ = ("at_ns", "instance_id")
 
@@ -74,11 +95,11 @@ class IdleTimer:
 
 @final
 class SchedulerLeft:
-    """Nobody waits any more for the batches and needs the instances with these ids."""
+    """Nobody waits any more for the batches with these ids. Instances stay."""
 
     __slots__ = ("ids",)
 
-    def __init__(self, ids: range) -> None:
+    def __init__(self, ids: Container[int]) -> None:
         self.ids = ids
 
 
@@ -101,11 +122,13 @@ class ResidentInstance:
     """The state of an instance on its own node."""
 
     __slots__ = (
+        "has_timer",
         "held",
         "holds_compute",
         "id",
         "idle_since_ns",
         "is_evicting",
+        "is_in_use",
         "is_ready",
         "running",
         "shape_id",
@@ -124,6 +147,8 @@ class ResidentInstance:
         self.running = 0
         self.held = 0  # dispatches accepted and not begun
         self.idle_since_ns = 0  # when its last work ended; meaningful only while nothing runs
+        self.is_in_use = True  # False from `Variant.unused_after_ns` after its last work
+        self.has_timer = False  # one of its own two timeouts is being waited for
 
 
 @final
@@ -140,7 +165,9 @@ class Backend:
         is_resident = pool.compute == Compute.RESIDENT
         self._is_resident = limits_compute and is_resident  # instances hold compute
         self._counts_batches = limits_compute and not is_resident  # running batches do
-        self._has_idle_timeout = pool.idle_timeout_ns < NEVER_NS
+        self._has_idle_timeout = pool.idle_timeout_ns < NEVER_NS or any(
+            variant.unused_after_ns < NEVER_NS for variant in variants
+        )
         self._running = 0
         self._cpu_milli = 0
         self._gpu_sevenths = 0
@@ -161,7 +188,9 @@ class Backend:
                 return [BatchRefused(message.batch_id, Refusal.GONE)]
             is_next = not self._held or not self._has_waiting_order()
             if is_next and self._try_begin_batch(instance, message.shape_id):
-                return [message]
+                if instance.is_in_use:
+                    return [message]
+                return [message, _used_again(instance)]
             return self._hold(message, instance)
         if not isinstance(message, Ended):
             return self._handle_rare(now_ns, message)
@@ -205,10 +234,14 @@ class Backend:
         elif isinstance(message, IdleTimer):
             self._stop_if_idle(now_ns, message.instance_id, effects)
         elif isinstance(message, SchedulerLeft):
-            self._release(message.ids, ABANDONED, effects)
+            self._refuse_all(message.ids, effects)
+            self._begin_held(effects)
         elif isinstance(message, Drain):
             self.is_draining = True
-            self._release(range(NEVER_NS), DRAINING, effects)
+            self._refuse_all(range(NEVER_NS), effects)
+            for instance_id in list(self.instances):
+                self._stop(instance_id, DRAINING, effects)
+            self._begin_held(effects)
         else:
             raise DriverError(f"{type(message).__name__} is not for a node")
         if self._is_resident:
@@ -221,6 +254,9 @@ class Backend:
 
     def _hold(self, order: Dispatch, instance: ResidentInstance) -> list[Effect]:
         """Hold a batch that cannot begin now, or refuse it."""
+        if not instance.is_ready and not self._is_preparing(instance):
+            # Another Scheduler has evicted its weights, and the news and this order have crossed.
+            return [BatchRefused(order.batch_id, Refusal.BUSY)]
         # A batch may wait for its own instance to become ready, up to the instance's concurrency.
         may_wait = not instance.is_ready and instance.held < instance.variant.concurrency
         if not may_wait and self._queue_length() >= self._pool.queue_max:
@@ -248,10 +284,51 @@ class Backend:
         return self._prepare(order, instance)
 
     def _prepare(self, order: Action, instance: ResidentInstance) -> list[Effect]:
-        if not self._has_waiting_order() and self._try_prepare(instance):
+        if denied := self._denial(order):
+            del self.instances[instance.id]
+            return [InstanceStopped(instance.id, denied)]
+        if (
+            not self._has_waiting_order()
+            and not self._others_of(order)
+            and self._try_prepare(instance)
+        ):
             return [order]
         self._held.append(order)
         return _NOTHING
+
+    def _denial(self, order: Action) -> str:
+        """Why a start that other gateways may have forestalled will never begin; empty: it may."""
+        if not isinstance(order, StartInstance) or not order.nth:
+            return ""
+        if self._others_of(order, ready=True):
+            return STARTED_ALREADY
+        return NO_ROOM if self._is_resident and not self._has_compute_for(order) else ""
+
+    def _has_compute_for(self, order: StartInstance) -> bool:
+        """Whether an instance fits beside those that hold compute and are here to stay."""
+        shape = self._variants[order.variant_id].shapes[order.shape_id].shape
+        cpu_milli, gpu_sevenths = shape.cpu_milli, shape.gpu_sevenths
+        for other in self.instances.values():
+            if other.holds_compute and not other.stop_reason and not other.is_evicting:
+                shape = other.variant.shapes[other.shape_id].shape
+                cpu_milli += shape.cpu_milli
+                gpu_sevenths += shape.gpu_sevenths
+        return cpu_milli <= self._cpu_milli_max and gpu_sevenths <= self._gpu_sevenths_max
+
+    def _others_of(self, order: Action, *, ready: bool = False) -> bool:
+        """Whether the node has what a start is for: as many others are ready, or being started.
+
+        Several gateways may find that a node lacks a variant. One start is begun; the others wait
+        for its end, and begin only if it fails.
+        """
+        if not isinstance(order, StartInstance) or not order.nth:
+            return False
+        count = 0
+        for other in self.instances.values():
+            is_here = other.is_ready if ready else other.is_ready or other.running > 0
+            if other.variant.id == order.variant_id and is_here and not other.stop_reason:
+                count += 1
+        return count >= order.nth
 
     def _evict(self, instance_id: int, effects: list[Effect]) -> None:
         """Take weights off the device, now or when the instance's work has ended.
@@ -278,20 +355,45 @@ class Backend:
     def _stop_if_idle(self, now_ns: int, instance_id: int, effects: list[Effect]) -> None:
         """Stop an instance that nobody has used since the idle timer was set."""
         instance = self.instances.get(instance_id)
-        if instance is None or instance.running or instance.held or not instance.is_ready:
+        if instance is None:
             return
-        if now_ns - instance.idle_since_ns >= self._pool.idle_timeout_ns:
+        instance.has_timer = False
+        if instance.running or instance.held or not instance.is_ready or instance.stop_reason:
+            return
+        if instance.variant.unused_after_ns < NEVER_NS:
+            self._retire_by_steps(now_ns, instance, effects)
+        elif now_ns - instance.idle_since_ns >= self._pool.idle_timeout_ns:
             self._stop(instance_id, IDLE, effects)
 
-    def _release(self, ids: range, reason: str, effects: list[Effect]) -> None:
-        """Refuse the held batches with these ids, and stop the instances."""
+    def _retire_by_steps(
+        self, now_ns: int, instance: ResidentInstance, effects: list[Effect]
+    ) -> None:
+        """Take an idle instance out of use, or stop one that is not in use, when that is due."""
+        variant = instance.variant
+        due_ns = instance.idle_since_ns + variant.unused_after_ns
+        if instance.is_in_use and now_ns >= due_ns:
+            instance.is_in_use = False
+            effects.append(InstanceUseChanged(instance.id, False))
+        if not instance.is_in_use:
+            if variant.retire_after_ns == NEVER_NS:
+                return
+            due_ns += variant.retire_after_ns
+            if now_ns >= due_ns:
+                self._stop(instance.id, RETIRED, effects)
+                return
+        self._set_timer(instance, due_ns, effects)
+
+    def _set_timer(self, instance: ResidentInstance, at_ns: int, effects: list[Effect]) -> None:
+        """Wait for a timeout of this instance. One timer is enough: it may be used meanwhile."""
+        if not instance.has_timer:
+            instance.has_timer = True
+            effects.append(IdleTimer(instance.id, at_ns))
+
+    def _refuse_all(self, ids: Container[int], effects: list[Effect]) -> None:
+        """Refuse the held batches with these ids."""
         for batch in self.held_batches():
             if batch.batch_id in ids:
                 self._refuse_held(batch, Refusal.GONE, effects)
-        for instance_id in list(self.instances):
-            if instance_id in ids:
-                self._stop(instance_id, reason, effects)
-        self._begin_held(effects)
 
     def _refuse_held(self, batch: Dispatch, refusal: int, effects: list[Effect]) -> None:
         self._held.remove(batch)
@@ -313,7 +415,10 @@ class Backend:
             self._begin_held(effects)  # what left the device has made room
         is_idle = instance.is_ready and not (instance.running or instance.held)
         if self._has_idle_timeout and is_idle and not instance.stop_reason:
-            effects.append(IdleTimer(instance.id, now_ns + self._pool.idle_timeout_ns))
+            if instance.variant.unused_after_ns < NEVER_NS:
+                self._set_timer(instance, now_ns + instance.variant.unused_after_ns, effects)
+            elif self._pool.idle_timeout_ns < NEVER_NS:
+                effects.append(IdleTimer(instance.id, now_ns + self._pool.idle_timeout_ns))
         return effects
 
     def _begin_held(self, effects: list[Effect]) -> None:
@@ -321,18 +426,29 @@ class Backend:
         if not self._held:
             return
         still_held: list[Action] = []
+        denied: list[tuple[ResidentInstance, str]] = []
         for order in self._held:
             instance = self.instances[instance_of(order)]
             if isinstance(order, Dispatch):
                 begins = self._try_begin_batch(instance, order.shape_id)
                 instance.held -= begins
+            elif reason := self._denial(order):
+                begins = False
+                denied.append((instance, reason))
+            elif self._others_of(order):
+                begins = False
             else:
                 begins = self._try_prepare(instance)
             if begins:
                 effects.append(order)
+                if not instance.is_in_use:
+                    effects.append(_used_again(instance))
             else:
                 still_held.append(order)
         self._held = still_held
+        for instance, reason in denied:
+            self._remove(instance, effects)
+            effects.append(InstanceStopped(instance.id, reason))
 
     def _finish_if_idle(self, instance: ResidentInstance, effects: list[Effect]) -> None:
         """Carry out the eviction and the stop that waited for the end of an instance's work."""
@@ -415,16 +531,29 @@ class Backend:
         """Whether a held order waits for a slot, and not only for its own instance."""
         for order in self._held:
             if not isinstance(order, Dispatch):
-                return True
-            if self.instances[instance_of(order)].is_ready:
+                if not self._others_of(order):
+                    return True
+            elif self.instances[instance_of(order)].is_ready:
                 return True
         return False
+
+    def _is_preparing(self, instance: ResidentInstance) -> bool:
+        """Whether an instance that is not ready is being started or loaded, or will be."""
+        if instance.running:
+            return True
+        orders = (order for order in self._held if not isinstance(order, Dispatch))
+        return any(instance_of(order) == instance.id for order in orders)
 
     def _queue_length(self) -> int:
         """Number of held batches whose instance is ready: those that wait for a slot."""
         return sum(
             1 for batch in self.held_batches() if self.instances[instance_of(batch)].is_ready
         )
+
+
+def _used_again(instance: ResidentInstance) -> InstanceUseChanged:
+    instance.is_in_use = True
+    return InstanceUseChanged(instance.id, True)
 
 
 def instance_of(order: Action) -> int:
@@ -455,6 +584,10 @@ class Broker:
     arrival, but a function that holds fewer nodes goes before one that holds more, so no function
     can starve the others. When no node is free, requests wait in a queue of bounded length; beyond
     the bound they are denied, and the Scheduler sees an instance that could not be started.
+
+    A request may say that it is for the `nth` instance of its function. It is denied if the
+    function holds as many nodes already, or will when its requests are granted. So Schedulers that
+    want the same instance need not agree on who starts it.
     """
 
     def __init__(self, waiting_max: int = 1_000) -> None:
@@ -464,20 +597,32 @@ class Broker:
         self._held: dict[int, tuple[int, int]] = {}  # node id -> (instance id, function id)
         self._nodes_of: dict[int, int] = {}  # function id -> nodes it holds
 
-    def request(self, instance_id: int, function_id: int) -> bool:
-        """Request a node. False if denied: no node is free and the queue is full."""
+    def request(self, instance_id: int, function_id: int, nth: int = 0) -> str:
+        """Request a node. Returns why the request is denied; empty if it is granted or waits."""
+        if nth:
+            waiting = sum(1 for other in self._waiting.values() if other == function_id)
+            if self._nodes_of.get(function_id, 0) + waiting >= nth:
+                return STARTED_ALREADY
         if not self._free and len(self._waiting) >= self._waiting_max:
-            return False
+            return EXHAUSTED
         self._waiting[instance_id] = function_id
-        return True
+        return ""
 
     def withdraw(self, instance_id: int) -> None:
         """Drop the request of an instance that has not been granted a node."""
         self._waiting.pop(instance_id, None)
 
+    def withdraw_all(self, ids: range) -> list[int]:
+        """Drop the requests with these ids, whose Scheduler has left; return the ids dropped."""
+        dropped = [instance_id for instance_id in self._waiting if instance_id in ids]
+        for instance_id in dropped:
+            del self._waiting[instance_id]
+        return dropped
+
     def node_joined(self, node_id: int) -> None:
-        """Add a node that may be granted."""
-        self._free[node_id] = None
+        """Add a node that may be granted. Idempotent, also while the node is granted."""
+        if node_id not in self._held:
+            self._free[node_id] = None
 
     def node_freed(self, node_id: int) -> None:
         """Release a node whose instance is gone, so that it may be granted again."""

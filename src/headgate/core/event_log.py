@@ -14,8 +14,11 @@ come from the constructors' signatures, because those are all that an interprete
 build have in common: native classes have neither `__slots__` nor annotations. Where there are
 annotations, values are checked against them; a compiled constructor checks its own arguments.
 A `Settle` is written with the fields of its `Settlement`, one by one. Those with a default, and the
-`shape_id` of an action, may be missing at the end: a log that is older than a field can still be
-read.
+`shape_id`, the `nth` and the `cost_usd` of other things, may be missing at the end: a log that is
+older than a field can still be read.
+
+In the header, `index` is the number of the Scheduler among all that there ever were, and `peers`
+how many gateways there were when it was made. Of the ids in a log, `ids.owner` tells the Scheduler.
 
 A log may be rotated into segments, which are files that continue each other: `run.log` is the
 newest, and of `run.log.1`, `run.log.2` and so on a larger number is a newer file. Each segment has
@@ -64,6 +67,23 @@ def to_wire(thing: Event | Action) -> Wire:
         value = wire[place]
         assert isinstance(value, list | tuple)
         wire[place] = list(value)
+    return wire
+
+
+def _short_wire(thing: Event | Action) -> Wire:
+    """The same without the last fields that may be missing, as far as they say nothing.
+
+    Most requests are not rejected, and have no cost objective of their own.
+
+    >>> from headgate.core.states import MET
+    >>> _short_wire(Settle(7, MET))
+    ['Settle', 7, 0, '', 0, 0, '']
+    """
+    wire = to_wire(thing)
+    fields_min = _SHORTENED.get(str(wire[0]))
+    if fields_min is not None:
+        while len(wire) > fields_min and not wire[-1]:
+            wire.pop()
     return wire
 
 
@@ -142,13 +162,15 @@ def _check(name: str, field: str, value: object, where: str | None) -> None:
 
 
 # JSON has lists only; these fields are tuples.
-_TUPLES: Final = frozenset(("failed_tasks", "key", "too_large", "unsure"))
+_TUPLES: Final = frozenset(("failed_tasks", "instances", "key", "too_large", "unsure"))
 _LISTS: Final = _TUPLES | {"task_ids"}
 # A compiled constructor checks that an argument is a list, but not the elements; and like Python it
 # takes `True` for an integer.
 _STRICT: Final[Mapping[str, str]] = {
     "failed_tasks": "tuple[int, ...]",
+    "instances": "tuple[int, ...]",
     "is_hard": "bool",
+    "is_in_use": "bool",
     "is_provisioned": "bool",
     "key": "TimerKey",
     "node_died": "bool",
@@ -196,8 +218,13 @@ _SETTLEMENT: Final = dataclass_fields(Settlement)
 _MAY_MISS: Final[Mapping[str, int]] = {
     "Settle": sum(field.default is not MISSING for field in _SETTLEMENT),
     "Dispatch": 1,
-    "StartInstance": 1,
+    "InstanceAppeared": 1,
+    "NodeJoined": 1,
+    "RequestArrived": 1,
+    "StartInstance": 2,
 }
+# Fields, with the name, that are always written: those of the first version of the log.
+_SHORTENED: Final[Mapping[str, int]] = {"Settle": 7, "RequestArrived": 9}
 _CLASSES: Final = _vocabulary()
 _FIELDS: Final = {name: _fields(cls) for name, cls in _CLASSES.items()}  # kinds by field by class
 # All fields are fetched at once: a live gateway logs every event, so this is on its hot path.
@@ -258,7 +285,7 @@ class LogWriter:
 
     def write(self, seq: int, now_ns: int, event: Event, actions: Iterable[Action]) -> None:
         """Write one event and its actions."""
-        self._emit([seq, now_ns, to_wire(event), [to_wire(action) for action in actions]])
+        self._emit([seq, now_ns, _short_wire(event), [_short_wire(action) for action in actions]])
         self._next_seq = seq + 1
         self._last_ns = now_ns
 

@@ -55,6 +55,7 @@ class RequestArrived(Event):
 
     __slots__ = (
         "client",
+        "cost_usd",
         "deadline_ns",
         "is_hard",
         "items",
@@ -75,6 +76,7 @@ class RequestArrived(Event):
         deadline_ns: int = 0,
         is_hard: bool = False,
         payload_bytes: int = 0,
+        cost_usd: float = 0.0,
     ) -> None:
         self.request_id = request_id
         self.pipeline = pipeline
@@ -85,6 +87,7 @@ class RequestArrived(Event):
         self.is_hard = is_hard  # a response after the deadline is useless
         # Upper bound on the payload of a FaaS call that carries the inputs; 0: unknown.
         self.payload_bytes = payload_bytes
+        self.cost_usd = cost_usd  # the most that it may cost; 0: the pipeline's SLO says
 
 
 @final
@@ -187,14 +190,26 @@ class InstanceStarted(Event):
 
 @final
 class InstanceAppeared(Event):
-    """Another Scheduler of the same pool has started this instance."""
+    """Another Scheduler of the same pool has started this instance, perhaps one that has left."""
 
-    __slots__ = ("instance_id", "node_id", "variant_id")
+    __slots__ = ("instance_id", "node_id", "shape_id", "variant_id")
 
-    def __init__(self, instance_id: int, variant_id: int, node_id: int) -> None:
+    def __init__(self, instance_id: int, variant_id: int, node_id: int, shape_id: int = 0) -> None:
         self.instance_id = instance_id
         self.variant_id = variant_id
         self.node_id = node_id
+        self.shape_id = shape_id  # what it was started with
+
+
+@final
+class InstanceUseChanged(Event):
+    """An instance has been idle for `Variant.unused_after_ns`, or is in use again."""
+
+    __slots__ = ("instance_id", "is_in_use")
+
+    def __init__(self, instance_id: int, is_in_use: bool) -> None:
+        self.instance_id = instance_id
+        self.is_in_use = is_in_use
 
 
 @final
@@ -242,14 +257,22 @@ class WeightsEvicted(Event):
 
 @final
 class NodeJoined(Event):
-    """A node joined, or came back, and holds no instance."""
+    """A node joined, or came back.
 
-    __slots__ = ("name", "node_id", "pool_id")
+    `instances` are those that it holds and that can be used, whoever has started them: the id of
+    each, that of its variant and that of its shape, one after the other. They come with the node,
+    because a policy may start instances as soon as it has a node.
+    """
 
-    def __init__(self, node_id: int, pool_id: int, name: str) -> None:
+    __slots__ = ("instances", "name", "node_id", "pool_id")
+
+    def __init__(
+        self, node_id: int, pool_id: int, name: str, instances: tuple[int, ...] = ()
+    ) -> None:
         self.node_id = node_id
         self.pool_id = pool_id
         self.name = name
+        self.instances = instances
 
 
 @final
@@ -260,6 +283,19 @@ class NodeLost(Event):
 
     def __init__(self, node_id: int) -> None:
         self.node_id = node_id
+
+
+@final
+class GatewaysChanged(Event):
+    """The number of gateways that share the load is now known to be this one.
+
+    Whoever counts them needs a while to notice that one has crashed, so the number may be wrong.
+    """
+
+    __slots__ = ("count",)
+
+    def __init__(self, count: int) -> None:
+        self.count = count
 
 
 @final

@@ -54,6 +54,15 @@ class Shape:
     cpu_milli: int = 0
     gpu_sevenths: int = 0
 
+    @property
+    def cores(self) -> int:
+        """Its CPUs, a part of one counted as one: the threads that a batch may use.
+
+        >>> Shape(cpu_milli=1500).cores
+        2
+        """
+        return -(-self.cpu_milli // 1000)
+
     def __str__(self) -> str:
         return f"{self.cpu_milli / 1000:g} CPUs and {self.gpu_sevenths}/7 of a GPU"
 
@@ -134,6 +143,10 @@ class Variant:
     # By function id: the measured factor on the time of a batch while one batch of that function
     # runs on the same node. Empty: no interference beside `Profile.slowdown`.
     interference: tuple[float, ...] = ()
+    # An instance that is idle for `unused_after_ns` is no longer in use, and one that is not in use
+    # for `retire_after_ns` stops. Without the first, `Pool.idle_timeout_ns` applies.
+    unused_after_ns: int = NEVER_NS
+    retire_after_ns: int = NEVER_NS
     shapes: tuple[ShapeTimes, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -167,12 +180,14 @@ class Function:
 
 @dataclass(frozen=True)
 class Slo:
-    """A latency objective at a quantile."""
+    """A latency objective at a quantile, and the largest cost of a request."""
 
     latency_ns: int = NEVER_NS
     quantile: float = 0.99
     rate_tolerance: float = 1.0  # the SLO holds up to this multiple of the forecast rate
     is_hard: bool = False  # a request that still waits at its deadline expires
+    # Of what a request itself holds: its part of the nodes while its batches run, or its calls.
+    cost_usd: float = inf
 
     def deadline_ns(self, arrival_ns: int) -> int:
         """Deadline of a request that arrives at `arrival_ns`."""
@@ -341,6 +356,32 @@ class Pool:
         by_cpu = self.cpu_milli // shape.cpu_milli if shape.cpu_milli else self.slots
         by_gpu = self.gpu_sevenths // shape.gpu_sevenths if shape.gpu_sevenths else self.slots
         return min(self.slots, by_cpu, by_gpu)
+
+    def part_of(self, shape: Shape) -> float:
+        """The part of a node that a batch in a shape holds.
+
+        >>> Pool(0, "gpu", slots=4, gpu_sevenths=7).part_of(Shape(gpu_sevenths=1))
+        0.25
+        """
+        return max(
+            1 / self.slots,
+            shape.cpu_milli / max(1, self.cpu_milli),
+            shape.gpu_sevenths / max(1, self.gpu_sevenths),
+        )
+
+    def batch_usd(self, shape: Shape, run_ns: int, start_ns: int = 0) -> float:
+        """Cost of what a batch holds: its part of a node with the shape, or a call.
+
+        `start_ns` is the cold start that the batch waits for.
+
+        >>> Pool(0, "gpu", slots=2, usd_per_hour=3.6).batch_usd(Shape(), 1_000_000_000)
+        0.0005
+        """
+        if self.faas is not None:
+            return self.faas.usd(run_ns + (start_ns if self.faas.bills_cold_start else 0))
+        held_ns = run_ns + start_ns
+        node_usd = self.usd_per_hour * self.part_of(shape) * held_ns / HOUR_NS
+        return node_usd + self.compute_usd(shape, held_ns)
 
     def compute_usd(self, shape: Shape, held_ns: int) -> float:
         """Cost of the compute of a shape, besides that of the node that has it.

@@ -218,7 +218,7 @@ class Orders:
         if settlement.outcome != Outcome.REJECTED:
             raise PolicyError(f"request {request.id} is rejected with another outcome")
         for task in request.tasks:
-            if task.attempts_made or task.refusals:
+            if task.attempts_made or task.refusals or task.busy_refusals:
                 raise PolicyError(f"request {request.id} has been admitted: expire it instead")
         if self._is_observing:
             self._state.report_would_reject(request, settlement.reason)
@@ -262,12 +262,19 @@ class Orders:
         if shape_id and pool.compute == Compute.PER_BATCH:
             raise PolicyError(f"pool {pool.name} chooses shapes at dispatch")
 
-    def start_anywhere(self, variant: Variant, pool: Pool, shape_id: int = 0) -> Instance:
-        """Start an instance on whichever node the pool's Broker grants."""
+    def start_anywhere(
+        self, variant: Variant, pool: Pool, shape_id: int = 0, nth: int = 0
+    ) -> Instance:
+        """Start an instance on whichever node the pool's Broker grants.
+
+        With `nth`, only if the function has fewer in the pool, started by whomever, or waiting for
+        a node: if several Schedulers order the third instance, one is started, and the others see
+        theirs stop and that one appear.
+        """
         if pool.id not in variant.pool_ids:
             raise PolicyError(f"{variant.name} does not run on pool {pool.name}")
         self._check_may_start(variant, pool, shape_id)
-        return self._instances.start_instance(variant, pool, None, shape_id)
+        return self._instances.start_instance(variant, pool, None, shape_id, nth)
 
     def stop(self, instance: Instance) -> None:
         """Drain an instance: it finishes the batches it has begun, then stops."""

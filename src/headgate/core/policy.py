@@ -116,6 +116,12 @@ class Capabilities:
     mixed_pools: bool = False  # several pools, functions that not every node can run
     serverless: bool = False  # FaaS pools
     multi_gateway: bool = False  # several Schedulers that share pools
+    # Several gateways may each run it over the same nodes, where those queue what is too much: it
+    # picks nodes by itself, and stops nothing that another gateway uses.
+    shares_nodes: bool = False
+    # With several gateways, nodes that are busy refuse its batches instead of queueing them: it
+    # asks another node, and that one later.
+    retries_busy: bool = False
     clairvoyance: bool = False  # requests are announced before they arrive
 
 
@@ -128,6 +134,9 @@ class Target:
     count: int
     per_node_max: int = 1  # instances that one node may hold, of this variant and shape
     shape_id: int = 0  # other than 0 only where a shape is chosen at the start of an instance
+    # The Broker of the pool picks the nodes, and the instances of all Schedulers count: those that
+    # plan the same number start it once.
+    is_shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -186,8 +195,20 @@ class Policy:
         """A task may be dispatched: dispatch it now, or queue it."""
         raise NotImplementedError
 
-    def on_task_returned(self, task: Task) -> None:
-        """A task is ready again: its attempt was refused, or failed and may be repeated."""
+    def backs_off(self, batch: Batch) -> bool:
+        """Whether to send nothing to a node for `Limits.backoff_ns`, because it was busy.
+
+        Such a refusal counts towards `Limits.refusals_max`. A policy that returns False retries in
+        its own way: the node stays free for everything else, the refusal does not count, and the
+        policy must bound its retries itself.
+        """
+        return True
+
+    def on_task_returned(self, task: Task, reason: int | None) -> None:
+        """A task is ready again: its attempt was refused, or failed and may be repeated.
+
+        `reason` is the `Refusal`; None if the attempt may have run.
+        """
         self.on_task_ready(task)
 
     def on_task_withdrawn(self, task: Task) -> None:
@@ -217,6 +238,9 @@ class Policy:
 
     def on_node_lost(self, node: Node) -> None:
         """A node is gone."""
+
+    def on_gateways_changed(self) -> None:
+        """`View.gateways` has another value."""
 
     def on_timer(self, name: str, number: int) -> None:
         """A timer set by this policy has fired."""

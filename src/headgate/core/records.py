@@ -33,6 +33,7 @@ class Request:
     __slots__ = (
         "arrival_ns",
         "client",
+        "cost_usd",
         "deadline_ns",
         "id",
         "is_hard",
@@ -56,6 +57,7 @@ class Request:
         arrival_ns: int,
         deadline_ns: int,
         payload_bytes: int = 0,
+        cost_usd: float = 0.0,
     ) -> None:
         self.id = id
         self.pipeline = pipeline
@@ -66,6 +68,7 @@ class Request:
         self.arrival_ns = arrival_ns
         self.deadline_ns = deadline_ns
         self.payload_bytes = payload_bytes  # of a FaaS call that carries its inputs; 0: unknown
+        self.cost_usd = cost_usd or pipeline.slo.cost_usd  # the cost objective; inf: none
         self.is_hard = False  # it expires if it still waits at its deadline
         self.would_be_rejected = False  # the policy rejected it, and admission is only observed
         self.state: int = REQUEST_OPEN
@@ -82,6 +85,7 @@ class Task:
 
     __slots__ = (
         "attempts_made",
+        "busy_refusals",
         "copies_in_flight",
         "function",
         "id",
@@ -106,6 +110,7 @@ class Task:
         self.copies_in_flight = 0  # attempts in flight beside the first, while it is RUNNING
         self.attempts_made = 0
         self.refusals = 0
+        self.busy_refusals = 0  # those that the policy deals with: `Policy.backs_off`
         self.must_run_alone = False  # quarantined: it may have killed a worker, so it runs alone
         # Payload of a FaaS call that carries its inputs, as far as known; raised to above the
         # platform's limit once a call was too large.
@@ -138,6 +143,7 @@ class Instance:
     __slots__ = (
         "holds_compute",
         "id",
+        "is_in_use",
         "is_preparing",
         "last_used_ns",
         "node",
@@ -169,6 +175,8 @@ class Instance:
         self.shape_id = shape_id
         self.holds_compute = False  # it holds its shape, because compute is resident on its node
         self.running = 0  # batches of this Scheduler in flight on it
+        # False once nobody, whichever Scheduler, has used it for `Variant.unused_after_ns`.
+        self.is_in_use = True
         self.last_used_ns = now_ns
 
 
@@ -278,9 +286,9 @@ class LoadFailure:
 
     __slots__ = ("failures", "node_id", "probe_id", "reason", "retry_at_ns")
 
-    def __init__(self, reason: str, node_id: int) -> None:
+    def __init__(self, reason: str, node_id: int | None) -> None:
         self.reason = reason
-        self.node_id = node_id  # the node of the last attempt
+        self.node_id = node_id  # the node of the last attempt; None: a Broker picked it
         self.failures = 0  # consecutive
         self.retry_at_ns = 0  # when a probe starts, or when the running probe should be done
         self.probe_id: int | None = None  # the instance that is being started as a probe

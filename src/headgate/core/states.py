@@ -146,10 +146,15 @@ class Rejection:
     OVERLOADED: Final = "overloaded"  # predicted to miss its deadline behind the present queue
     UNFAIR: Final = "over_fair_share"  # it would take what other clients or pipelines may claim
     INFEASIBLE: Final = "infeasible"  # late even on an idle system: more capacity will not help
+    # The placements that are in time cost more than the objective, even on an idle system.
+    OVER_COST: Final = "over_cost"
     UNAVAILABLE: Final = "unavailable"  # no node or platform that could run it is available
     FULL: Final = "too_many_open"  # `Limits.open_requests_max` is reached
     LOAD_FAILED: Final = "load_failed"  # a function that it needs cannot be loaded
     TOO_LARGE: Final = "too_large"  # it exceeds the payload limit of every pool that could run it
+
+
+DEADLINE_EXCEEDED: Final = "deadline_exceeded"  # the reason of what expired, or was late in vain
 
 
 class Failure:
@@ -160,6 +165,7 @@ class Failure:
     REFUSED: Final = "refused too often"
     POLICY_FAULT: Final = "policy fault"  # a hook of the policy raised an exception about it
     TOO_LARGE: Final = "too_large"  # like the rejection, but found only when the task was run
+    GATEWAY_CRASHED: Final = "its gateway crashed"  # recorded by who observes the crash
 
 
 OUTCOME_NAMES: Final = ("met", "late", "rejected", "expired", "failed", "cancelled")
@@ -198,6 +204,15 @@ class Settlement:
     predicted_ns: int = 0  # latency that a rejected request would have had; 0: unknown
     retry_ns: int = 0  # delay after which to retry; 0: unknown, or do not retry
     stage: str = ""  # the stage that failed, of a pipeline with several
+    # Of a rejected request, as far as the policy knows; 0 and empty: it does not.
+    predicted_usd: float = 0.0  # what it would have cost
+    margin_ns: int = 0  # kept between a prediction and the deadline, so that promises are kept
+    accepted_ns: int = 0  # a latency objective that would have been accepted: about the least
+    accepted_usd: float = 0.0  # a cost objective that would have been
+    short_of: str = ""  # the pool that is short, and for how long from now
+    short_ns: int = 0
+    objective_ns: int = 0  # the latency that it was allowed; 0: any
+    objective_usd: float = 0.0  # and the cost
 
 
 # The settlements of most requests are made once.

@@ -30,6 +30,7 @@ class View:
     def __init__(self, app: App) -> None:
         self.app = app
         self.now_ns = 0
+        self.gateways = 1  # how many share the load, this one included, as far as is known
         self.requests: dict[int, Request] = {}  # open ones
         self.batches: dict[int, Batch] = {}  # in flight
         self.nodes: dict[int, Node] = {}

@@ -45,7 +45,8 @@ class Model:
     may also be set in `load`. Arrays are read-only and stay valid for as long as they are
     referenced. An array that is kept for long occupies shared memory that later requests need: copy
     it instead. Several threads use a model at the same time only if `concurrency` is above 1. A
-    boolean output named `unsure` tells a cascade to run its next stage.
+    boolean output named `unsure` tells a cascade to run its next stage. A class whose constructor
+    takes `threads` is told the CPUs that its function declares: one model is made for each number.
 
     >>> class Scale(Model):
     ...     inputs = {"x": "FP32[-1, 2]"}
@@ -256,7 +257,7 @@ class OnnxModel(Model):
     """Runs an ONNX file on the CPU. The signature is read from the file.
 
     Requests are batched if the first dimension of every input and output is symbolic. `threads`
-    defaults to the number of cores that the process may use.
+    are the CPUs that the function declares, or else the cores that the process may use.
     """
 
     platform: ClassVar[str] = "onnxruntime_onnx"

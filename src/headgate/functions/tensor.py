@@ -57,17 +57,21 @@ class Tensor(Struct, array_like=True, gc=False):
 
 @final
 class TaskInputs(Struct, array_like=True, gc=False):
-    """One task of a batch, with its inputs."""
+    """One task of a batch, with its inputs.
+
+    A task with a `run_once_key` does not run if one with the same key has begun before.
+    """
 
     task_id: int
     items: int
     inputs: list[Tensor]
+    run_once_key: bytes = b""
 
 
 @final
 class TaskResult(Struct, array_like=True, gc=False):
     """The result of one task: outputs, or an error with its status (400 client error, 500 function
-    error).
+    error, 503 it did not run because it had begun before).
     """
 
     task_id: int

@@ -95,6 +95,8 @@ class Environment:
     decision_ns: int = 0  # simulated time per event that the Scheduler handles
     work_unit_ns: int = 0  # simulated time per unit of work that the policy reports
     faults: tuple[tuple[int, FaultAction], ...] = ()
+    schedulers: int = 1  # gateways that share the pools, for policies that can; else there is one
+    membership_delay_ns: int = 0  # until the others know of a gateway that crashed, or came
 
     def simulate(
         self, policy: PolicyCase, seed: int, *, observer: Observer | None = None
@@ -107,11 +109,13 @@ class Environment:
             config,
             seed=seed,
             truth=self.truth,
-            request_ns=self.request_ns,
+            client_overheads_ns=(self.request_ns,),
             announces=policy.announces,
             decision_ns=self.decision_ns,
             work_unit_ns=self.work_unit_ns,
             faults=self.faults,
+            schedulers=self.schedulers if kind.capabilities.multi_gateway else 1,
+            membership_delay_ns=self.membership_delay_ns,
         )
         return simulate(setup, self.arrivals, clients=self.clients, observer=observer)
 
@@ -310,16 +314,21 @@ def in_processes(function: Callable[[C], R], items: Iterable[C], jobs: int) -> I
 
 
 def over_seeds(
-    function: Callable[[C, int], R], cases: Sequence[C], seeds: int, *, is_parallel: bool
+    function: Callable[[C, int], R],
+    cases: Sequence[C],
+    seeds: int,
+    *,
+    is_parallel: bool,
+    processes: int = 2,
 ) -> dict[C, list[R]]:
     """Return `function(case, seed)` of every case, for seeds 0, 1, ... in order.
 
-    In parallel there are two processes: `function` must then be at the top level of a module and
-    the cases picklable.
+    In parallel there are `processes`: `function` must then be at the top level of a module and the
+    cases picklable.
     """
     jobs = [(case, seed) for case in cases for seed in range(seeds)]
-    if is_parallel:
-        with get_context("spawn").Pool(2) as pool:
+    if is_parallel and processes > 1:
+        with get_context("spawn").Pool(processes) as pool:
             results = pool.starmap(function, jobs, chunksize=max(1, len(jobs) // 64))
     else:
         results = [function(case, seed) for case, seed in jobs]

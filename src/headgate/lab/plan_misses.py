@@ -46,7 +46,7 @@ from headgate.planning.frontier.configs import StageConfig
 from headgate.planning.frontier.decision import Decision, StageDecider
 from headgate.planning.frontier.pipeline import PipelineFrontier
 from headgate.sim.interfaces import Observer
-from headgate.sim.run import Setup, build_schedulers
+from headgate.sim.run import Setup, build_scheduler
 
 REASONS: Final = ("room", "late", "cost", "batch")
 
@@ -125,7 +125,7 @@ class PlanMisses(Observer):
     """Counts the misses of a run of one Scheduler. Raises `ConfigError` if nothing is planned."""
 
     def __init__(self, setup: Setup) -> None:
-        (self._scheduler,) = build_schedulers(setup)
+        self._scheduler = build_scheduler(setup, 0)
         policy = self._scheduler.policy
         if not isinstance(policy, PlansAhead):
             name = type(policy).__name__.lower()

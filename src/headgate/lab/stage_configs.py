@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import gzip
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -35,8 +35,8 @@ ESG_BASE_MS: Final = {
     "background_removal": 1047.0,
     "depth": 828.0,
 }
-_GPU_TABLE: Final = "gpu_batch_latency.csv"
-_CPU_TABLE: Final = "cpu_part_latency.csv"
+GPU_TABLE: Final = "gpu_batch_latency.csv"
+CPU_PART_TABLE: Final = "cpu_part_latency.csv"
 _CPU_PART: Final = 0.2  # of the time of a batch of one, in the scaling law
 
 
@@ -66,7 +66,7 @@ def measured_configs(function: str, prices: Prices | None = None) -> list[StageC
         raise ConfigError("has no measured table", value=function, allowed=allowed)
     gpu_ms = {
         (int(row["batch"]), int(row["gpu_sevenths"])): float(row["median_ms"])
-        for row in _rows(_GPU_TABLE, function)
+        for row in measured_rows(GPU_TABLE, function)
     }
     return [
         _config(
@@ -76,7 +76,7 @@ def measured_configs(function: str, prices: Prices | None = None) -> list[StageC
             sevenths,
             prices or Prices(),
         )
-        for row in _rows(_CPU_TABLE, function)
+        for row in measured_rows(CPU_PART_TABLE, function)
         for (batch, sevenths), time_ms in gpu_ms.items()
         if batch == int(row["batch"])
     ]
@@ -147,6 +147,7 @@ def _config(
     )
 
 
-def _rows(name: str, function: str) -> Iterable[dict[str, str]]:
+def measured_rows(name: str, function: str) -> list[dict[str, str]]:
+    """Return the rows of a function in a measured table."""
     text = files("headgate").joinpath("data", "measured", name).read_text(encoding="utf-8")
     return [row for row in csv.DictReader(text.splitlines()) if row["function"] == function]

@@ -35,8 +35,10 @@ class Call:
     priority: int = 0  # smaller is more urgent; 0 is the default
     deadline_ns: int = 0  # on the monotonic clock; 0: derived from the SLO
     is_hard: bool = False  # the response is worthless after the deadline
+    cost_usd: float = 0.0  # the most that it may cost; 0: the SLO says
     trace: object = None  # the span of this call, if tracing is enabled
     client_request_id: bytes = b""  # the `X-Request-Id` of the client, or the one assigned to it
+    is_id_given: bool = False  # by the client, which may send the request again with this id
     # Timestamps of the execution, on the monotonic clock; 0: not reached.
     request_id: int = -1
     arrived_ns: int = 0

@@ -27,10 +27,14 @@ STATE_NAMES: Final = {
 
 @final
 class CostAccounting:
-    """Accumulates per batch and call; computes a `GaugeSnapshot` on demand."""
+    """Accumulates per batch and call; computes a `GaugeSnapshot` on demand.
 
-    def __init__(self, app: App) -> None:
+    Several gateways share the nodes, so that each accounts for its part of their time.
+    """
+
+    def __init__(self, app: App, gateways: int = 1) -> None:
         self._app = app
+        self._gateways = gateways
         # By pipeline, client and pool: slot time used, and idle slot time apportioned to them.
         self._busy_ns: Counter[tuple[int, int, int]] = Counter()
         self._idle_ns: Counter[tuple[int, int, int]] = Counter()
@@ -132,7 +136,7 @@ class CostAccounting:
             mine = {key: time_ns for key, time_ns in self._busy_ns.items() if key[2] == pool.id}
             shared_ns = sum(time_ns for key, time_ns in self._idle_ns.items() if key[2] == pool.id)
             busy_ns = sum(mine.values())
-            idle_ns = held_ns[pool.id] * pool.slots - busy_ns - shared_ns
+            idle_ns = held_ns[pool.id] * pool.slots // self._gateways - busy_ns - shared_ns
             if idle_ns <= 0:
                 continue
             for key, time_ns in mine.items():

@@ -57,14 +57,18 @@ def socket_path(run_dir: Path, node_id: int) -> Path:
 
 
 def assign_cores(
-    app: App, cores: Sequence[int], where: str, providers: Sequence[Provider | None] = ()
+    app: App,
+    cores: Sequence[int],
+    where: str,
+    providers: Sequence[Provider | None] = (),
+    gateways: int = 1,
 ) -> list[NodeSpec]:
     """Return the nodes of all local pools, each with cores of its own as far as they suffice.
 
     A pool that declares its CPUs gets that many cores per node, rounded up. The other pools share
-    the remaining cores equally, except for one core that is left to the gateway. Cores are assigned
-    from the highest number down, because other processes of a machine tend to run on the lowest.
-    Without `providers` all pools are local.
+    the remaining cores equally, except for one core that is left to each gateway. Cores are
+    assigned from the highest number down, because other processes of a machine tend to run on the
+    lowest. Without `providers` all pools are local.
     """
     kinds = [provider.kind if provider is not None else "local" for provider in providers]
     pools = [pool for pool in app.pools if not kinds or kinds[pool.id] == "local"]
@@ -77,7 +81,7 @@ def assign_cores(
             raise ConfigError(problem, where=where, key=f"pools.{pool.name}", allowed=allowed)
     undeclared = sum(pool.nodes for pool in pools if pool.cpu_milli >= UNLIMITED)
     declared = sum(p.nodes * _cpus(p.cpu_milli) for p in pools if p.cpu_milli < UNLIMITED)
-    share = max(1, (len(cores) - 1 - declared) // max(1, undeclared))
+    share = max(1, (len(cores) - gateways - declared) // max(1, undeclared))
     nodes: list[NodeSpec] = []
     ordered_cores = sorted(cores, reverse=True)
     taken = 0

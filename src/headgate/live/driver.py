@@ -334,13 +334,32 @@ def _batch_of(event: Event) -> int | None:
     return event.key[1] if isinstance(event, TimerFired) and event.key[0] == "lost" else None
 
 
-def make_scheduler(app_config: AppConfig) -> tuple[Scheduler, LogHeader]:
-    """Return a Scheduler with the policy of the application, and the header of its event log."""
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """Which of the gateways this one is.
+
+    `slot` is its place among those that run now: its name. `index` is never given to another one:
+    its ids follow from it. `count` is the number that serve when it begins to, itself included.
+    """
+
+    slot: int = 0
+    index: int = 0
+    count: int = 1
+
+
+def make_scheduler(app_config: AppConfig, index: int) -> tuple[Scheduler, LogHeader]:
+    """Return a Scheduler with the policy of the application, and the header of its event log.
+
+    It takes all gateways of the application to be there.
+    """
     policy = app_config.policy
     kind = find_policy(policy.name)
     config = make_config(kind.config, policy.settings, "policy")
-    scheduler = Scheduler(app_config.app, kind, config, rng=stream(SEED, "policy/0"))
-    return scheduler, LogHeader(without_keys(app_config.spec), policy.name, policy.settings, SEED)
+    peers = app_config.serve.gateways
+    rng = stream(SEED, f"policy/{index}")
+    scheduler = Scheduler(app_config.app, kind, config, rng=rng, index=index, peers=peers)
+    spec = without_keys(app_config.spec)
+    return scheduler, LogHeader(spec, policy.name, policy.settings, SEED, index, peers)
 
 
 @final

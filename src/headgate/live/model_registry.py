@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal, final
 
 from msgspec.structs import replace
@@ -104,13 +104,25 @@ def remote_only(config: AppConfig) -> list[Variant]:
     return [variant for variant in config.app.variants if local.isdisjoint(variant.pool_ids)]
 
 
-def inspect_remote_only(config: AppConfig, base: str) -> list[MeasuredFunction]:
+def inspect_remote_only(
+    config: AppConfig,
+    base: str,
+    inspect_on_ray: Callable[[Variant], MeasuredFunction] | None = None,
+) -> list[MeasuredFunction]:
     """Return the signatures of remote-only variants, from the files of the application.
 
     A variant without a file, or whose file cannot be read here, has an empty signature and accepts
-    any input.
+    any input. A variant that runs on Ray is loaded and measured there.
     """
-    return [_inspect(config, variant, base) for variant in remote_only(config)]
+    on_ray = {
+        id for id, provider in enumerate(config.providers) if provider and provider.kind == "ray"
+    }
+    return [
+        _inspect(config, variant, base)
+        if inspect_on_ray is None or on_ray.isdisjoint(variant.pool_ids)
+        else inspect_on_ray(variant)
+        for variant in remote_only(config)
+    ]
 
 
 def with_siblings(

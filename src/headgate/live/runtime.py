@@ -3,20 +3,33 @@
 It executes the actions of the driver. Tensors never enter the Scheduler: the runtime keeps them and
 moves them as the Scheduler decides. Large outputs of a stage for the next one are references: they
 stay in the memory of the worker that wrote them (`ipc.node_memory`).
+
+Other gateways may use the same workers. What that means here:
+
+- A worker that connects may hold instances already. They are part of the event that its node has
+  joined, because a policy may start what it misses as soon as it has a node.
+- Workers tell of instances that other gateways start and stop, at any time: also before there is a
+  Scheduler, which is built only when every function has been measured. Such events wait.
+- A start that names no node goes to the supervisor, whose Broker grants one. The worker then tells
+  of an instance that appeared, with an id of ours: it is the one that we wait for.
+- How many gateways there are comes from the supervisor (`GatewaysChanged`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
+import signal
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Final, final
 
 from headgate.core.actions import (
+    Action,
     Dispatch,
     KeepWarm,
     PlacedAction,
@@ -33,14 +46,18 @@ from headgate.core.events import (
     BatchLost,
     BatchRefused,
     Event,
+    GatewaysChanged,
+    InstanceAppeared,
     InstanceStarted,
     InstanceStopped,
+    InstanceUseChanged,
     LoadFailed,
     NodeJoined,
     NodeLost,
     Refusal,
     RequestArrived,
     RequestCancelled,
+    WeightsEvicted,
 )
 from headgate.core.model import App, Function
 from headgate.core.records import STAGES_MAX
@@ -51,8 +68,9 @@ from headgate.functions.tensor import Signature, TaskInputs
 from headgate.live.call import CANNOT_LOAD, INTERNAL, Call, GatewayPhase, ServedModel, StageOutputs
 from headgate.live.cost_accounting import CostAccounting, breakers
 from headgate.live.deployment import Deployment, NodeSpec
-from headgate.live.driver import Driver, EventLogTask, make_scheduler
-from headgate.live.ipc.messages import BatchRan, MeasuredFunction, RunBatch
+from headgate.live.driver import Driver, EventLogTask, Membership, make_scheduler
+from headgate.live.ipc.control_channel import ControlLink
+from headgate.live.ipc.messages import BatchRan, MeasuredFunction, PresentInstance, RunBatch
 from headgate.live.ipc.worker_link import WorkerLink, WorkerLinks
 from headgate.live.model_registry import (
     LoadsNeeded,
@@ -64,12 +82,15 @@ from headgate.live.model_registry import (
     with_measured_profiles,
     with_siblings,
 )
-from headgate.live.pools.registry import RemotePools
+from headgate.live.pools.registry import RemotePools, connect_ray, uses_ray
 from headgate.live.pools.remote_pool import make_remote_call
 from headgate.live.telemetry.metrics import GaugeSnapshot, Metrics
 from headgate.system.busy_poll import BusyPoll
+from headgate.system.process import restore_signal_handler
+from headgate.system.threads import run_in_daemon_thread
 
 if TYPE_CHECKING:
+    from headgate.live.pools.ray_cluster import RayCluster
     from headgate.live.telemetry.spans import SpanTracer
 
 _LOG: Final = logging.getLogger(__name__)
@@ -94,15 +115,19 @@ class Runtime:
         loads_needed: LoadsNeeded = "none",
         metrics: Metrics,
         tracer: SpanTracer | None = None,
+        membership: Membership = Membership(),  # noqa: B008
     ) -> None:
         self.phase = GatewayPhase.STARTING
+        self.control: ControlLink | None = None  # to the supervisor
         self.models: Mapping[str, ServedModel] = {}
         self._config = deployment.load()
         self._metrics = metrics
         self._tracer = tracer
         # By starting instance: its function, and since when.
         self._starts: dict[int, tuple[str, int]] = {}
-        self._costs = CostAccounting(self._config.app)
+        self._index = membership.index
+        self._gateways = membership.count  # that serve, this one included
+        self._costs = CostAccounting(self._config.app, self._config.serve.gateways)
         self._event_log = EventLogTask(log_path, self._config.serve, is_required=is_log_required)
         self._worker_links = WorkerLinks(
             run_dir, deployment.nodes, self, arena_bytes=arena_bytes, count_fault=metrics.fault
@@ -111,8 +136,12 @@ class Runtime:
         self._signatures: list[Signature] = []  # by function id
         self._loads_needed = loads_needed
         self._base = deployment.base
+        self._run_dir = run_dir
+        self._ray: RayCluster | None = None  # set once the gateway is connected to it
         self._local_nodes = len(deployment.nodes)
         self._links: dict[int, WorkerLink] = {}  # by node id
+        # Events of workers that the Scheduler does not know yet: other gateways have caused them.
+        self._early: list[tuple[WorkerLink, Event]] = []
         self._worker_pids: dict[int, int] = {}  # by node id
         self._remote_pools: RemotePools | None = None  # set once the Scheduler is built
         self._driver: Driver | None = None
@@ -132,16 +161,20 @@ class Runtime:
     def start(self) -> None:
         """Connect to the workers; `phase` says when the runtime is ready."""
         self._worker_links.start()
-        if remote_only(self._config):
+        if remote_only(self._config) or uses_ray(self._config):
             self._inspection = asyncio.create_task(self._inspect_remote_only())
 
     async def _inspect_remote_only(self) -> None:
         """Inspect functions that no local worker loads, in a thread: it may take a while."""
-        loop = asyncio.get_running_loop()
+        config, base = self._config, self._base
         try:
-            self._add_measured(
-                await loop.run_in_executor(None, inspect_remote_only, self._config, self._base)
-            )
+            connect = partial(connect_ray, config, base, self._run_dir)
+            self._ray = await run_in_daemon_thread(connect)
+            if self._ray is not None:  # it has installed a handler that ends the process
+                restore_signal_handler(signal.SIGTERM)
+            inspect_on_ray = None if self._ray is None else self._ray.inspect
+            inspect = partial(inspect_remote_only, config, base, inspect_on_ray)
+            self._add_measured(await run_in_daemon_thread(inspect))
         except Exception as error:  # the application cannot be served
             self.abort(error)
 
@@ -161,6 +194,8 @@ class Runtime:
         await self._worker_links.stop()
         if self._remote_pools is not None:
             await self._remote_pools.stop()
+        elif self._ray is not None:
+            await run_in_daemon_thread(self._ray.close)
         self.failure.cancel()
         if self._inspection is not None:
             self._inspection.cancel()
@@ -190,7 +225,7 @@ class Runtime:
     def _no_worker_problem(self, function: Function) -> str:
         pool_ids = {link.node.pool_id for link in self._links.values()}
         if self._remote_pools is not None:
-            pool_ids.update(self._remote_pools.by_pool)
+            pool_ids.update(self._remote_pools.pools_up())
         is_runnable = any(not pool_ids.isdisjoint(v.pool_ids) for v in function.variants)
         return "" if is_runnable else "has no worker to run on"
 
@@ -237,6 +272,7 @@ class Runtime:
                 call.deadline_ns,
                 call.is_hard,
                 body_bytes([call.inputs]) if self._has_platforms else 0,
+                call.cost_usd,
             )
         )
 
@@ -291,8 +327,10 @@ class Runtime:
     def dispatch(self, now_ns: int, action: Dispatch) -> None:
         assert self._driver is not None and self._remote_pools is not None
         link = None if action.node_id is None else self._links.get(action.node_id)
-        remote_pool = None if link else self._remote_pools.pool_of(action.pool_id, action.node_id)
-        if link is None and remote_pool is None:
+        run_remotely = (
+            None if link else self._remote_pools.runner_of(action.pool_id, action.node_id)
+        )
+        if link is None and run_remotely is None:
             self._driver.post(BatchRefused(action.batch_id, Refusal.GONE))
             return
         tasks: list[TaskInputs] = []
@@ -303,7 +341,10 @@ class Runtime:
             call.sent_ns = now_ns
             call.batch_items = action.items
             inputs = self._stage_outputs.inputs(call, task_id % STAGES_MAX)
-            tasks.append(TaskInputs(task_id, call.items, inputs))
+            task = TaskInputs(task_id, call.items, inputs)
+            if call.is_id_given and link is not None:  # remote pools do not take part
+                task.run_once_key = self._run_once_key(call, task_id % STAGES_MAX)
+            tasks.append(task)
         if not tasks:
             self._driver.post(BatchRefused(action.batch_id, Refusal.CANCELLED))
             return
@@ -315,14 +356,24 @@ class Runtime:
                 instance_id, shape_id = action.instance_id, action.shape_id
                 link.run(RunBatch(batch_id, variant_id, instance_id, items, tasks, shape_id))
             else:
-                assert remote_pool is not None
+                assert run_remotely is not None
                 view = self._driver.scheduler.view
-                remote_pool.send(now_ns, make_remote_call(view, action, tasks, self._calls))
+                run_remotely(now_ns, make_remote_call(view, action, tasks, self._calls))
         except BaseException:
             self._in_flight.pop(action.batch_id, None)
             raise
         if link is not None and self._has_one_request():
             self._busy_poll.extend(now_ns)
+
+    def _run_once_key(self, call: Call, stage_index: int) -> bytes:
+        """Return what identifies a stage of a request that must not run twice; else nothing."""
+        pipeline = self.app.pipelines[call.pipeline_id]
+        stage = pipeline.stages[stage_index]
+        if stage.function.is_idempotent:
+            return b""
+        client = self.app.clients[call.client_id].name
+        names = "\0".join((client, pipeline.name, stage.function.name, str(stage_index)))
+        return names.encode() + b"\0" + call.client_request_id
 
     def _has_one_request(self) -> bool:
         """Whether exactly one request is in flight, so that busy polling pays off."""
@@ -331,16 +382,28 @@ class Runtime:
     def execute(self, action: PlacedAction) -> None:
         assert self._driver is not None
         link = None if action.node_id is None else self._links.get(action.node_id)
+        is_granted = action.node_id is None and self._is_granted(action)
+        if isinstance(action, StartInstance) and (link is not None or is_granted):
+            function_id = self.app.variants[action.variant_id].function_id
+            name = self.app.functions[function_id].name
+            self._starts[action.instance_id] = (name, monotonic_ns())
         if link is not None:
             link.send_action(to_wire(action))
-            if isinstance(action, StartInstance):
-                function_id = self.app.variants[action.variant_id].function_id
-                name = self.app.functions[function_id].name
-                self._starts[action.instance_id] = (name, monotonic_ns())
+        elif is_granted:
+            assert self.control is not None
+            self.control.send(action)
         elif self._remote_pools is not None and self._remote_pools.execute(action):
             return
         elif isinstance(action, StartInstance | StopInstance):
             self._driver.post(InstanceStopped(action.instance_id, "the worker is disconnected"))
+
+    def _is_granted(self, action: PlacedAction) -> bool:
+        """Whether a Broker picks the node that an action is for: the supervisor has it."""
+        if self.control is None or not isinstance(action, StartInstance | StopInstance):
+            return False
+        assert self._driver is not None
+        instance = self._driver.scheduler.view.instances.get(action.instance_id)
+        return instance is not None and instance.pool.faas is None
 
     def keep_warm(self, action: KeepWarm) -> None:
         assert self._remote_pools is not None
@@ -365,13 +428,24 @@ class Runtime:
         self._add_measured(link.hello.functions)
 
     def _join(self, link: WorkerLink) -> None:
-        self.on_node_joined(link.node)
+        # Those that are starting appear when they have started.
+        present = [each for each in link.hello.instances if each.stage in ("ready", "evicted")]
+        self.on_node_joined(link.node, present)
         assert self._driver is not None
+        for each in present:
+            if each.stage == "evicted":
+                self._driver.post(WeightsEvicted(each.id))
+            if not each.is_in_use:
+                self._driver.post(InstanceUseChanged(each.id, False))
         problems = {each.function: each.problem for each in link.hello.functions}
         for variant in self.app.variants:
             problem = problems.get(variant.name)
             if problem:
                 self._driver.post(LoadFailed(variant.id, link.node.id, problem))
+        early = [event for sender, event in self._early if sender is link]
+        self._early = [entry for entry in self._early if entry[0] is not link]
+        for event in early:
+            self.on_worker_event(link, event)
 
     def _add_measured(self, functions: list[MeasuredFunction]) -> None:
         """Add measured functions; build the Scheduler once every variant is known."""
@@ -379,15 +453,18 @@ class Runtime:
             known = self._measured.get(measured.function)
             if known is None or (known.problem and not measured.problem):
                 self._measured[measured.function] = measured
-        if self._driver is None and all(v.name in self._measured for v in self.app.variants):
+        is_connected = self._ray is not None or not uses_ray(self._config)
+        is_complete = is_connected and all(v.name in self._measured for v in self.app.variants)
+        if self._driver is None and is_complete:
             try:
                 self._start_scheduler()
             except Exception as error:  # the application cannot be served
                 self.abort(error)
 
-    def on_node_joined(self, node: NodeSpec) -> None:
+    def on_node_joined(self, node: NodeSpec, present: Sequence[PresentInstance] = ()) -> None:
         assert self._driver is not None
-        self._driver.post(NodeJoined(node.id, node.pool_id, node.name))
+        flat = tuple(id for each in present for id in (each.id, each.variant_id, each.shape_id))
+        self._driver.post(NodeJoined(node.id, node.pool_id, node.name, flat))
         self._costs.on_node_joined(node.id, node.pool_id)
 
     def _start_scheduler(self) -> None:
@@ -398,7 +475,7 @@ class Runtime:
             self._config, self._measured, "the application, as measured"
         )
         app = self._config.app
-        self._costs = CostAccounting(app)
+        self._costs = CostAccounting(app, self._config.serve.gateways)
         self._signatures[:] = signatures(app, self._measured)
         self._stage_outputs = StageOutputs(app, self._signatures)
         self._remote_pools = RemotePools(
@@ -408,8 +485,9 @@ class Runtime:
             self._metrics.cold_started,
             self._signatures,
             first_node_id=self._local_nodes,
+            ray=self._ray,
         )
-        scheduler, header = make_scheduler(self._config)
+        scheduler, header = make_scheduler(self._config, self._index)
         record, loop = self._event_log.begin(header), asyncio.get_running_loop()
         serve = self._config.serve
         self._driver = Driver(
@@ -420,6 +498,8 @@ class Runtime:
             count_fault=self._metrics.fault,
             recheck_s=(serve.deadline_max_ns + serve.execution_timeout_ns) / 1e9,
         )
+        if self._gateways != serve.gateways:
+            self._driver.post(GatewaysChanged(self._gateways))
         for link in self._links.values():
             self._join(link)
         self._remote_pools.join()
@@ -472,6 +552,25 @@ class Runtime:
             took_ns = message.ended_ns - message.began_ns
             self._costs.on_batch_ran(variant_id, items, shape_id, took_ns)
 
+    def on_worker_event(self, link: WorkerLink, event: Event) -> None:
+        """Handle an event of a worker: about a batch of ours, or an instance of whomever."""
+        if self._driver is None or self._links.get(link.node.id) is not link:
+            self._early.append((link, event))
+            return
+        if isinstance(event, InstanceAppeared):
+            instance = self._driver.scheduler.view.instances.get(event.instance_id)
+            if instance is not None:
+                # The supervisor has started it for us, on a node that the Broker picked.
+                event = InstanceStarted(event.instance_id, event.node_id)
+        self.on_event(event)
+
+    def on_control(self, message: Event | Action) -> None:
+        """Handle a message of the supervisor."""
+        if isinstance(message, GatewaysChanged):
+            self._gateways = message.count
+        if self._driver is not None and isinstance(message, Event):
+            self.on_event(message)
+
     def on_event(self, event: Event) -> None:
         assert self._driver is not None
         self._driver.post(event)
@@ -510,8 +609,10 @@ class Runtime:
 
     def on_worker_lost(self, link: WorkerLink, batch_ids: list[int]) -> None:
         """Report the batches of a disconnected worker as lost and its node as gone."""
-        if self._links.get(link.node.id) is link:
-            del self._links[link.node.id]
+        self._early = [entry for entry in self._early if entry[0] is not link]
+        if self._links.get(link.node.id) is not link:
+            return  # it never joined
+        del self._links[link.node.id]
         if self._driver is None:
             return
         for batch_id in batch_ids:
@@ -529,12 +630,15 @@ class Runtime:
 def _is_starting(view: View, function: Function) -> bool:
     """Whether all instances of a function are still starting.
 
-    False without any instance: the policy starts one when it is needed.
+    False without any instance: the policy starts one when it is needed. Those that wait for a node
+    at the Broker, while every node of their pool holds an instance, are not starting.
     """
+    free_pools = {node.pool.id for node in view.nodes.values() if not node.instances}
     states = [
         instance.state
         for instance in view.instances.values()
         if instance.variant.function_id == function.id
+        and (instance.node is not None or instance.pool.id in free_pools)
     ]
     return bool(states) and all(state == InstanceState.STARTING for state in states)
 

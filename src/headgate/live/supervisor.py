@@ -1,9 +1,9 @@
 """The supervisor: the process that a user starts and that exits last.
 
-It serves no requests. It binds the sockets, keeps one process group (the workers and the gateway of
-one configuration) running, restarts processes that die, and forwards signals:
+It serves no requests. It binds the sockets, keeps one process group (the workers and the gateways
+of one configuration) running, restarts processes that die, and forwards signals:
 
-- SIGTERM: the gateway reports not-ready, serves on for its lame-duck time, then accepts no more
+- SIGTERM: each gateway reports not-ready, serves on for its lame-duck time, then accepts no more
   requests and finishes the open ones within the drain time; then all processes exit. SIGINT
   (Ctrl-C) skips the lame-duck time.
 - A second signal kills everything at once.
@@ -11,6 +11,10 @@ one configuration) running, restarts processes that die, and forwards signals:
   old one drains once the new one is ready. Both have the same listening sockets, so that no
   connection is refused in between. If the new configuration is invalid or one of its functions
   cannot be loaded, the old group stays.
+
+Several gateways (`serve: {gateways: N}`) share the ports and the workers. The supervisor counts
+those that are ready and tells each of them whenever the number changes; they do not talk to each
+other.
 """
 
 from __future__ import annotations
@@ -29,12 +33,18 @@ from pathlib import Path
 from time import monotonic
 from typing import Final, final
 
+from headgate.core.actions import Action
 from headgate.core.errors import ConfigError
+from headgate.core.events import Event, GatewaysChanged
+from headgate.core.ids import SCHEDULERS_MAX
 from headgate.core.model import UNLIMITED
 from headgate.live.deployment import Deployment, NodeSpec, write_deployment
+from headgate.live.ipc.control_channel import ControlChannel
 from headgate.live.ipc.crash_markers import LOAD, CrashMarkers
 from headgate.live.model_registry import LoadsNeeded
+from headgate.live.node_grants import NodeGrants
 from headgate.live.telemetry.logs import HUNG_EXIT
+from headgate.live.worker.begun_requests import create_memory
 from headgate.system.process import ChildProcess, describe_exit
 
 _LOG: Final = logging.getLogger(__name__)
@@ -50,6 +60,7 @@ BACKOFF_WINDOW_S: Final = 30.0
 BAD_CONFIGURATION: Final = 78  # exit status of a child that can never start
 BAD_INPUT: Final = 2  # exit status of the command in that case
 PROBLEMS_PREFIX: Final = b"problems: "  # prefix of the line of a gateway that cannot start
+GATEWAY: Final = "gateway"  # name of a process; of several, followed by its slot
 PATH_MAX: Final = 70  # of the parent of run directories: paths of Unix sockets are short
 
 
@@ -72,6 +83,7 @@ class Supervisor:
         self._is_ready = False
         self._is_reload_pending = False
         self._is_stopping = False
+        self._begun_fd = create_memory()  # requests that have begun, also across reloads
 
     def run(self) -> int:
         """Serve until stopped; return the exit status."""
@@ -93,22 +105,30 @@ class Supervisor:
             signal.set_wakeup_fd(previous_fd)
             os.close(wake_read)
             os.close(wake_write)
+            os.close(self._begun_fd)
 
     def _new_group(self) -> ProcessGroup:
         number = self._groups_started
         self._groups_started += 1
+        http_fd, begun_fd = self.listener.fileno(), self._begun_fd
         return ProcessGroup(
-            number, self.prepare(), http_fd=self.listener.fileno(), log_path=self.log_path
+            number, self.prepare(), http_fd=http_fd, begun_fd=begun_fd, log_path=self.log_path
         )
+
+    def _wait(self, wake_fd: int) -> None:
+        """Wait for a signal or a message, but not for long."""
+        poll = select.poll()  # `select` takes no descriptor beyond 1023
+        for fd in (wake_fd, *(fd for group in self._groups for fd in group.control_fds())):
+            poll.register(fd, select.POLLIN)
+        timeout_s = POLL_S if self._is_ready else STARTING_POLL_S
+        ready = dict(poll.poll(timeout_s * 1e3))
+        if wake_fd in ready:
+            os.read(wake_fd, 4096)
 
     def _loop(self, wake_fd: int) -> int:
         state = None if self.watched_state is None else self.watched_state()
         while True:
-            ready, _, _ = select.select(
-                [wake_fd], [], [], POLL_S if self._is_ready else STARTING_POLL_S
-            )
-            if ready:
-                os.read(wake_fd, 4096)
+            self._wait(wake_fd)
             while self._signals:
                 if self._on_signal(signal.Signals(self._signals.pop(0))):
                     return 0
@@ -177,16 +197,56 @@ class Supervisor:
 
 
 @final
+@dataclass(eq=False)
+class GatewayChild:
+    """One gateway process, and the connection to it.
+
+    A slot is a place among the gateways of a group. Whoever replaces a gateway that has died gets
+    its slot, and with it its name; but never its index, because its ids may be in use on workers.
+    """
+
+    slot: int
+    index: int
+    process: ChildProcess
+    channel: ControlChannel
+
+    @property
+    def ready_line(self) -> bytes | None:
+        """The line that the gateway writes when it is ready; None until then."""
+        line, end, _ = self.process.output.partition(b"\n")
+        return line if end and not line.startswith(PROBLEMS_PREFIX) else None
+
+    @property
+    def is_serving(self) -> bool:
+        return self.ready_line is not None and self.process.exit_status() is None
+
+    def close(self) -> None:
+        self.process.close()
+        self.channel.close()
+
+
+@final
 class ProcessGroup:
-    """The workers and the gateway of one configuration. Starts, watches and restarts them."""
+    """The workers and the gateways of one configuration. Starts, watches and restarts them.
+
+    The first gateway starts alone, because it starts the instances that the others then find. They
+    are started when it is ready.
+    """
 
     def __init__(
-        self, number: int, deployment: Deployment, *, http_fd: int, log_path: Path | None
+        self,
+        number: int,
+        deployment: Deployment,
+        *,
+        http_fd: int,
+        begun_fd: int,
+        log_path: Path | None,
     ) -> None:
         self.number = number
         self.deployment = deployment
         self.config = deployment.load()
         self._http_fd = http_fd
+        self._begun_fd = begun_fd
         self._log_path = log_path
         self.problems: list[str] = []  # why this configuration cannot be served
         self._run_dir = _make_run_dir()
@@ -202,45 +262,63 @@ class ProcessGroup:
         self._kill_reasons: dict[str, str] = {}
         self._restarts_s: dict[str, list[float]] = {}  # by child: times of recent restarts
         self._restart_at_s: dict[str, float] = {}  # by dead child: when it is restarted
+        self.is_draining = False
+        self.ready_line: bytes | None = None  # of the first gateway, once all have been ready
+        self._gateways: dict[int, GatewayChild] = {}  # by slot
         self._gateway_starts = 0
+        self._gateways_counted = 0  # as the gateways have been told
+        nodes, run_dir = deployment.nodes, self._run_dir
+        self._grants = NodeGrants(self.config.app, nodes, run_dir, self._tell_gateway)
         for node in deployment.nodes:
             self._start_worker(node)
-        self.gateway = self._start_gateway()
-        self.is_draining = False
+        self._start_gateway(0)
 
     def _start_worker(self, node: NodeSpec) -> None:
+        arguments = [str(self._run_dir), str(node.id), "--hang-s", str(self._hang_s)]
+        arguments += ["--begun-fd", str(self._begun_fd)]
         self._workers[node.id] = ChildProcess(
-            node.name,
-            "headgate.live.worker",
-            [str(self._run_dir), str(node.id), "--hang-s", str(self._hang_s)],
+            node.name, "headgate.live.worker", arguments, inherited_fds=[self._begun_fd]
         )
 
-    def _start_gateway(self) -> ChildProcess:
-        arguments = [str(self._run_dir), "--http-fd", str(self._http_fd)]
+    def _start_gateway(self, slot: int) -> None:
+        index, channel = self._gateway_starts % SCHEDULERS_MAX, ControlChannel()
+        control_fd, count = channel.gateway_sock.fileno(), self.config.serve.gateways
+        arguments = [str(self._run_dir), "--control-fd", str(control_fd)]
+        inherited_fds = [control_fd]
+        if count == 1:
+            arguments += ["--http-fd", str(self._http_fd)]
+            inherited_fds.append(self._http_fd)
+        arguments += ["--slot", str(slot), "--index", str(index)]
+        arguments += ["--gateways", str(self._count_serving() + 1)]
         if self.number or self._gateway_starts:
-            # Until then new connections are accepted by the previous gateway, or wait in the
-            # backlog instead of being refused.
+            # Until then new connections are accepted by the previous gateway or the others, or
+            # wait in the backlog instead of being refused.
             arguments.append("--listens-when-ready")
-        arguments += ["--loads-needed", self._loads_needed]
         if self._log_path is not None:
             # Each gateway has an event log of its own; an existing file is archived under a number.
-            arguments += ["--log", str(self._log_path)]
+            arguments += ["--log", str(log_path_of(self._log_path, slot, count))]
+        arguments += ["--loads-needed", self._loads_needed(slot)]
         self._gateway_starts += 1
-        return ChildProcess(
-            "gateway", "headgate.live.gateway", arguments, inherited_fds=[self._http_fd]
+        name = GATEWAY if count == 1 else f"{GATEWAY} {slot}"
+        process = ChildProcess(
+            name, "headgate.live.gateway", arguments, inherited_fds=inherited_fds
         )
+        channel.gateway_sock.close()
+        self._gateways[slot] = GatewayChild(slot, index, process, channel)
 
-    @property
-    def _loads_needed(self) -> LoadsNeeded:
-        if self._has_been_ready:
-            return "none"
+    def _loads_needed(self, slot: int) -> LoadsNeeded:
+        if self._has_been_ready or slot:
+            return "none"  # the first gateway has checked them
         return "all" if self.number else "one"
 
-    @property
-    def ready_line(self) -> bytes | None:
-        """The line that the gateway writes when it is ready; None until then."""
-        line, end, _ = self.gateway.output.partition(b"\n")
-        return line if end and not line.startswith(PROBLEMS_PREFIX) else None
+    def _count_serving(self) -> int:
+        return sum(gateway.is_serving for gateway in self._gateways.values())
+
+    def control_fds(self) -> list[int]:
+        """Descriptors that become readable when a gateway, or a worker, has sent something."""
+        channels = (gateway.channel for gateway in self._gateways.values())
+        open_fds = [channel.fileno() for channel in channels if not channel.is_broken]
+        return open_fds + self._grants.fds()
 
     def poll(self) -> int | None:
         """Handle output, deaths and restarts; return an exit status if the group cannot go on."""
@@ -248,24 +326,67 @@ class ProcessGroup:
             worker.poll_output()
             self._kill_if_silent(worker)
             self._kill_if_over_memory(worker, self._nodes[node_id])
-        self.gateway.poll_output()
-        if self.ready_line is not None:  # a ready gateway sends heartbeats
-            self._has_been_ready = True
-            self._kill_if_silent(self.gateway)
-        for child in (self.gateway, *self._workers.values()):
+        for gateway in self._gateways.values():
+            gateway.process.poll_output()
+            if gateway.ready_line is not None:  # a ready gateway sends heartbeats
+                self._kill_if_silent(gateway.process)
+            if gateway.channel.is_stuck:
+                self._kill(gateway.process, "does not read from its supervisor", "")
+        self._check_ready()
+        gateways = [gateway.process for gateway in self._gateways.values()]
+        for child in (*gateways, *self._workers.values()):
             status = child.exit_status()
             if status is not None and child.name not in self._restart_at_s:
                 if self.is_draining:
                     continue
-                if child is self.gateway and status == BAD_CONFIGURATION:
+                if child in gateways and status == BAD_CONFIGURATION:
                     child.poll_output()  # read its last output
                     self.problems = _parse_problems(child.output)
                     if not self._has_been_ready:
                         return BAD_INPUT
                     _LOG.error("%s", "; ".join(self.problems))
                 self._plan_restart(child, status)
+        self._grant_nodes()
         self._restart_children()
+        self._tell_count()
         return None
+
+    def _grant_nodes(self) -> None:
+        """Take the starts that gateways have ordered without a node, and grant them nodes."""
+        for gateway in self._gateways.values():
+            for message in gateway.channel.receive():
+                if isinstance(message, Action):
+                    self._grants.order(message)
+            if gateway.process.exit_status() is not None:
+                self._grants.gateway_left(gateway.index)
+        self._grants.poll()
+
+    def _tell_gateway(self, index: int, event: Event) -> None:
+        for gateway in self._gateways.values():
+            if gateway.index == index:
+                gateway.channel.send(event)
+
+    def _check_ready(self) -> None:
+        """Start the other gateways when the first is ready; note when all of them are."""
+        first = self._gateways[0].ready_line
+        if first is None or self._has_been_ready:
+            return
+        for slot in range(1, self.config.serve.gateways):
+            if slot not in self._gateways and not self.is_draining:
+                self._start_gateway(slot)
+        if self._count_serving() == self.config.serve.gateways:
+            self._has_been_ready = True
+            self.ready_line = first
+
+    def _tell_count(self) -> None:
+        """Tell every gateway how many are ready, if that has changed. A single one knows."""
+        count = self._count_serving() if self.config.serve.gateways > 1 else 0
+        for gateway in self._gateways.values():
+            channel = gateway.channel
+            if count and count != self._gateways_counted and gateway.is_serving:
+                channel.send(GatewaysChanged(count))
+            channel.flush()
+        self._gateways_counted = count
 
     def _kill_if_silent(self, child: ChildProcess) -> None:
         timeout_s, since_s = self._heartbeat_timeout_s, child.last_output_s
@@ -324,35 +445,43 @@ class ProcessGroup:
     def _restart_children(self) -> None:
         for name in [name for name, due_s in self._restart_at_s.items() if due_s <= monotonic()]:
             del self._restart_at_s[name]
-            if name == self.gateway.name and not self.is_draining:
-                self.gateway.close()
-                self.gateway = self._start_gateway()
+            for slot, gateway in list(self._gateways.items()):
+                if gateway.process.name == name and not self.is_draining:
+                    gateway.close()
+                    self._start_gateway(slot)
             for node_id, worker in list(self._workers.items()):
                 if worker.name == name:
                     worker.close()
                     self._start_worker(self._nodes[node_id])
 
     def drain(self, number: signal.Signals) -> None:
-        """Make the gateway finish and exit: SIGTERM after its lame-duck time, SIGINT at once,
-        SIGUSR1 after a lame-duck time in which it leaves new connections to the next group.
+        """Make the gateways finish and exit: SIGTERM after their lame-duck time, SIGINT at once,
+        SIGUSR1 after a lame-duck time in which they leave new connections to the next group.
         """
         self.is_draining = True
-        # A gateway that is still starting handles no other signal than SIGTERM.
-        self.gateway.send_signal(signal.SIGTERM if self.ready_line is None else number)
+        for gateway in self._gateways.values():
+            # A gateway that is still starting handles no other signal than SIGTERM.
+            is_ready = gateway.ready_line is not None
+            gateway.process.send_signal(number if is_ready else signal.SIGTERM)
 
     @property
     def is_drained(self) -> bool:
-        """Whether the gateway has exited after `drain`."""
-        return self.is_draining and self.gateway.exit_status() is not None
+        """Whether the gateways have exited after `drain`."""
+        processes = (gateway.process for gateway in self._gateways.values())
+        return self.is_draining and all(each.exit_status() is not None for each in processes)
 
     def kill(self) -> None:
         """Kill all processes now; `close` must still be called."""
-        for child in (self.gateway, *self._workers.values()):
-            child.kill()
+        for gateway in self._gateways.values():
+            gateway.process.kill()
+        for worker in self._workers.values():
+            worker.kill()
 
     def close(self) -> None:
         """Stop the remaining processes and remove the run directory."""
-        self.gateway.close()
+        self._grants.close()
+        for gateway in self._gateways.values():
+            gateway.close()
         for worker in self._workers.values():
             # Workers ignore SIGTERM, which a service manager sends to all.
             worker.send_signal(signal.SIGUSR1)
@@ -367,8 +496,17 @@ def problems_line(problems: list[str]) -> bytes:
     return PROBLEMS_PREFIX + json.dumps(problems).encode() + b"\n"
 
 
+def log_path_of(path: Path, slot: int, gateways: int) -> Path:
+    """Return the path of the event log of one of several gateways.
+
+    >>> log_path_of(Path("run.log"), 1, 2).name, log_path_of(Path("run.log"), 0, 1).name
+    ('run-1.log', 'run.log')
+    """
+    return path if gateways == 1 else path.with_name(f"{path.stem}-{slot}{path.suffix}")
+
+
 def _display_name(child: ChildProcess) -> str:
-    return child.name if child.name == "gateway" else f"worker {child.name}"
+    return child.name if child.name.partition(" ")[0] == GATEWAY else f"worker {child.name}"
 
 
 def _parse_problems(crashed: bytes) -> list[str]:

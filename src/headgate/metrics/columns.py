@@ -169,8 +169,10 @@ def build_spans(**known: ArrayLike) -> SpanColumns:
     )
 
 
-def with_client_overhead(requests: RequestColumns, overhead_ns: int) -> RequestColumns:
+def with_client_overhead(requests: RequestColumns, overhead_ns: int | Int64) -> RequestColumns:
     """Return the columns with every request ending `overhead_ns` later, and LATE where it then is.
+
+    One overhead for all requests, or one for each.
 
     The overhead is the time before a request reaches the Scheduler and after its response leaves.
     Deadlines stay, because the objective of a client counts from when it sends its request.

@@ -10,7 +10,7 @@ The batches calibrate the simulator: true service times over profiled ones.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Final, final
@@ -52,6 +52,7 @@ from headgate.metrics.columns import (
 )
 
 VALUES_MAX: Final = 100
+GROUP_MIN: Final = 20  # batches, for factors of their own
 _FACTOR_MAX: Final = 1e6  # the limit of the application file
 _IDS_MAX: Final = 1 << 31
 _ITEMS_MAX: Final = 1 << 31
@@ -83,6 +84,8 @@ class LoggedColumns:
     own_deadline: Int8  # by request: 1 if the client set the deadline, 0 if the SLO did
     batches: BatchColumns
     end_ns: int  # time of the last event
+    # By variant id: the median time of its starts, on nodes that were there.
+    start_ns: dict[int, int]
 
 
 def read_columns(entries: Iterable[LogEntry], app: App) -> LoggedColumns:
@@ -109,6 +112,8 @@ class _Reader:
         # By batch id: the action, when it was sent, and whether it waits for a start or a load.
         self._in_flight: dict[int, tuple[Dispatch, int, bool]] = {}
         self._preparing: set[int] = set()  # instances that are starting or loading
+        self._starting: dict[int, tuple[int, int]] = {}  # by instance: its variant, and since when
+        self._start_ns: dict[int, list[int]] = {}  # by variant id
 
     def read(self, entry: LogEntry) -> None:
         if self._first_ns is None:
@@ -127,6 +132,9 @@ class _Reader:
                 self._on_batch_end(*batch, is_finished=isinstance(event, BatchFinished))
         elif isinstance(event, InstanceStarted | WeightsLoaded):
             self._preparing.discard(event.instance_id)
+            start = self._starting.pop(event.instance_id, None)
+            if start is not None:
+                self._start_ns.setdefault(start[0], []).append(self._now_ns - start[1])
 
     def _on_action(self, action: Action) -> None:
         if isinstance(action, Dispatch):
@@ -145,6 +153,8 @@ class _Reader:
                 self._requests["would_reject"][row] = 1
         elif isinstance(action, StartInstance | LoadWeights):
             self._preparing.add(action.instance_id)
+            if isinstance(action, StartInstance):
+                self._on_start(action)
 
     def _on_arrival(self, event: RequestArrived) -> None:
         assert self._first_ns is not None
@@ -177,6 +187,12 @@ class _Reader:
         else:
             requests["node"][row] = _checked("node", dispatch.node_id, _IDS_MAX)
 
+    def _on_start(self, action: StartInstance) -> None:
+        variant_id = _checked("variant", action.variant_id, len(self._app.variants))
+        pool = self._app.pools[_checked("pool", action.pool_id, len(self._app.pools))]
+        if pool.faas is None and not pool.is_elastic:  # else it may wait for a node to boot
+            self._starting[action.instance_id] = (variant_id, self._now_ns)
+
     def _on_batch_end(
         self, dispatch: Dispatch, sent_ns: int, is_cold: bool, *, is_finished: bool
     ) -> None:
@@ -201,6 +217,7 @@ class _Reader:
             own_deadline=np.array(self._own_deadline),
             batches=BatchColumns(**{name: np.array(c) for name, c in self._batches.items()}),
             end_ns=self._now_ns,
+            start_ns={id: int(np.median(times)) for id, times in self._start_ns.items()},
         )
 
 
@@ -220,27 +237,57 @@ class CalibrationResult:
     mean: float
     p50: float
     p99: float
-    factors: tuple[float, ...]  # the distribution, as equally likely values
+    # The distribution, as equally likely values, by the batch size from which on it holds.
+    factors: dict[int, tuple[float, ...]]
 
 
 def calibrate(app: App, batches: BatchColumns) -> list[CalibrationResult]:
     """Return the calibration of every function that ran.
 
-    Batches that waited for a cold start or did not finish say nothing about service times, and
-    are left out.
+    Small and large batches have factors of their own. What a batch costs besides its function (to
+    be sent, to be answered) does not grow with it, so the factor of a small batch is larger: for a
+    function that takes less than that, many times larger. Batches that waited for a cold start or
+    did not finish say nothing about service times, and are left out.
     """
     factor, function = _factors(app, batches)
     is_usable = (batches.cold == 0) & (batches.finished == 1)
     results: list[CalibrationResult] = []
     for candidate in app.functions:
-        own = np.sort(factor[is_usable & (function == candidate.id)])
+        is_own = is_usable & (function == candidate.id)
+        own = np.sort(factor[is_own])
         if len(own):
             p50, p99 = (float(q) for q in np.quantile(own, (0.5, 0.99), method="inverted_cdf"))
-            values = quantile_bin_means(own)
+            values = factors_by_size(batches.items[is_own], factor[is_own])
             results.append(
                 CalibrationResult(candidate.name, len(own), own.mean(), p50, p99, values)
             )
     return results
+
+
+def factors_by_size(
+    items: Int32, factor: NDArray[np.float64], group_min: int = GROUP_MIN
+) -> dict[int, tuple[float, ...]]:
+    """Return the distribution of factors by batch size: neighbouring sizes share one if they are
+    rare.
+
+    >>> factors_by_size(np.array([1, 1, 2, 4]), np.array([3.0, 3.0, 2.0, 1.0]), group_min=2)
+    {1: (3.0, 3.0), 2: (1.0, 2.0)}
+    """
+    sizes, counts = np.unique(items, return_counts=True)
+    starts: list[int] = []  # the smallest size of each group
+    count = group_min  # of the group so far
+    for size, number in zip(sizes.tolist(), counts.tolist(), strict=True):
+        if count >= group_min:
+            starts.append(size)
+            count = 0
+        count += number
+    if count < group_min and len(starts) > 1:
+        del starts[-1]  # the largest sizes are rare: they share with those before
+    ends = [*starts[1:], int(sizes[-1]) + 1]
+    return {
+        start: quantile_bin_means(np.sort(factor[(items >= start) & (items < end)]))
+        for start, end in zip(starts, ends, strict=True)
+    }
 
 
 def quantile_bin_means(values: NDArray[np.float64]) -> tuple[float, ...]:
@@ -260,22 +307,31 @@ def quantile_bin_means(values: NDArray[np.float64]) -> tuple[float, ...]:
 
 
 def calibrated(
-    spec: Mapping[str, object], results: list[CalibrationResult], request_ns: int = 0
+    spec: Mapping[str, object],
+    results: list[CalibrationResult],
+    client_overheads_ns: Sequence[int] = (0,),
 ) -> dict[str, object]:
     """Return a copy of an application file whose simulation has the measured service times.
 
-    `request_ns` is the client-side overhead, which no log contains. The cost of decisions is part
-    of the batch times already, so the overheads of decisions are 0.
+    The client-side overheads, equally likely, are in no log. The cost of decisions is part of the
+    batch times already, so the overheads of decisions are 0.
     """
+    overheads = [f"{overhead_ns}ns" for overhead_ns in client_overheads_ns]
     calibrated_spec = deepcopy(dict(spec))
     calibrated_spec["simulation"] = {
         "service_times": {
             "distribution": "observed",
-            "observed": {result.function: list(result.factors) for result in results},
+            "observed": {result.function: _plain(result.factors) for result in results},
         },
-        "overheads": {"client_overhead": f"{request_ns}ns"},
+        "overheads": {"client_overhead": overheads if len(overheads) > 1 else overheads[0]},
     }
     return calibrated_spec
+
+
+def _plain(by_size: Mapping[int, tuple[float, ...]]) -> object:
+    if len(by_size) == 1:
+        return list(*by_size.values())
+    return {size: list(factors) for size, factors in by_size.items()}
 
 
 def _factors(app: App, batches: BatchColumns) -> tuple[NDArray[np.float64], NDArray[np.int32]]:

@@ -1,13 +1,30 @@
-"""Estimates from what was seen: offered load, arrivals with a trend, burstiness, quantiles."""
+"""Estimates from what was seen: offered load, burstiness, quantiles, and forecasts of arrivals.
+
+A forecast rule is a function of the amounts in recent time buckets, oldest first, and of how many
+buckets beyond the last one to look; it returns the amount in a bucket there. `trend` (linear
+regression, as in Swayam), `last_value`, `ewma`, `holt`, `peak_quantile` and `Seasonal` are rules.
+`ArrivalForecaster` counts arrivals and applies a rule to them; `headgate forecast` scores rules.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from math import exp
+from collections.abc import Callable, Sequence
+from math import ceil, exp, floor, sqrt
 from typing import Final, final
 
+from headgate.core.clock import SECOND_NS
+
+ForecastRule = Callable[[Sequence[float], float], float]
+
 _PRIOR: Final = 3.0  # weight, in arrivals, of the prior that arrivals are Poisson
+_SEASONS_MAX: Final = 3  # how many earlier seasons are averaged
+_BLUR: Final = 1 / 96  # part of a period to each side that is averaged: a quarter of an hour a day
+_RECENT_MIN: Final = 8  # buckets that say how this season compares with the earlier ones
+_RATIO_MAX: Final = 2.0  # by how much it may differ from them; more is noise in a few arrivals
+_GROUPS_MAX: Final = 256  # values in the first, coarse search for a period
+_CORRELATION_MIN: Final = 0.4  # of a period; noise of that many values correlates by 0.06
+_SEARCHES_PER_WINDOW: Final = 16
 
 
 @final
@@ -78,6 +95,11 @@ class ArrivalCounts:
             self._advance(now_ns)
         self._open += amount
 
+    @property
+    def open_since_ns(self) -> int | None:
+        """When the current, incomplete bucket began; None before the first arrival."""
+        return None if self._ends_ns is None else self._ends_ns - self._bucket_ns
+
     def buckets(self, now_ns: int) -> list[float]:
         """The amounts in complete buckets, oldest first; empty until the first one is complete."""
         self._advance(now_ns)
@@ -111,6 +133,225 @@ def trend(values: Sequence[float], ahead: float) -> float:
         return mean
     slope = sum((i - middle) * (value - mean) for i, value in enumerate(values)) / variation
     return max(0.0, mean + slope * (count - 1 - middle + ahead))
+
+
+def last_value(values: Sequence[float], ahead: float) -> float:
+    """The last value, however far ahead.
+
+    >>> last_value([1.0, 2.0, 3.0], ahead=2)
+    3.0
+    """
+    return values[-1]
+
+
+def ewma(values: Sequence[float], ahead: float, *, weight: float = 0.3) -> float:
+    """The exponentially weighted moving average; `weight` is that of the last value. O(window).
+
+    >>> ewma([8.0, 8.0, 4.0], ahead=1, weight=0.5)
+    6.0
+    """
+    level = values[0]
+    for value in values:
+        level += weight * (value - level)
+    return level
+
+
+def holt(
+    values: Sequence[float],
+    ahead: float,
+    *,
+    weight: float = 0.3,
+    slope_weight: float = 0.1,
+    damping: float = 0.9,
+) -> float:
+    """Holt's level and trend, with a damped trend (Gardner and McKenzie 1985); not below 0.
+
+    Each step ahead adds `damping` times what the one before it added, so a forecast far ahead stays
+    finite where that of `trend` does not. O(window).
+
+    >>> rising = [float(value) for value in range(60)]
+    >>> 59.0 < holt(rising, ahead=5) < trend(rising, ahead=5)
+    True
+    """
+    assert 0.0 < damping < 1.0, damping
+    level, slope = values[0], 0.0
+    for value in values:
+        before = level
+        expected = level + damping * slope
+        level = expected + weight * (value - expected)
+        slope = damping * slope + slope_weight * (level - before - damping * slope)
+    steps: float = damping * (1.0 - damping**ahead) / (1.0 - damping)
+    return max(0.0, level + slope * steps)
+
+
+def peak_quantile(values: Sequence[float], ahead: float, *, quantile: float = 0.95) -> float:
+    """A high quantile of the recent values (nearest rank), however far ahead.
+
+    >>> peak_quantile([1.0, 9.0, 2.0, 3.0], ahead=1, quantile=0.75)
+    3.0
+    """
+    assert 0.0 < quantile <= 1.0, quantile
+    return sorted(values)[max(0, ceil(quantile * len(values)) - 1)]
+
+
+@final
+class Seasonal:
+    """What earlier seasons had at the same phase, scaled to how high this season is so far.
+
+    The period is given, in buckets, or found in the values (`find_period`); the search is repeated
+    as the window moves on. While no whole season is known, the forecast is that of `ewma`.
+    O(1) with a given period; a search for it takes O(window), amortised over forecasts.
+
+    >>> seasonal = Seasonal(period=3)
+    >>> [seasonal([1.0, 5.0, 9.0, 1.0, 5.0], ahead) for ahead in (1, 2, 3)]
+    [9.0, 1.0, 5.0]
+    """
+
+    def __init__(self, period: float | None = None) -> None:
+        assert period is None or period >= 1.0, period
+        self._given = period
+        self._found: float | None = None
+        self._until_search = 0  # forecasts
+
+    def __call__(self, values: Sequence[float], ahead: float) -> float:
+        """Return the forecast, `ahead` buckets beyond the last one."""
+        period = self._period(values)
+        last = len(values) - 1
+        if period is None:
+            return ewma(values, ahead)
+        season = _earlier_seasons(values, last + ahead, period)
+        if season is None:
+            return ewma(values, ahead)
+        now = before = 0.0
+        recent = min(ceil(period / 4), _RECENT_MIN + floor(period * _BLUR))
+        for index in range(last, max(-1, last - recent), -1):
+            expected = _earlier_seasons(values, index, period)
+            if expected is not None:
+                now += values[index]
+                before += expected
+        ratio = now / before if before > 0.0 else 1.0
+        return season * min(max(ratio, 1.0 / _RATIO_MAX), _RATIO_MAX)
+
+    def _period(self, values: Sequence[float]) -> float | None:
+        if self._given is not None:
+            return self._given
+        if self._until_search == 0:
+            self._found = find_period(values)
+            self._until_search = max(1, len(values) // _SEARCHES_PER_WINDOW)
+        self._until_search -= 1
+        return self._found
+
+
+def find_period(values: Sequence[float]) -> int | None:
+    """The period of the values, if they have one and hold three of it: by autocorrelation.
+
+    It is the shortest lag, beyond the first one without correlation, whose correlation is nearly
+    the highest. Neither it nor that of twice the lag may be low: slow changes without a period
+    correlate once by chance, but not twice. Groups of values are compared first, and lags near the
+    best group then, so it takes O(window + window**2 / groups).
+
+    >>> find_period([0.0, 1.0, 4.0, 1.0] * 10), find_period([1.0, 2.0, 3.0] + [4.0] * 9)
+    (4, None)
+    """
+    group = max(1, ceil(len(values) / _GROUPS_MAX))
+    whole = len(values) // group
+    coarse = _deviations([sum(values[i * group : (i + 1) * group]) for i in range(whole)])
+    lag_max = whole // 3
+    correlations = [_autocorrelation(coarse, lag) for lag in range(lag_max + 1)]
+    first = next((lag for lag, value in enumerate(correlations) if value <= 0.0), None)
+    if first is None:
+        return None
+    highest = max(correlations[first:])
+    if highest < _CORRELATION_MIN:
+        return None
+    lag = next(i for i in range(first, lag_max + 1) if correlations[i] >= 0.9 * highest)
+    while lag < lag_max and correlations[lag + 1] > correlations[lag]:
+        lag += 1  # the shortest lag that is nearly the best is on the way up to a peak
+    if _autocorrelation(coarse, 2 * lag) < _CORRELATION_MIN:
+        return None
+    if group == 1:
+        return lag
+    fine = _deviations(values)
+    near = range((lag - 1) * group + 1, min((lag + 1) * group, len(values) // 3 + 1))
+    return max(near, key=lambda each: _autocorrelation(fine, each))
+
+
+def _deviations(values: Sequence[float]) -> list[float]:
+    """The values less their mean, in units of their standard deviation; 0 if they do not vary."""
+    count = len(values)
+    mean = sum(values) / count
+    deviation = sqrt(sum((value - mean) ** 2 for value in values) / count)
+    return [(value - mean) / deviation if deviation > 0.0 else 0.0 for value in values]
+
+
+def _autocorrelation(deviations: Sequence[float], lag: int) -> float:
+    """The correlation of the values with those `lag` later."""
+    pairs = zip(deviations, deviations[lag:], strict=False)
+    return sum(a * b for a, b in pairs) / (len(deviations) - lag)
+
+
+def _earlier_seasons(values: Sequence[float], at: float, period: float) -> float | None:
+    """The mean of the values one, two and three periods before `at`; None if none is known.
+
+    Each is the mean of its neighbours, too, within a small part of the period. `at` may be several
+    periods ahead: then the last known seasons count.
+    """
+    count = len(values)
+    position = at - period * max(1, ceil((at - count + 1) / period))
+    width = floor(period * _BLUR)
+    total, found = 0.0, 0
+    for _ in range(_SEASONS_MAX):
+        index = round(position)
+        if index < 0:
+            break
+        near = values[max(0, index - width) : index + width + 1]
+        total += sum(near)
+        found += len(near)
+        position -= period
+    return total / found if found else None
+
+
+def forecast_rules(period: float | None = None) -> dict[str, ForecastRule]:
+    """Every rule by name, with its defaults; the period is that of `Seasonal`, in buckets."""
+    return {
+        "linear_regression": trend,
+        "last_value": last_value,
+        "ewma": ewma,
+        "holt": holt,
+        "seasonal": Seasonal(period),
+        "peak_quantile": peak_quantile,
+    }
+
+
+@final
+class ArrivalForecaster:
+    """Counts arrivals in buckets over a sliding window, and forecasts their rate with a rule.
+
+    >>> forecaster = ArrivalForecaster(trend, bucket_ns=SECOND_NS, window_ns=10 * SECOND_NS)
+    >>> for second in range(10):
+    ...     forecaster.observe(second * SECOND_NS, amount=second)
+    >>> forecaster.ahead(10 * SECOND_NS, horizon_ns=5 * SECOND_NS)  # rising by 1/s each second
+    14.5
+    """
+
+    def __init__(self, rule: ForecastRule, bucket_ns: int, window_ns: int) -> None:
+        self._rule = rule
+        self._bucket_ns = bucket_ns
+        self._counts = ArrivalCounts(bucket_ns, window_ns)
+
+    def observe(self, now_ns: int, amount: float = 1.0) -> None:
+        """Add an arrival. O(1), plus O(1) per bucket that has passed since the last one."""
+        self._counts.observe(now_ns, amount)
+
+    def ahead(self, now_ns: int, horizon_ns: int) -> float:
+        """The rate per second at `now_ns + horizon_ns`; 0 until a bucket is complete. O(window)."""
+        values = self._counts.buckets(now_ns)
+        since_ns = self._counts.open_since_ns
+        if not values or since_ns is None:
+            return 0.0
+        # A value stands for the middle of its bucket.
+        ahead = (now_ns + horizon_ns - since_ns) / self._bucket_ns + 0.5
+        return max(0.0, self._rule(values, ahead)) * SECOND_NS / self._bucket_ns
 
 
 @final

@@ -35,10 +35,10 @@ from headgate.core.states import (
     NodeState,
 )
 from headgate.core.view import View
-from headgate.planning.concurrency import ConcurrencyLimits, ThresholdLimits
+from headgate.planning.dispatch.placement import has_room
 from headgate.planning.forecast import ArrivalCounts
-from headgate.planning.placement import has_room
-from headgate.planning.targets import FaasTarget, NodeTarget, Targets
+from headgate.planning.pools.concurrency import ConcurrencyLimits, ThresholdLimits
+from headgate.planning.pools.targets import FaasTarget, NodeTarget, Targets
 
 
 class ThresholdRouter(Policy):
@@ -121,7 +121,7 @@ class ThresholdRouter(Policy):
         if len(queue) == 1 or queue[0].state != TASK_READY:
             self._serve(queue)
 
-    def on_task_returned(self, task: Task) -> None:
+    def on_task_returned(self, task: Task, reason: int | None) -> None:
         """Dispatch the task before the queued ones."""
         queue = self._queues[self._queue_number(task)]
         queue.appendleft(task)  # it has queued once already

@@ -50,7 +50,7 @@ from headgate.planning.frontier.candidates import (
 )
 from headgate.planning.frontier.configs import StageConfig
 from headgate.planning.frontier.slo_split import split_slo
-from headgate.planning.replicas import RatedConfig, Replica, Reservations, rated
+from headgate.planning.rivals.replicas import RatedConfig, Replica, Reservations, rated
 from headgate.policies._stages import StageQueue
 
 _MONITOR: Final = "monitor"  # the timers: of the next evaluation,

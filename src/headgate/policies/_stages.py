@@ -167,7 +167,7 @@ class StagePolicy(Policy):
         # Else a batch has ended whose other tasks have successors too: `on_batch_ended` follows,
         # and all of them can share a batch.
 
-    def on_task_returned(self, task: Task) -> None:
+    def on_task_returned(self, task: Task, reason: int | None) -> None:
         """Enqueue the task again, and serve the queues."""
         self.on_task_ready(task)
         self._serve()

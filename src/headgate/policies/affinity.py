@@ -34,7 +34,7 @@ from headgate.core.policy import (
 )
 from headgate.core.records import Node, Task
 from headgate.core.states import TaskState
-from headgate.planning.batching import take_batch
+from headgate.planning.dispatch.batching import take_batch
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Affinity(Policy):
         self._join(task).queue.append(task)
         self._serve()
 
-    def on_task_returned(self, task: Task) -> None:
+    def on_task_returned(self, task: Task, reason: int | None) -> None:
         self._join(task).queue.appendleft(task)
         self._serve()
 

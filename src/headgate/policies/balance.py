@@ -3,7 +3,9 @@
 The *balance* policy of "Making the Most of Serverless Accelerators" (Berkeley thesis, 2022,
 chapter 6) and of the KaaS pool: one FIFO queue that ignores residency of weights and clients. A
 free node is never idle while a task is queued. Neither cold starts nor fairness are considered, so
-a client that sends more gets more.
+a client that sends more gets more. On nodes of several kinds it is the FIFO of the thesis's chapter
+4: the head goes to whichever node is free next of those that can run it, fast or slow, and what is
+behind it waits with it.
 
 With `batch_max` above 1 it batches consecutive tasks of the same function at the head of the queue.
 Cost per decision: O(1).
@@ -30,7 +32,7 @@ from headgate.core.policy import (
 )
 from headgate.core.records import Node, Task
 from headgate.core.states import TASK_READY
-from headgate.planning.batching import take_batch
+from headgate.planning.dispatch.batching import take_batch
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Balance(Policy):
         if self.view.free_nodes:
             self._serve()
 
-    def on_task_returned(self, task: Task) -> None:
+    def on_task_returned(self, task: Task, reason: int | None) -> None:
         self._queue.appendleft(task)  # it has queued once already
         self._serve()
 
@@ -81,4 +83,6 @@ class Balance(Policy):
             self.orders.dispatch(take_batch(queue, node, self._batch_max), node)
 
 
-POLICY = PolicyKind(Balance, Config, Capabilities(batches=True))
+POLICY = PolicyKind(
+    Balance, Config, Capabilities(batches=True, mixed_pools=True, shares_nodes=True)
+)

@@ -25,9 +25,9 @@ from typing import Final, final
 from headgate.core.errors import ConfigError
 from headgate.core.policy import Capabilities, Context, PolicyConfig, PolicyKind, bounded
 from headgate.core.records import Task
-from headgate.planning.esg_search import PathTable
 from headgate.planning.frontier.configs import StageConfig
 from headgate.planning.frontier.slo_split import GROUP_MAX, shares_of_rest
+from headgate.planning.rivals.esg_search import PathTable
 from headgate.policies._stages import Path, StagePolicy, StageQueue, within_batches
 
 _PATHS_KEPT_MAX: Final = 2_000_000  # in all lists: 32 MB

@@ -27,7 +27,7 @@ from headgate.core.policy import (
     PolicyConfig,
     PolicyKind,
 )
-from headgate.planning.concurrency import FixedLimits
+from headgate.planning.pools.concurrency import FixedLimits
 from headgate.policies._hybrid import ThresholdRouter
 
 

@@ -30,9 +30,9 @@ from typing import final
 
 from headgate.core.policy import Capabilities, Context, PolicyConfig, PolicyKind, bounded
 from headgate.core.records import Task
-from headgate.planning.esg_search import EsgSearch
 from headgate.planning.frontier.configs import InfeasibleError, StageConfig
 from headgate.planning.frontier.slo_split import GROUP_MAX, shares_of_rest
+from headgate.planning.rivals.esg_search import EsgSearch
 from headgate.policies._stages import Path, StagePolicy, StageQueue, within_batches
 
 

@@ -33,7 +33,7 @@ from headgate.core.policy import (
 )
 from headgate.core.records import Node, Task
 from headgate.core.states import TaskState
-from headgate.planning.placement import apportion
+from headgate.planning.dispatch.placement import apportion
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Exclusive(Policy):
             self._rebalance()
         self._serve(partition)
 
-    def on_task_returned(self, task: Task) -> None:
+    def on_task_returned(self, task: Task, reason: int | None) -> None:
         partition = self._partitions[task.function.id]
         partition.queue.appendleft(task)
         self._serve(partition)

@@ -42,7 +42,7 @@ from headgate.core.clock import SECOND_NS
 from headgate.core.policy import NOT_NEGATIVE, POSITIVE, Capabilities, Context, PolicyKind
 from headgate.core.records import Node
 from headgate.planning.frontier.configs import StageConfig
-from headgate.planning.replicas import RatedConfig, rated
+from headgate.planning.rivals.replicas import RatedConfig, rated
 from headgate.policies._replicas import ReplicaConfig, ReplicaPolicy, StageReplicas
 
 

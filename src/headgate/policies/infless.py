@@ -49,7 +49,7 @@ from headgate.core.clock import SECOND_NS
 from headgate.core.policy import POSITIVE, Capabilities, Context, PolicyKind, bounded
 from headgate.core.records import Node
 from headgate.planning.frontier.configs import StageConfig
-from headgate.planning.replicas import RatedConfig, Replica, rated
+from headgate.planning.rivals.replicas import RatedConfig, Replica, rated
 from headgate.policies._replicas import ReplicaConfig, ReplicaPolicy, StageReplicas
 
 _SINGLE_RATE_MIN: Final = 1.0  # r_low of batch 1, in items per second

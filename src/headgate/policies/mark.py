@@ -26,7 +26,7 @@ from typing import Final, final
 from headgate.core.clock import MINUTE_NS, SECOND_NS
 from headgate.core.policy import NOT_NEGATIVE, POSITIVE, Capabilities, Context, PolicyKind, bounded
 from headgate.planning.forecast import trend
-from headgate.planning.targets import NodeTarget
+from headgate.planning.pools.targets import NodeTarget
 from headgate.policies._hybrid import AutoscalingConfig, AutoscalingRouter
 
 _FORECASTS: Final = ("max", "mean", "trend")

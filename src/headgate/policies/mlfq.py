@@ -51,7 +51,7 @@ class Mlfq(ClairvoyantQueue):
     def enqueue(self, function: Function, arrival_ns: int, task_id: int) -> None:
         self._bucket_of(function).append(task_id)
 
-    def on_task_returned(self, task: Task) -> None:
+    def on_task_returned(self, task: Task, reason: int | None) -> None:
         self.waiting[task.id] = task
         self._bucket_of(task.function).appendleft(task.id)
         self.serve()

@@ -5,9 +5,9 @@ DAGs" (OSDI 2022), as the comparison in "ESG" (HPDC 2024) frames it: a best-firs
 configurations of the whole pipeline once, at its first function, with a limit on the time of the
 search. Recalled from both; rules marked [own] are ours.
 
-- When a request arrives, `planning/orion_search.py` finds the cheapest configurations of all stages
-  with which the request is in time; when it has made `expansions_max` expansions, it settles for
-  the fastest that it has found. That module says what of the search is Orion's.
+- When a request arrives, `planning/rivals/orion_search.py` finds the cheapest configurations of
+  all stages with which the request is in time; when it has made `expansions_max` expansions, it
+  settles for the fastest that it has found. That module says what of the search is Orion's.
 - Batches are planned no larger than the items that wait at the first stage now, the request's own
   included [own: no one knows what will wait at later stages].
 - The configurations stay as they are, whatever happens. A batch runs in that of its oldest
@@ -36,7 +36,7 @@ from headgate.core.policy import Capabilities, Context, PolicyConfig, PolicyKind
 from headgate.core.records import Request, Task
 from headgate.core.states import Settlement
 from headgate.planning.frontier.configs import StageConfig
-from headgate.planning.orion_search import OrionSearch, SizingPlan
+from headgate.planning.rivals.orion_search import OrionSearch, SizingPlan
 from headgate.policies._stages import Path, StagePolicy, StageQueue, planned_path, within_batches
 
 _PLANS_KEPT_MAX: Final = 10_000

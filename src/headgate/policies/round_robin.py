@@ -56,7 +56,7 @@ class RoundRobin(Policy):
         self._queue.append(task)
         self._serve()
 
-    def on_task_returned(self, task: Task) -> None:
+    def on_task_returned(self, task: Task, reason: int | None) -> None:
         self._queue.appendleft(task)
         self._serve()
 
@@ -96,4 +96,4 @@ class RoundRobin(Policy):
         return turn
 
 
-POLICY = PolicyKind(RoundRobin, capabilities=Capabilities())
+POLICY = PolicyKind(RoundRobin, capabilities=Capabilities(shares_nodes=True))

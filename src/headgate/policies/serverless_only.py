@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from headgate.core.policy import NOT_NEGATIVE, Capabilities, Context, PolicyConfig, PolicyKind
-from headgate.planning.concurrency import ThresholdLimits
+from headgate.planning.pools.concurrency import ThresholdLimits
 from headgate.policies._hybrid import ThresholdRouter
 
 

@@ -30,7 +30,7 @@ from headgate.core.policy import (
     PolicyConfig,
     PolicyKind,
 )
-from headgate.planning.concurrency import ConcurrencyLimits, FixedLimits, ThresholdLimits
+from headgate.planning.pools.concurrency import ConcurrencyLimits, FixedLimits, ThresholdLimits
 from headgate.policies._hybrid import ThresholdRouter
 
 

@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from headgate.core.errors import ConfigError
 from headgate.functions.measure import Measurement, MeasureRequest
-from headgate.planning.latency_model import ColdStart
+from headgate.planning.capacity.latency_model import ColdStart
 from headgate.system.process import ProcessTree, thread_variables
 
 

@@ -19,7 +19,7 @@ from headgate.core.errors import ConfigError
 from headgate.functions.batch_runner import BatchRunner
 from headgate.functions.loader import build_model
 from headgate.functions.measure import Measurement, MeasureRequest, example_call, measure
-from headgate.planning.latency_model import ColdStart
+from headgate.planning.capacity.latency_model import ColdStart
 from headgate.profiling.probe_client import ProbeTask, Started
 
 OBJECTS_MAX: Final = 10_000  # fetched from a bucket
@@ -41,7 +41,7 @@ class ProbedFunction:
         if task.store is not None:
             task = _fetch_model(task, task.store)
         fetched_ns = monotonic_ns()
-        model = build_model(task, task.base, task.function)
+        model = build_model(task, task.base, task.function, len(task.cores))
         built_ns = monotonic_ns()
         model.load()
         loaded_ns = monotonic_ns()

@@ -28,7 +28,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from headgate.core.errors import ConfigError, unknown_name_error
-from headgate.planning.latency_model import Characterisation, Point
+from headgate.planning.capacity.latency_model import Characterisation, Point
 from headgate.profiling.profiler import Machine, ProfileResult, ProfilerSettings
 
 LAMBDA_MB_PER_CORE: Final = 1769  # Lambda allots CPU time in proportion to memory

@@ -19,7 +19,7 @@ import msgspec
 from headgate import __version__
 from headgate.core.errors import ConfigError
 from headgate.functions.measure import PRECISION, MeasureRequest
-from headgate.planning.latency_model import Characterisation, ColdStart, Point
+from headgate.planning.capacity.latency_model import Characterisation, ColdStart, Point
 from headgate.profiling.probe_client import Probe, ProbeTask
 
 SAMPLES_MIN: Final = 50  # fewer do not resolve the tail

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from headgate.metrics.format import about, format_value, ms, significant
 from headgate.metrics.report.comparison_plots import Curve, characterisation_figure
+from headgate.planning.capacity.latency_model import Characterisation
 from headgate.planning.capacity.sizing import knee_cores, largest_concurrency
-from headgate.planning.latency_model import Characterisation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

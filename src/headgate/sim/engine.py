@@ -10,11 +10,10 @@ the end, something is wrong, and the checkers (`headgate.sim.checkers`) report i
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from heapq import heappop
-from typing import final
+from typing import Final, final
 
 from headgate.core.actions import (
     Action,
@@ -29,6 +28,7 @@ from headgate.core.actions import (
     StartInstance,
     StopInstance,
 )
+from headgate.core.backend import NODE_LOST
 from headgate.core.clock import NEVER_NS
 from headgate.core.errors import DriverError, PolicyError
 from headgate.core.events import (
@@ -37,9 +37,11 @@ from headgate.core.events import (
     BatchLost,
     BatchRefused,
     Event,
+    GatewaysChanged,
     InstanceAppeared,
     InstanceStarted,
     InstanceStopped,
+    InstanceUseChanged,
     LoadFailed,
     NodeJoined,
     NodeLost,
@@ -48,13 +50,13 @@ from headgate.core.events import (
     RequestArrived,
     RequestCancelled,
     TimerFired,
-    TimerKey,
     WeightsEvicted,
     WeightsLoaded,
 )
+from headgate.core.ids import IDS_PER_SCHEDULER, first_id, owner
 from headgate.core.model import App
 from headgate.core.records import STAGES_MAX
-from headgate.core.scheduler.scheduler import Scheduler
+from headgate.core.states import Failure, Outcome, Settlement
 from headgate.sim.event_queue import (
     ActionInTransit,
     ArrivalCursor,
@@ -65,11 +67,14 @@ from headgate.sim.event_queue import (
     TimerDue,
 )
 from headgate.sim.faas import SimFaasPlatform, SimInvocation
+from headgate.sim.gateways import Gateways
 from headgate.sim.ground_truth import GroundTruth
 from headgate.sim.interfaces import Observer, SimClient
 from headgate.sim.node import RESTART_NS, EventInTransit, NodeJob, SimNode
 from headgate.sim.recorder import Recorder
 from headgate.sim.shared_pools import SharedPools
+
+_CRASHED: Final = Settlement(Outcome.FAILED, Failure.GATEWAY_CRASHED)
 
 
 @final
@@ -79,7 +84,7 @@ class Engine:
     def __init__(
         self,
         app: App,
-        schedulers: list[Scheduler],
+        gateways: Gateways,
         nodes: list[SimNode],
         platforms: dict[int, SimFaasPlatform],
         queue: EventQueue,
@@ -93,9 +98,10 @@ class Engine:
         work_unit_ns: int = 0,
         limit_ns: int = NEVER_NS,
         survives_faults: bool = False,
+        membership_delay_ns: int = 0,
     ) -> None:
         self.app = app
-        self.schedulers = schedulers
+        self.gateways = gateways
         self.nodes = nodes
         self.platforms = platforms  # by pool id
         self.queue = queue
@@ -106,22 +112,21 @@ class Engine:
         self._cursor = cursor
         self._clients = clients
         self._observer = observer
-        self._peers = len(schedulers)
+        self._membership_delay_ns = membership_delay_ns  # until a crash is known to the others
+        self._is_alone = len(gateways.schedulers) == 1  # one gateway, which has never crashed
         self._decision_ns = decision_ns
         self._work_unit_ns = work_unit_ns
         self._has_decision_cost = decision_ns > 0 or work_unit_ns > 0
         self._network_ns = [pool.network_ns for pool in app.pools]
-        self._is_direct = self._peers == 1 and not any(self._network_ns)
-        self._free_at_ns = [0] * self._peers
-        self._inboxes: list[deque[Event]] = [deque() for _ in schedulers]
+        self._is_direct = self._is_alone and not any(self._network_ns)
         self._limit_ns = limit_ns
         self._survives_faults = survives_faults  # continue after a PolicyError, as live
-        self._timers: list[dict[TimerKey, int]] = [{} for _ in schedulers]
         self._token = 0
         self._pending_clients = 0  # `Submission` and `ClientDue` items on the queue
         self._senders: dict[int, SimClient] = {}
         self._shared = SharedPools(app, nodes, queue)
-        self._variant_of: dict[int, int] = {}  # instance id -> variant id, where pools are shared
+        self._starts: dict[int, StartInstance] = {}  # by instance id, as they were ordered
+        self._announced: set[int] = set()  # instances that the Schedulers know to have started
 
     def run(self) -> None:
         """Run to the end: until every request has ended and no client is left, or the limit."""
@@ -169,7 +174,13 @@ class Engine:
         recorder.count = request_id + 1
         if recorder.records_arrivals:
             recorder.arrived(now_ns, pipeline, client)
-        index = 0 if self._peers == 1 else self._scheduler_of_request(request_id)
+        index = 0
+        if not self._is_alone:
+            receiver = self.gateways.receiver(request_id)
+            if receiver is None:
+                self._turn_away(now_ns, request_id, pipeline)
+                return
+            index = self.gateways.receivers[request_id] = receiver
         event = RequestArrived(request_id, pipeline, client, items, priority)
         # The event may wait in the Scheduler's inbox; the deadline counts from the arrival.
         if timeout_ns:
@@ -177,13 +188,6 @@ class Engine:
         elif self._has_decision_cost:
             event.deadline_ns = self.app.pipelines[pipeline].slo.deadline_ns(now_ns)
         self.handle_event(now_ns, index, event)
-
-    def _scheduler_of_request(self, request_id: int) -> int:
-        """Return the Scheduler that receives a request: a hash, as of a load balancer.
-
-        Round robin would send every n-th request of a periodic workload to the same Scheduler.
-        """
-        return (request_id * 2_654_435_761 >> 16) % self._peers
 
     def _process(self, now_ns: int, item: QueueItem) -> None:
         if isinstance(item, NodeJob):
@@ -205,7 +209,7 @@ class Engine:
                 now_ns, platform.complete(now_ns, item), platform.pool.network_ns
             )
         elif isinstance(item, TimerDue):
-            timers = self._timers[item.scheduler]
+            timers = self.gateways.timers[item.scheduler]
             if timers.get(item.key) == item.token:
                 del timers[item.key]
                 self.handle_event(now_ns, item.scheduler, TimerFired(item.key))
@@ -235,31 +239,46 @@ class Engine:
     def _deliver(self, now_ns: int, event: Event) -> None:
         """Send a batch's event to the Scheduler that dispatched it, an instance's to all."""
         if isinstance(event, BatchFinished | BatchFailed | BatchRefused | BatchLost):
-            self.handle_event(now_ns, event.batch_id % self._peers, event)
+            self.handle_event(now_ns, owner(event.batch_id), event)
             return
-        assert isinstance(event, InstanceStarted | InstanceStopped | WeightsLoaded | WeightsEvicted)
-        owner = event.instance_id % self._peers
+        assert isinstance(
+            event,
+            InstanceStarted | InstanceStopped | InstanceUseChanged | WeightsLoaded | WeightsEvicted,
+        )
+        instance_id = event.instance_id
+        own = owner(instance_id)
         if isinstance(event, InstanceStarted):
-            if event.instance_id not in self.nodes[event.node_id].backend.instances:
+            if instance_id not in self.nodes[event.node_id].backend.instances:
                 return  # the node has crashed since, and every Scheduler knows
-            self._shared.on_started(event.instance_id)
+            self._shared.on_started(instance_id)
+            self._announced.add(instance_id)
         elif isinstance(event, InstanceStopped):
-            self._shared.on_stopped(now_ns, event.instance_id)
-        for index in range(self._peers):
-            if index == owner or not isinstance(event, InstanceStarted):
+            self._shared.on_stopped(now_ns, instance_id)
+            if instance_id not in self._announced:  # nobody else has ever heard of it
+                self.handle_event(now_ns, own, event)
+                return
+            self._announced.discard(instance_id)
+        for index in self.gateways.alive():
+            if index == own or not isinstance(event, InstanceStarted):
                 self.handle_event(now_ns, index, event)
             else:
-                variant_id = self._variant_of[event.instance_id]
-                appeared = InstanceAppeared(event.instance_id, variant_id, event.node_id)
-                self.handle_event(now_ns, index, appeared)
+                self._announce_instance(now_ns, index, instance_id, event.node_id)
+
+    def _announce_instance(self, now_ns: int, index: int, instance_id: int, node_id: int) -> None:
+        """Tell a Scheduler of an instance that another one has started."""
+        start = self._starts[instance_id]
+        appeared = InstanceAppeared(instance_id, start.variant_id, node_id, start.shape_id)
+        self.handle_event(now_ns, index, appeared)
 
     def handle_event(self, now_ns: int, index: int, event: Event) -> None:
-        """Give one Scheduler one event and carry out the actions it returns."""
+        """Give one Scheduler one event and carry out the actions it returns, if it still lives."""
+        if not self._is_alone and not self.gateways.is_alive(index):
+            return
         if self._has_decision_cost:
             self._handle_with_decision_cost(now_ns, index, event)
             return
         try:
-            actions = self.schedulers[index].handle(now_ns, event)
+            actions = self.gateways.schedulers[index].handle(now_ns, event)
         except PolicyError as error:
             actions = self._actions_after(error)
         if self._observer is not None:
@@ -267,8 +286,8 @@ class Engine:
         for action in actions:
             if isinstance(action, Settle):
                 self.recorder.settled(now_ns, action.request_id, action.settlement)
-                if self._senders:
-                    self._notify_sender(now_ns, action)
+                if self._senders or not self._is_alone:
+                    self._forget_request(now_ns, action.request_id, action.settlement)
             elif self._is_direct and isinstance(action, Dispatch) and action.node_id is not None:
                 self.nodes[action.node_id].execute_batch(now_ns, action)
             else:
@@ -285,10 +304,10 @@ class Engine:
 
         Events are handled first come, first served, also at the instant at which a decision ends.
         """
-        inbox = self._inboxes[index]
+        inbox = self.gateways.inboxes[index]
         if inbox:
             inbox.append(event)
-        elif now_ns < self._free_at_ns[index]:
+        elif now_ns < self.gateways.free_at_ns[index]:
             inbox.append(event)
             self._decide_when_free(index)
         else:
@@ -296,15 +315,17 @@ class Engine:
 
     def _decide_when_free(self, index: int) -> None:
         due = Callback(partial(self._read_inbox, index))
-        self.queue.push(self._free_at_ns[index], Rank.COMPLETION, due)
+        self.queue.push(self.gateways.free_at_ns[index], Rank.COMPLETION, due)
 
     def _read_inbox(self, index: int, now_ns: int) -> None:
-        self._decide(now_ns, index, self._inboxes[index].popleft())
-        if self._inboxes[index]:
-            self._decide_when_free(index)
+        inbox = self.gateways.inboxes[index]
+        if inbox:  # else the gateway has crashed
+            self._decide(now_ns, index, inbox.popleft())
+            if inbox:
+                self._decide_when_free(index)
 
     def _decide(self, now_ns: int, index: int, event: Event) -> None:
-        scheduler = self.schedulers[index]
+        scheduler = self.gateways.schedulers[index]
         work = scheduler.work
         try:
             actions = scheduler.handle(now_ns, event)
@@ -316,10 +337,14 @@ class Engine:
         if isinstance(event, RequestAnnounced):
             cost_ns = 0  # announcements precede the run, and so does the work they cause
         done_ns = now_ns + cost_ns
-        self._free_at_ns[index] = done_ns
+        self.gateways.free_at_ns[index] = done_ns
         for action in actions:
-            send = Callback(partial(self._send_action, index=index, action=action))
+            send = Callback(partial(self._send_if_alive, index=index, action=action))
             self.queue.push(done_ns, Rank.COMPLETION, send)
+
+    def _send_if_alive(self, now_ns: int, index: int, action: Action) -> None:
+        if self.gateways.is_alive(index):
+            self._send_action(now_ns, index, action)
 
     def _send_action(self, now_ns: int, index: int, action: Action) -> None:
         """Carry out an action, after the network delay of its pool."""
@@ -333,14 +358,13 @@ class Engine:
                 self.platforms[action.pool_id].invoke(now_ns, action)
         elif isinstance(action, SetTimer):
             self._token += 1
-            self._timers[index][action.key] = self._token
+            self.gateways.timers[index][action.key] = self._token
             due = TimerDue(index, action.key, self._token)
             self.queue.push(max(now_ns, action.at_ns), Rank.TIMER, due)
         elif isinstance(action, CancelTimer):
-            self._timers[index].pop(action.key, None)
+            self.gateways.timers[index].pop(action.key, None)
         elif isinstance(action, Settle):
-            self.recorder.settled(now_ns, action.request_id, action.settlement)
-            self._notify_sender(now_ns, action)
+            self._settle(now_ns, action.request_id, action.settlement)
         elif isinstance(action, KeepWarm):
             self.platforms[action.pool_id].keep_warm(now_ns, action)
         elif isinstance(action, ReportWouldReject):
@@ -351,7 +375,7 @@ class Engine:
     def _send_to_node(self, now_ns: int, index: int, action: Action) -> None:
         assert isinstance(action, PlacedAction)
         if isinstance(action, StartInstance):
-            self._variant_of[action.instance_id] = action.variant_id
+            self._starts[action.instance_id] = action
         node_id = action.node_id
         network_ns = 0 if node_id is None else self.nodes[node_id].pool.network_ns
         if network_ns:
@@ -372,11 +396,16 @@ class Engine:
             if action.node_id is not None:
                 self.nodes[action.node_id].execute(now_ns, action)
 
-    def _notify_sender(self, now_ns: int, action: Settle) -> None:
-        """Notify the client that sent this request, if one did, of the outcome."""
-        sender = self._senders.pop(action.request_id, None)
+    def _settle(self, now_ns: int, request_id: int, settlement: Settlement) -> None:
+        self.recorder.settled(now_ns, request_id, settlement)
+        self._forget_request(now_ns, request_id, settlement)
+
+    def _forget_request(self, now_ns: int, request_id: int, settlement: Settlement) -> None:
+        """Notify the client that sent a request, if one did, of the outcome."""
+        self.gateways.receivers.pop(request_id, None)
+        sender = self._senders.pop(request_id, None)
         if sender is not None:
-            sender.on_settled(self, now_ns, action.request_id, action.settlement.outcome)
+            sender.on_settled(self, now_ns, request_id, settlement)
 
     def submit(
         self,
@@ -398,8 +427,9 @@ class Engine:
         self.queue.push(now_ns, Rank.ARRIVAL, Callback(partial(self._on_cancelled, request_id)))
 
     def _on_cancelled(self, request_id: int, now_ns: int) -> None:
-        index = self._scheduler_of_request(request_id)
-        self.handle_event(now_ns, index, RequestCancelled(request_id))
+        index = 0 if self._is_alone else self.gateways.receivers.get(request_id)
+        if index is not None:  # else it has ended, perhaps with its gateway
+            self.handle_event(now_ns, index, RequestCancelled(request_id))
 
     def wake_client(self, at_ns: int, client: SimClient) -> None:
         """Call `client.on_wake` at `at_ns`."""
@@ -412,7 +442,8 @@ class Engine:
 
     def announce(self, request_id: int, pipeline: int, client: int, arrival_ns: int) -> None:
         """Announce to a clairvoyant policy, before the run, a request that will arrive."""
-        index = self._scheduler_of_request(request_id)
+        index = self.gateways.receiver(request_id)
+        assert index is not None, "no gateway crashes before the run"
         self.handle_event(0, index, RequestAnnounced(request_id, pipeline, client, arrival_ns))
 
     def schedule_fault(self, at_ns: int, apply: Callable[[int], None]) -> None:
@@ -420,8 +451,13 @@ class Engine:
         self.queue.push(at_ns, Rank.TIMER, Callback(apply))
 
     def has_pending_completions(self) -> bool:
-        """Whether any batch, start, load or message is still in flight. O(queue length)."""
-        return any(entry[1] == Rank.COMPLETION for entry in self.queue.heap)
+        """Whether any batch, start, load or message is still in flight. O(queue length).
+
+        A start that waits for a node of a shared pool is one: it is granted, or withdrawn.
+        """
+        return self._shared.has_waiting_starts() or any(
+            entry[1] == Rank.COMPLETION for entry in self.queue.heap
+        )
 
     def open_requests(self) -> list[int]:
         """Return the ids of the requests that have arrived and not ended. O(requests)."""
@@ -446,23 +482,86 @@ class Engine:
         orphans = self._shared.on_node_lost(node)
         for event in events:
             self._deliver(now_ns, event)
-        for index in range(self._peers):
+        for index in self.gateways.alive():
             self.handle_event(now_ns, index, NodeLost(node.id))
         for instance_id in orphans:
-            self._deliver(now_ns, InstanceStopped(instance_id, "the node was lost"))
+            self._deliver(now_ns, InstanceStopped(instance_id, NODE_LOST))
 
     def join(self, now_ns: int, node: SimNode) -> None:
         """Bring a node up, empty, at the start of a run or after a crash. Idempotent."""
         if node.is_up:
             return
         node.join(now_ns)
-        for index in range(self._peers):
+        for index in self.gateways.alive():
             self.handle_event(now_ns, index, NodeJoined(node.id, node.pool.id, node.name))
         self._shared.on_node_joined(now_ns, node)
+        for index in self.gateways.alive():
+            self._report_unloadable(now_ns, index, node)
+
+    def _report_unloadable(self, now_ns: int, index: int, node: SimNode) -> None:
+        """A node tries its models before it joins, and tells which of them cannot be loaded."""
         for variant in self.app.variants if self.truth.unloadable else ():
-            is_here = node.pool.id in variant.pool_ids
-            if is_here and variant.function_id in self.truth.unloadable:
-                for index in range(self._peers):  # a node tries its models before it joins
-                    self.handle_event(
-                        now_ns, index, LoadFailed(variant.id, node.id, "cannot be loaded")
-                    )
+            if node.pool.id in variant.pool_ids and variant.function_id in self.truth.unloadable:
+                failed = LoadFailed(variant.id, node.id, "cannot be loaded")
+                self.handle_event(now_ns, index, failed)
+
+    def crash_gateway(self, now_ns: int, gateway: int) -> None:
+        """Take a gateway down. Its open requests fail, and its instances live on. Idempotent.
+
+        What is on its way to a node arrives there, what is on its way back is lost. The others
+        learn the number of gateways that are left only after a while.
+        """
+        index = self.gateways.crash(gateway)
+        if index is None:
+            return
+        receivers = self.gateways.receivers
+        if self._is_alone:
+            receivers.update(dict.fromkeys(self.recorder.open_rows(), 0))
+            self._is_alone = self._is_direct = False
+        ids = range(first_id(index), first_id(index) + IDS_PER_SCHEDULER)
+        for node in self.nodes:
+            if node.is_up:
+                node.scheduler_left(now_ns, ids)
+        self._shared.on_gateway_crashed(ids)
+        if self._observer is not None:
+            self._observer.on_gateway_crashed(now_ns, index)
+        for request_id in [r for r, receiver in receivers.items() if receiver == index]:
+            self._settle(now_ns, request_id, _CRASHED)
+        self._count_gateways(now_ns)
+
+    def restart_gateway(self, now_ns: int, gateway: int) -> None:
+        """Replace a gateway that is down. The new one learns what there is. Idempotent."""
+        index = self.gateways.replace(gateway)
+        if index is None:
+            return
+        self.handle_event(now_ns, index, GatewaysChanged(len(self.gateways.alive())))
+        for node in self.nodes:
+            if node.is_up:
+                self._introduce_node(now_ns, index, node)
+                self._report_unloadable(now_ns, index, node)
+        self._count_gateways(now_ns)
+
+    def _introduce_node(self, now_ns: int, index: int, node: SimNode) -> None:
+        """Tell a new Scheduler of a node and of the instances on it that can be used."""
+        flat: list[int] = []
+        for instance in node.backend.instances.values():
+            is_usable = instance.is_ready and not instance.stop_reason
+            if is_usable and instance.id in self._announced:
+                flat += (instance.id, instance.variant.id, instance.shape_id)
+        joined = NodeJoined(node.id, node.pool.id, node.name, tuple(flat))
+        self.handle_event(now_ns, index, joined)
+
+    def _count_gateways(self, now_ns: int) -> None:
+        """Tell all gateways how many they are, after the time that it takes to notice."""
+        news = Callback(partial(self._tell_gateways, len(self.gateways.alive())))
+        self.queue.push(now_ns + self._membership_delay_ns, Rank.COMPLETION, news)
+
+    def _tell_gateways(self, count: int, now_ns: int) -> None:
+        for index in self.gateways.alive():
+            self.handle_event(now_ns, index, GatewaysChanged(max(1, count)))
+
+    def _turn_away(self, now_ns: int, request_id: int, pipeline: int) -> None:
+        """No gateway is left: the client cannot even connect."""
+        if self._observer is not None:
+            self._observer.on_turned_away(now_ns, request_id, pipeline)
+        self._settle(now_ns, request_id, _CRASHED)

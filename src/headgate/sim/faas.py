@@ -20,7 +20,7 @@ from headgate.core.events import BatchFinished, BatchRefused, Rank, Refusal
 from headgate.core.model import App, FaasPlatform, Pool
 from headgate.core.token_bucket import TokenBucket
 from headgate.metrics.columns import SpanKind
-from headgate.planning.warm_pool import ReadyCount
+from headgate.planning.pools.warm_pool import ReadyCount
 from headgate.sim.event_queue import Callback, EventQueue, QueueItem
 from headgate.sim.ground_truth import GroundTruth, has_cascades, unsure_tasks
 from headgate.sim.node import EventInTransit

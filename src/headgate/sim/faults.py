@@ -60,6 +60,9 @@ class SetFault(FaultAction):
         if self.kind == "throttle":
             engine.platforms[self.target].throttles = self.in_force
             return
+        if self.kind == "crash_gateway":
+            (engine.crash_gateway if self.in_force else engine.restart_gateway)(now_ns, self.target)
+            return
         if self.kind == "cannot_load":
             unloadable = engine.truth.unloadable
             (unloadable.add if self.in_force else unloadable.discard)(self.target)
@@ -113,6 +116,7 @@ KINDS: Final[Mapping[str, tuple[str, ...]]] = {
     "break_starts": ("until_ns", "node"),  # no instance can be started on the node
     "throttle": ("until_ns", "pool"),  # a serverless pool throttles every call
     "cannot_load": ("until_ns", "function"),  # no instance of the function can start, anywhere
+    "crash_gateway": ("until_ns", "gateway"),  # its open requests fail; then another replaces it
     "cancel": ("share",),  # this share of the open requests is cancelled
     "poison": ("share",),  # this share of the open requests crashes every node that runs it
     "burst": ("pipeline", "count"),  # `count` additional requests arrive at once
@@ -138,6 +142,7 @@ class Fault:
     until_ns: int | None = None
     node: int | None = None  # index in the run: the nodes of the first pool come first
     pool: int | None = None
+    gateway: int | None = None
     function: int | None = None
     pipeline: int | None = None
     factor: float | None = None
@@ -197,10 +202,9 @@ class FaultPlan:
         actions: list[tuple[int, FaultAction]] = []
         windows: dict[tuple[str, int], list[Fault]] = {}
         for fault in self.faults:
-            target = fault.pool if fault.node is None else fault.node
-            if fault.until_ns is not None and target is None:
-                target = fault.function
-            if target is None:
+            targets = (fault.node, fault.pool, fault.gateway, fault.function)
+            target = next((each for each in targets if each is not None), None)
+            if fault.until_ns is None or target is None:
                 actions.append((fault.at_ns, Instant(fault)))
             else:
                 windows.setdefault((fault.kind, target), []).append(fault)
@@ -211,9 +215,10 @@ class FaultPlan:
                 actions.append((at_ns, SetFault(kind, target, len(in_force), factor)))
         return tuple(sorted(actions, key=lambda pair: pair[0]))
 
-    def check(self, app: App) -> FaultPlan:
-        """Return the plan; raise `ConfigError` if a fault has a target that `app` does not have."""
+    def check(self, app: App, gateways: int = 1) -> FaultPlan:
+        """Return the plan; raise `ConfigError` if a fault has a target that does not exist."""
         limits = {
+            "gateway": gateways,
             "node": _node_count(app),
             "pool": len(app.pools),
             "function": len(app.functions),
@@ -231,8 +236,12 @@ class FaultPlan:
         return self
 
 
-def random_plan(app: App, duration_ns: int, seed: int, *, intensity: float = 1.0) -> FaultPlan:
+def random_plan(
+    app: App, duration_ns: int, seed: int, *, intensity: float = 1.0, gateways: int = 0
+) -> FaultPlan:
     """Return a random plan for a run of that length. All its faults are over by `duration_ns`.
+
+    `gateways` is the number of those that may crash, perhaps all at once.
 
     Completions are lost only if the Scheduler has timeouts (`Limits.timeout_factor`): without
     them a request whose completion is lost stays open for ever, as specified.
@@ -246,7 +255,21 @@ def random_plan(app: App, duration_ns: int, seed: int, *, intensity: float = 1.0
     if generators and intensity > 0:
         for _ in range(round(rng.expovariate(1.0 / (_FAULTS_MEAN * intensity)))):
             faults.extend(rng.choice(generators)())
+    if gateways and intensity > 0:
+        faults = [*_gateway_crashes(gateways, max(8, duration_ns), seed), *faults]
     return FaultPlan(tuple(faults[:_FAULTS_MAX]))
+
+
+def _gateway_crashes(gateways: int, duration_ns: int, seed: int) -> list[Fault]:
+    """Draw crashes of gateways, from a stream of their own: the other faults stay as they are."""
+    rng = stream(seed, "gateways")
+    faults: list[Fault] = []
+    for _ in range(rng.choice((0, 1, 1, 2, 3))):
+        at_ns = rng.randrange(duration_ns - 1)
+        until_ns = rng.randint(at_ns + 1, duration_ns)
+        gateway = rng.randrange(gateways)
+        faults.append(Fault("crash_gateway", at_ns, until_ns=until_ns, gateway=gateway))
+    return faults
 
 
 def swizzle(kind: str, nodes: list[int], begin_ns: int, end_ns: int, rng: Random) -> list[Fault]:

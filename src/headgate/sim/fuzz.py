@@ -58,7 +58,7 @@ from headgate.sim.clients import DrainWatcher, LoopClients
 from headgate.sim.faults import FaultPlan, random_plan
 from headgate.sim.ground_truth import DISTRIBUTIONS, GroundTruthConfig
 from headgate.sim.interfaces import Observer, SimClient
-from headgate.sim.run import Setup, build_schedulers, simulate
+from headgate.sim.run import Setup, build_scheduler, simulate
 from headgate.workload import Arrivals, ClosedLoop, ConcurrencyStep
 
 _GIGABYTE = 1024**3
@@ -109,13 +109,14 @@ def fuzz_kind(
     """
     case = random_case(kind.capabilities, seed)
     setup = replace(_setup(case, kind, seed), survives_faults=survives_faults)
-    first = _Log(case.schedulers)
+    first = _Log()
     checkers = all_checkers(
         case.app,
         allows_duplicates="duplicate" in case.plan.kinds,
         allows_losses="lose" in case.plan.kinds,
         has_decision_cost=case.decision_ns > 0 or case.work_unit_ns > 0,
         is_drained=True,
+        limit_ns=_LIMIT_NS,
         events_max=_EVENTS_MAX,
     )
     failures: list[str] = []
@@ -153,6 +154,7 @@ class RandomCase:
     plan: FaultPlan
     truth: GroundTruthConfig
     schedulers: int
+    membership_delay_ns: int
     decision_ns: int
     work_unit_ns: int
     announces: bool
@@ -162,6 +164,9 @@ def random_case(capabilities: Capabilities, seed: int) -> RandomCase:
     """Return the case of a seed, which a policy of these capabilities must handle."""
     rng = stream(seed, "case")
     schedulers = rng.randint(1, 3) if capabilities.multi_gateway else 1
+    if capabilities.retries_busy:
+        schedulers = stream(seed, "gateways").randint(1, 3)
+    is_shared = capabilities.multi_gateway or schedulers > 1
     generator = _AppGenerator(capabilities, schedulers, rng)
     app = _with_small_payloads(generator.app(), stream(seed, "calls"))
     app = _with_operator_choices(app, stream(seed, "operator"))
@@ -169,7 +174,12 @@ def random_case(capabilities: Capabilities, seed: int) -> RandomCase:
     duration_ns = rng.randint(50, 500) * MILLISECOND_NS
     # Requests are announced with the ids they will have, so no others may be sent in between.
     announces = capabilities.clairvoyance and rng.random() < 0.5
-    plan = random_plan(app, duration_ns, seed, intensity=rng.choice((0.0, 0.5, 1.5)))
+    crashing = schedulers if is_shared else 0
+    intensity = rng.choice((0.0, 0.5, 1.5))
+    plan = random_plan(app, duration_ns, seed, intensity=intensity, gateways=crashing)
+    delays = stream(seed, "delays")
+    if is_shared:
+        app = _with_idle_timeouts(app, delays, must_retire="crash_gateway" in plan.kinds)
     if announces:
         plan = FaultPlan(tuple(fault for fault in plan.faults if fault.kind != "burst"))
     return RandomCase(
@@ -179,6 +189,7 @@ def random_case(capabilities: Capabilities, seed: int) -> RandomCase:
         plan=plan,
         truth=GroundTruthConfig(distribution=rng.choice(("exact", *DISTRIBUTIONS)), cv=0.5),
         schedulers=schedulers,
+        membership_delay_ns=delays.choice((0, 1, 40)) * MILLISECOND_NS,
         decision_ns=rng.choice((0, 0, 0, 100_000, MILLISECOND_NS)),
         work_unit_ns=rng.choice((0, 1_000)),
         announces=announces,
@@ -361,6 +372,26 @@ def _with_shapes(app: App, rng: Random) -> App:
                 )
             )
         functions.append(replace(function, variants=tuple(variants)))
+    return _with_functions(replace(app, pools=pools), functions)
+
+
+def _with_idle_timeouts(app: App, rng: Random, *, must_retire: bool) -> App:
+    """Let instances of some variants leave service after a while, and retire after another.
+
+    All must retire where gateways crash: nobody else may know what to do with their instances.
+    """
+    never = () if must_retire else (NEVER_NS,)
+
+    def timed(variant: Variant) -> Variant:
+        unused_ns = rng.choice((*never, 5 * MILLISECOND_NS, 50 * MILLISECOND_NS))
+        retire_ns = rng.choice((*never, MILLISECOND_NS, 60 * MILLISECOND_NS))
+        return replace(variant, unused_after_ns=unused_ns, retire_after_ns=retire_ns)
+
+    functions = [replace(f, variants=tuple(timed(v) for v in f.variants)) for f in app.functions]
+    return _with_functions(app, functions)
+
+
+def _with_functions(app: App, functions: list[Function]) -> App:
     by_id = {function.id: function for function in functions}
     pipelines = tuple(
         replace(
@@ -369,7 +400,7 @@ def _with_shapes(app: App, rng: Random) -> App:
         )
         for pipeline in app.pipelines
     )
-    return replace(app, functions=tuple(functions), pipelines=pipelines, pools=pools)
+    return replace(app, functions=tuple(functions), pipelines=pipelines)
 
 
 def _with_small_payloads(app: App, rng: Random) -> App:
@@ -431,6 +462,7 @@ def _setup(case: RandomCase, kind: PolicyKind, seed: int) -> Setup:
         seed=seed,
         truth=case.truth,
         schedulers=case.schedulers,
+        membership_delay_ns=case.membership_delay_ns,
         decision_ns=case.decision_ns,
         work_unit_ns=case.work_unit_ns,
         announces=case.announces,
@@ -472,7 +504,7 @@ def _clients(case: RandomCase) -> list[SimClient]:
 
 def _differences(first: _Log, setup: Setup, case: RandomCase) -> list[str]:
     """Repeat the run without validation and replay every Scheduler's log; return differences."""
-    second = _Log(case.schedulers)
+    second = _Log()
     unvalidated = replace(setup, validate=False)
     simulate(unvalidated, case.arrivals, clients=_clients(case), observer=second)
     differences: list[str] = []
@@ -480,8 +512,8 @@ def _differences(first: _Log, setup: Setup, case: RandomCase) -> list[str]:
         pairs = zip_longest(first.wires, second.wires)
         one, other = next((a, b) for a, b in pairs if a != b)
         differences.append(f"determinism: first {one}, then {other}")
-    for scheduler, entries in zip(build_schedulers(unvalidated), first.entries, strict=True):
-        result = replay(entries, scheduler)
+    for index, entries in first.entries.items():
+        result = replay(entries, build_scheduler(unvalidated, index))
         if result.first_difference is not None:
             differences.append(f"replay: {result.first_difference}")
     return differences
@@ -491,14 +523,15 @@ def _differences(first: _Log, setup: Setup, case: RandomCase) -> list[str]:
 class _Log(Observer):
     """Records every event and action, encoded at once because objects may change later."""
 
-    def __init__(self, schedulers: int) -> None:
+    def __init__(self) -> None:
         self.wires: list[tuple[int, int, Wire, list[Wire]]] = []
-        self.entries: list[list[LogEntry]] = [[] for _ in range(schedulers)]
+        self.entries: dict[int, list[LogEntry]] = {}  # by Scheduler
 
     def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
         wire, wires = to_wire(event), [to_wire(action) for action in actions]
         self.wires.append((now_ns, scheduler, wire, wires))
-        self.entries[scheduler].append(LogEntry(len(self.wires), now_ns, event, actions))
+        entry = LogEntry(len(self.wires), now_ns, event, actions)
+        self.entries.setdefault(scheduler, []).append(entry)
 
     def counts(self) -> Counter[str]:
         """Return how often each kind of event was handled."""
@@ -516,3 +549,9 @@ class _LogThenCheck(Observer):
     def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
         self._log.on_event(now_ns, scheduler, event, actions)
         self._checkers.on_event(now_ns, scheduler, event, actions)
+
+    def on_gateway_crashed(self, now_ns: int, scheduler: int) -> None:
+        self._checkers.on_gateway_crashed(now_ns, scheduler)
+
+    def on_turned_away(self, now_ns: int, request_id: int, pipeline: int) -> None:
+        self._checkers.on_turned_away(now_ns, request_id, pipeline)

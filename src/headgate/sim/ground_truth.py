@@ -29,7 +29,8 @@ class GroundTruthConfig:
     distribution: str = "exact"
     cv: float = 0.1  # lognormal: coefficient of variation; uniform: half-width over the mean
     scale: tuple[float, ...] = ()  # by function id: true time over profiled time; 1 if missing
-    observed: tuple[tuple[float, ...], ...] = ()  # by function id: equally likely factors
+    # By function id: batch sizes, ascending, and the equally likely factors from each on.
+    observed: tuple[tuple[tuple[int, tuple[float, ...]], ...], ...] = ()
 
     def __post_init__(self) -> None:
         if self.distribution not in DISTRIBUTIONS and self.distribution != OBSERVED:
@@ -51,7 +52,8 @@ class GroundTruth:
     def __init__(self, config: GroundTruthConfig, seed: int) -> None:
         self._config = config
         self._is_exact = config.distribution == "exact"
-        self._observed = config.observed
+        # By function id and batch size; the last one holds for larger batches.
+        self._observed = [_filled(by_size) for by_size in config.observed]
         # A stream of its own. The constant is "truth" in ASCII: other streams are seeded with a
         # name (`headgate.core.rng.stream`), but another seed would change every simulated run.
         self._rng = np.random.default_rng([seed, 0x7472757468])
@@ -71,7 +73,8 @@ class GroundTruth:
                 self._factors = self._draw()
             factor = self._factors.pop()
             if self._observed:  # the number drawn is a quantile in [0, 1)
-                observed = self._observed[variant.function_id]
+                sizes = self._observed[variant.function_id]
+                observed = sizes[items - 1] if items <= len(sizes) else sizes[-1]
                 factor = observed[int(factor * len(observed))]
         if scale and variant.function_id < len(scale):
             factor *= scale[variant.function_id]
@@ -90,6 +93,23 @@ class GroundTruth:
             drawn = self._rng.uniform(1.0 - cv, 1.0 + cv, _CHUNK)
         factors: list[float] = drawn[::-1].tolist()
         return factors
+
+
+def _filled(
+    by_size: tuple[tuple[int, tuple[float, ...]], ...],
+) -> list[tuple[float, ...]]:
+    """Return the factors of every batch size up to the last one given.
+
+    >>> _filled(((2, (1.5,)), (4, (1.2,))))
+    [(1.5,), (1.5,), (1.5,), (1.2,)]
+    """
+    filled: list[tuple[float, ...]] = []
+    before = by_size[0][1]
+    for size, factors in by_size:
+        filled += [before] * (size - 1 - len(filled))
+        filled.append(factors)
+        before = factors
+    return filled
 
 
 def has_cascades(app: App) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from headgate.core.actions import Action
     from headgate.core.events import Event
+    from headgate.core.states import Settlement
 
 
 class Simulation(Protocol):
@@ -51,6 +52,12 @@ class Observer:
     def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
         """Scheduler number `scheduler` has handled `event` and has returned `actions`."""
 
+    def on_gateway_crashed(self, now_ns: int, scheduler: int) -> None:
+        """The gateway of a Scheduler is gone, and the requests that were open there have failed."""
+
+    def on_turned_away(self, now_ns: int, request_id: int, pipeline: int) -> None:
+        """A request has failed at its arrival, because all gateways are down."""
+
 
 class SimClient:
     """A client that reacts to what becomes of its requests, such as a closed-loop load generator.
@@ -68,6 +75,6 @@ class SimClient:
         """A request of this client has arrived and has this id. They arrive in order of sending."""
 
     def on_settled(
-        self, simulation: Simulation, now_ns: int, request_id: int, outcome: int
+        self, simulation: Simulation, now_ns: int, request_id: int, settlement: Settlement
     ) -> None:
-        """A request of this client has ended with this `Outcome`."""
+        """A request of this client has ended."""

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final, final
 
 from headgate.core.actions import Action, Dispatch, StartInstance, StopInstance
-from headgate.core.backend import Backend, Effect, Ended, IdleTimer, instance_of
+from headgate.core.backend import Backend, Effect, Ended, IdleTimer, SchedulerLeft, instance_of
 from headgate.core.clock import MILLISECOND_NS, NEVER_NS
 from headgate.core.events import (
     BatchFailed,
@@ -274,7 +274,7 @@ class SimNode:
         effects = self.backend.handle(now_ns, action)
         if not effects:
             self._record_hold(now_ns, action)
-        elif effects[0] is action:  # the usual case: it begins, and nothing else follows
+        elif len(effects) == 1 and effects[0] is action:  # the usual case: it begins
             self._begin_batch(now_ns, action)
         else:
             self._apply(now_ns, effects)
@@ -456,6 +456,10 @@ class SimNode:
             if other is not job and isinstance(other.action, Dispatch):
                 product *= factors[other.variant.function_id]
         return product
+
+    def scheduler_left(self, now_ns: int, ids: range) -> None:
+        """Drop the batches with these ids that have not begun: their gateway has crashed."""
+        self._apply(now_ns, self.backend.handle(now_ns, SchedulerLeft(ids)))
 
     def crash(self, now_ns: int) -> list[Event]:
         """Take the node down, with everything on it; return the events of its batches."""

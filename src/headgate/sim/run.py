@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+import numpy as np
+
 from headgate.core.clock import HOUR_NS, NEVER_NS
 from headgate.core.model import TIER_NAMES, App
 from headgate.core.policy import PolicyConfig, PolicyKind
@@ -13,6 +15,7 @@ from headgate.core.rng import stream
 from headgate.core.scheduler.scheduler import Scheduler
 from headgate.metrics.columns import (
     InstanceUse,
+    RequestColumns,
     ResourceUse,
     RunColumns,
     with_client_overhead,
@@ -22,6 +25,7 @@ from headgate.sim.engine import Engine
 from headgate.sim.event_queue import ArrivalCursor, EventQueue
 from headgate.sim.faas import SimFaasPlatform
 from headgate.sim.faults import FaultAction
+from headgate.sim.gateways import Gateways
 from headgate.sim.ground_truth import GroundTruth, GroundTruthConfig, has_cascades
 from headgate.sim.interfaces import Observer, SimClient
 from headgate.sim.node import SimNode
@@ -39,9 +43,12 @@ class Setup:
     seed: int = 0
     truth: GroundTruthConfig = field(default=GroundTruthConfig())
     schedulers: int = 1  # gateways that share the pools
+    platforms: App | None = None  # FaaS platforms as they are, if `app` has one gateway's part
+    membership_delay_ns: int = 0  # until the others know of a gateway that crashed, or came
     decision_ns: int = 0  # time per decision
     work_unit_ns: int = 0  # time per unit of work that the policy reports
-    request_ns: int = 0  # client-side latency on top of what the Scheduler sees
+    # Client-side latency on top of what the Scheduler sees: equally likely values, or none.
+    client_overheads_ns: tuple[int, ...] = ()
     announces: bool = False  # announce every open-loop request to the policy before the run
     validate: bool = False  # check the invariants of the whole state after every event
     records_spans: bool = False
@@ -77,14 +84,18 @@ def simulate(
     for pool in app.pools:
         if pool.faas is not None:
             row = sum(p.nodes for p in app.pools if p.faas is None) + len(platforms)
-            platforms[pool.id] = SimFaasPlatform(row, pool, pool.faas, app, queue, truth, recorder)
+            whole = (setup.platforms or app).pools[pool.id]
+            assert whole.faas is not None
+            platforms[pool.id] = SimFaasPlatform(
+                row, whole, whole.faas, app, queue, truth, recorder
+            )
         else:
             for number in range(pool.nodes):
                 name = f"{pool.name}{number + 1}"
                 nodes.append(SimNode(len(nodes), name, pool, app, queue, truth, recorder))
     engine = Engine(
         app,
-        build_schedulers(setup),
+        Gateways(partial(build_scheduler, setup), setup.schedulers),
         nodes,
         platforms,
         queue,
@@ -97,6 +108,7 @@ def simulate(
         work_unit_ns=setup.work_unit_ns,
         limit_ns=setup.limit_ns,
         survives_faults=setup.survives_faults,
+        membership_delay_ns=setup.membership_delay_ns,
     )
     for at_ns, fault in setup.faults:
         engine.schedule_fault(at_ns, partial(fault.apply, engine))
@@ -105,23 +117,23 @@ def simulate(
     engine.run()
     if window_ns is None:
         window_ns = engine.now_ns if arrivals is None else arrivals.duration_ns
-    return _columns(engine, cursor, window_ns, setup.request_ns)
+    return _columns(engine, cursor, window_ns, setup)
 
 
-def build_schedulers(setup: Setup) -> list[Scheduler]:
-    """Return the Schedulers of a run in their initial state, to drive them or to replay a log."""
-    return [
-        Scheduler(
-            setup.app,
-            setup.policy,
-            setup.config,
-            rng=stream(setup.seed, f"policy/{index}"),
-            index=index,
-            peers=setup.schedulers,
-            validate=setup.validate,
-        )
-        for index in range(setup.schedulers)
-    ]
+def build_scheduler(setup: Setup, index: int) -> Scheduler:
+    """Return a Scheduler of a run in its initial state, to drive it or to replay its log.
+
+    Indices beyond `setup.schedulers` are those of gateways that replace crashed ones.
+    """
+    return Scheduler(
+        setup.app,
+        setup.policy,
+        setup.config,
+        rng=stream(setup.seed, f"policy/{index}"),
+        index=index,
+        peers=setup.schedulers,
+        validate=setup.validate,
+    )
 
 
 def _cursor(
@@ -144,7 +156,7 @@ def _announce(engine: Engine, app: App, arrivals: Arrivals) -> None:
         engine.announce(request_id, pipeline, client, int(times_ns[request_id]))
 
 
-def _columns(engine: Engine, cursor: ArrivalCursor, window_ns: int, request_ns: int) -> RunColumns:
+def _columns(engine: Engine, cursor: ArrivalCursor, window_ns: int, setup: Setup) -> RunColumns:
     app = engine.app
     end_ns = engine.now_ns
     nodes: list[ResourceUse] = []
@@ -156,7 +168,7 @@ def _columns(engine: Engine, cursor: ArrivalCursor, window_ns: int, request_ns: 
     platforms = [_platform_use(p, end_ns) for p in engine.platforms.values()]
     requests = engine.recorder.requests(app, *cursor.columns())
     return RunColumns(
-        requests=with_client_overhead(requests, request_ns) if request_ns else requests,
+        requests=_as_clients_see(requests, setup),
         spans=engine.recorder.spans(),
         resources=tuple(nodes + platforms),
         pipelines=tuple(p.name for p in app.pipelines),
@@ -165,10 +177,20 @@ def _columns(engine: Engine, cursor: ArrivalCursor, window_ns: int, request_ns: 
         pools=tuple(p.name for p in app.pools),
         window_ns=window_ns,
         end_ns=end_ns,
-        admission_margins=_admission_margins(engine.schedulers),
+        admission_margins=_admission_margins(engine.gateways.schedulers),
         instances=tuple(sorted(instances, key=lambda use: use.id)),
-        work=sum(scheduler.work for scheduler in engine.schedulers),
+        work=sum(scheduler.work for scheduler in engine.gateways.schedulers),
     )
+
+
+def _as_clients_see(requests: RequestColumns, setup: Setup) -> RequestColumns:
+    """Return the requests with the client-side latency, drawn from a stream of its own."""
+    overheads_ns = np.array(setup.client_overheads_ns, np.int64)
+    if not overheads_ns.any():
+        return requests
+    rng = np.random.default_rng([setup.seed, 0x636C69656E74])  # "client" in ASCII
+    drawn = overheads_ns[rng.integers(len(overheads_ns), size=len(requests))]
+    return with_client_overhead(requests, drawn)
 
 
 def _admission_margins(schedulers: Sequence[Scheduler]) -> tuple[float, ...]:

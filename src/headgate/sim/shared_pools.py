@@ -29,6 +29,7 @@ class SharedPools:
         self._starts: dict[int, StartInstance] = {}  # by instance id, waiting for a grant
         self._granted: dict[int, int] = {}  # instance id -> node id
         self._unannounced: set[int] = set()  # granted, but the Scheduler does not know the node yet
+        self._denied: set[int] = set()  # they never held a node
 
     def request_start(self, now_ns: int, action: StartInstance) -> None:
         """Start an instance on a node of the pool, now or as soon as a node is free."""
@@ -36,11 +37,17 @@ class SharedPools:
         if broker is None:
             broker = self._create_broker(action.pool_id)
         variant = self._app.variants[action.variant_id]
-        if broker.request(action.instance_id, variant.function_id):
+        denied = broker.request(action.instance_id, variant.function_id, action.nth)
+        if denied:
+            self._denied.add(action.instance_id)
+            self._report(now_ns, action.instance_id, denied)
+        else:
             self._starts[action.instance_id] = action
             self._grant(now_ns, broker)
-        else:
-            self._report(now_ns, action.instance_id, "the pool is exhausted")
+
+    def has_waiting_starts(self) -> bool:
+        """Whether a start waits for a node."""
+        return bool(self._starts)
 
     def cancel_start(self, now_ns: int, action: StopInstance) -> None:
         """Stop an instance whose Scheduler does not know its node, or cancel its start."""
@@ -60,6 +67,9 @@ class SharedPools:
 
     def on_stopped(self, now_ns: int, instance_id: int) -> None:
         """Free the node of an instance that has stopped, and grant it to the next in line."""
+        if instance_id in self._denied:
+            self._denied.discard(instance_id)
+            return
         self._unannounced.discard(instance_id)
         self._granted.pop(instance_id, None)
         for pool_id, broker in self._brokers.items():
@@ -67,6 +77,15 @@ class SharedPools:
                 if node.pool.id == pool_id and node.is_up and not node.backend.instances:
                     broker.node_freed(node.id)
             self._grant(now_ns, broker)
+
+    def on_gateway_crashed(self, ids: range) -> None:
+        """Withdraw the starts that a Scheduler with these ids has ordered and that wait.
+
+        Those that were granted go on: the instance is for whoever is left.
+        """
+        for broker in self._brokers.values():
+            for instance_id in broker.withdraw_all(ids):
+                del self._starts[instance_id]
 
     def on_node_joined(self, now_ns: int, node: SimNode) -> None:
         """Offer a node that has joined to the Broker of its pool, if the pool has one."""

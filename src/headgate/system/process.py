@@ -193,6 +193,17 @@ def describe_exit(status: int) -> str:
         return f"signal {-status}"
 
 
+def restore_signal_handler(number: signal.Signals) -> None:
+    """Make Python handle a signal again whose handler a C library has replaced.
+
+    Only the main thread may call it.
+    """
+    handler = signal.getsignal(number)
+    if handler is not None:  # None: a handler that Python does not know
+        signal.signal(number, handler)
+        signal.siginterrupt(number, False)
+
+
 def watch_supervisor(
     pipe_fd: int, on_gone: Callable[[], None], on_late: Callable[[], None], limit_s: float
 ) -> None:

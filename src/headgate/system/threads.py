@@ -48,6 +48,35 @@ class DaemonThreads:
             del call  # with what it holds, such as a model, while this thread waits
 
 
+async def run_in_daemon_thread(function: Callable[[], Result]) -> Result:
+    """Run a blocking function in a thread of its own, and wait for its result.
+
+    Whoever is cancelled meanwhile leaves the thread behind: it ends with the process at the latest.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Result] = loop.create_future()
+
+    def finish(result: Result | None, error: BaseException | None) -> None:
+        if future.done():
+            return  # cancelled
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]  # None only where it is a result
+
+    def call() -> None:
+        result, error = None, None
+        try:
+            result = function()
+        except BaseException as raised:
+            error = raised
+        with suppress(RuntimeError):  # the event loop is closed
+            loop.call_soon_threadsafe(finish, result, error)
+
+    Thread(target=call, name="blocking", daemon=True).start()
+    return await future
+
+
 @final
 class BlockingCalls:
     """Runs blocking functions in a limited number of threads, and returns to the event loop."""

@@ -48,8 +48,8 @@ def test_service_times_are_calibrated_from_the_log(log: Path) -> None:
     assert (resnet["function"], bert["function"]) == ("resnet", "bert")
     assert resnet["mean"] == pytest.approx(1.0, rel=0.03)
     assert bert["mean"] == pytest.approx(1.25, rel=0.03)
-    assert max(bert["factors"]) == pytest.approx(1.25 * (1 + 0.2 * 3**0.5), rel=0.03)
-    assert len(bert["factors"]) <= 100
+    assert max(bert["factors"]["1"]) == pytest.approx(1.25 * (1 + 0.2 * 3**0.5), rel=0.03)
+    assert len(bert["factors"]["1"]) <= 100
 
 
 def test_the_calibrated_application_simulates_the_log(log: Path, tmp_path: Path) -> None:
@@ -75,6 +75,17 @@ def test_the_calibrated_file_has_no_defaults(log: Path, tmp_path: Path) -> None:
     assert "serve" not in written
 
 
+def test_starts_take_as_long_as_in_the_log(log: Path, tmp_path: Path) -> None:
+    """Not as long as the header says: a live worker has loaded its functions before the log."""
+    header, *lines = log.read_text().splitlines()
+    slower = json.loads(header)
+    slower["app"]["functions"]["resnet"]["cold_start"] = "3s"
+    write(tmp_path / "live.log", "\n".join([json.dumps(slower), *lines]) + "\n")
+    headgate("calibrate", tmp_path / "live.log", "--out", tmp_path / "day.yaml")
+    written = yaml.safe_load((tmp_path / "day.yaml").read_text())
+    assert written["functions"]["resnet"]["cold_start"] == "20ms"
+
+
 def test_observed_factors_are_drawn_equally_often() -> None:
     truth = {"distribution": "observed", "observed": {"f": [0.5, 1.0, 3.0, 3.5]}}
     config = declare(
@@ -90,6 +101,30 @@ def test_observed_factors_are_drawn_equally_often() -> None:
     assert sum(counts) == 10_000
     assert all(2_300 < count < 2_700 for count in counts)
     assert drawn.exec_ns(g, 1) == 1_000_000_000
+
+
+def test_observed_factors_depend_on_the_batch_size() -> None:
+    """A size that is not given has the factors of the next smaller one, or else of the first."""
+    observed = {"f": {2: [3.0], 4: [0.5]}}
+    config = declare(
+        {"f": {"exec_time": ["1s"] * 6}},
+        {},
+        simulation={"service_times": {"distribution": "observed", "observed": observed}},
+    )
+    drawn = GroundTruth(ground_truth_config(config.simulation), seed=5)
+    times_s = [drawn.exec_ns(config.app.variants[0], items) / 1e9 for items in range(1, 7)]
+    assert times_s == [3.0, 3.0, 3.0, 0.5, 0.5, 0.5]
+
+
+def test_client_overheads_are_drawn_for_each_request(log: Path, tmp_path: Path) -> None:
+    app, trace = tmp_path / "day.yaml", tmp_path / "day.csv"
+    spread = {}
+    for overhead in ("2ms", "1ms,3ms"):
+        headgate("calibrate", log, "--out", app, "--trace", trace, "--client-overhead", overhead)
+        spread[overhead] = headgate("simulate", app, "--trace", trace, "--json").json
+    same, two = spread.values()
+    assert two["mean_ms"] == pytest.approx(same["mean_ms"], rel=0.05)
+    assert two["p99_ms"] != same["p99_ms"]
 
 
 def test_bad_input(log: Path, tmp_path: Path) -> None:

@@ -53,15 +53,15 @@ def test_the_examples_are_valid(name: str) -> None:
 def test_a_function_that_not_all_nodes_can_run(tmp_path: Path) -> None:
     """Only policies with the capability `mixed_pools` accept such an application."""
     app = write(tmp_path / "app.yaml", TWO_POOLS)
-    ended = headgate("simulate", app, "--policy", "balance")
+    ended = headgate("simulate", app, "--policy", "srtf")
     message = (
-        "functions.large: policy balance does not support a function that the nodes of pool cheap"
+        "functions.large: policy srtf does not support a function that the nodes of pool cheap"
     )
     assert (ended.code, ended.err.startswith(f"headgate: error: {app}: {message}")) == (2, True)
     assert "(allowed: affinity" in ended.err
     assert headgate("simulate", app, "--policy", "affinity", "--json").json["met"] == 5
     assert "affinity" in headgate("compare", app, "--json").json["policies"]
-    assert "balance" not in headgate("check", app, "--json").json["policies"]
+    assert "srtf" not in headgate("check", app, "--json").json["policies"]
 
 
 def test_check_shows_shapes_where_there_are_any(tmp_path: Path) -> None:

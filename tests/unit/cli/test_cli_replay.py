@@ -13,7 +13,7 @@ from headgate.cli.app_loading import load_app, select_policy
 from headgate.cli.simulation import logging_to
 from headgate.core.event_log import read_log
 from headgate.live.event_log import EventLog, Rotation
-from headgate.policies import policy_names
+from headgate.policies import find_policy, policy_names
 
 
 @pytest.fixture(name="log")
@@ -42,7 +42,8 @@ def change(log: Path, kind: str, edit: list[object]) -> int:
 def test_every_policy_replays_identically(tmp_path: Path, policy: str) -> None:
     log = tmp_path / "run.log.gz"
     options = ("--duration", "300ms", "--seed", 3, "--policy", policy, "--log", log)
-    headgate("simulate", EXAMPLES / "ensemble.yaml", *options)
+    has_stages = find_policy(policy).capabilities.pipelines
+    headgate("simulate", EXAMPLES / "ensemble.yaml" if has_stages else KAAS, *options)
     found = headgate("replay", log, "--json").json
     assert (found["policy"], found["is_identical"], found["difference"]) == (policy, True, None)
     assert found["events"] > 20

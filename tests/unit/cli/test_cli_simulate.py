@@ -171,3 +171,44 @@ def test_observed_admission_counts_what_it_would_reject(tmp_path: Path) -> None:
     assert replayed.code == 0, replayed.err
     text = headgate("simulate", app, *load[:-1], "--admission", "observe").out
     assert "would reject" in text
+
+
+def test_several_gateways_share_the_load_and_the_log_is_that_of_the_first(tmp_path: Path) -> None:
+    app, log = EXAMPLES / "frontends.yaml", tmp_path / "run.log"
+    run = ("simulate", app, "--duration", "3s", "--json")
+    alone = headgate(*run, "--log", log).json
+    all_arrivals = log.read_text().count('"RequestArrived"')
+    shared = headgate(*run, "--gateways", 3, "--log", log).json
+    assert alone["requests"] == shared["requests"] == shared["met"]
+    assert 0 < log.read_text().count('"RequestArrived"') < all_arrivals / 2
+    assert '"index":0,"peers":3' in log.read_text().splitlines()[0]
+    assert headgate("replay", log, "--json").json["is_identical"]
+
+
+def test_the_concurrency_of_a_platform_is_divided_among_gateways_and_not_lost(
+    tmp_path: Path,
+) -> None:
+    """Calls of 100 ms, 30 per second: three of four at once, of which each gateway has one."""
+    app = write(
+        tmp_path / "app.yaml",
+        """
+        functions: {f: {exec_time: 100ms, pools: [cloud]}}
+        pools:
+          cloud: {tier: serverless, memory: 1GB, price: $0.00001/GB-s, concurrency: 4}
+        """,
+    )
+    run = ("simulate", app, "--arrivals", "deterministic:rate=30/s", "--duration", "3s", "--json")
+    log = tmp_path / "run.log"
+    found = headgate(*run, "--gateways", 4, "--log", log).json
+    assert found["met"] == found["requests"]
+    assert found["makespan_ms"] < 6000  # with one call at a time, 9 s
+    assert headgate("replay", log, "--json").json["is_identical"]
+
+
+def test_a_policy_that_cannot_share_its_nodes_is_refused_for_several_gateways() -> None:
+    ended = headgate("simulate", EXAMPLES / "frontends.yaml", "--policy", "srtf", "--gateways", 2)
+    line = (
+        "headgate: error: --gateways: 2: policy srtf does not support several gateways (allowed: 1"
+    )
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith(line)

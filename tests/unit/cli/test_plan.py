@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from cli_rig import headgate, write
 
-from headgate.planning.latency_model import Characterisation, ColdStart
+from headgate.planning.capacity.latency_model import Characterisation, ColdStart
 
 APP = """
 functions: {recommend: {exec_time: 30ms}}

@@ -66,6 +66,8 @@ def test_all_fields_of_a_function_arrive() -> None:
             "exec_time": "5ms",
             "cold_start": "2s",
             "swap_in": "1ms",
+            "unused_after": "10s",
+            "retire_after": "30s",
             "memory": "100MB",
             "output": "10kB",
             "slowdown": [1, 1.6],
@@ -76,9 +78,18 @@ def test_all_fields_of_a_function_arrive() -> None:
         }
     )
     profile = Profile((5 * MS,), (1.0, 1.6), 2 * SECOND_NS, MS, 10**8, 10**4)
-    assert function == Function(
-        0, "f", (Variant(0, "f", 0, (0,), profile, Shape(1500, 3), 2),), is_idempotent=False
+    variant = Variant(
+        0,
+        "f",
+        0,
+        (0,),
+        profile,
+        Shape(1500, 3),
+        2,
+        unused_after_ns=10 * SECOND_NS,
+        retire_after_ns=30 * SECOND_NS,
     )
+    assert function == Function(0, "f", (variant,), is_idempotent=False)
 
 
 def test_a_function_has_as_many_shapes_as_are_given() -> None:

@@ -106,10 +106,6 @@ def test_wrong_shapes(path: str, value: object, message: str, allowed: str) -> N
             "limits.zzz",
             "limits: 'zzz': unknown key (allowed: attempts_max, refusals_max, backoff, ",
         ),
-        (
-            "slo.cost",
-            "slo: 'cost': unknown key, objectives for cost are not supported yet (allowed: lat",
-        ),
     ],
 )
 def test_the_error_for_an_unknown_key_lists_the_known_ones(path: str, line: str) -> None:
@@ -131,6 +127,12 @@ def test_the_error_for_an_unknown_key_lists_the_known_ones(path: str, line: str)
             [2, 3],
             "begins with 2, the factor of a batch alone on its node",
             "1.0 as the first factor",
+        ),
+        (
+            "retire_after",
+            "5s",
+            "'5s': counts from when an instance is no longer in use",
+            "together with unused_after",
         ),
         ("cpus", 0.0001, "0.0001: has more than three decimals", "2, 0.5, 0.125"),
         ("gpu_share", "1/3", "'1/3': is not a share of a GPU", "0/7, 1/7, ... 7/7"),
@@ -239,9 +241,9 @@ def test_whole_functions(body: object, message: str, allowed: str) -> None:
         (
             "gpu.burst_concurrency",
             3,
-            "3: is only for serverless pools (allowed: bandwidth, boot_time, compute, cpu_price, ",
+            "3: is only for serverless pools (allowed: address, bandwidth, boot_time, compute, ",
         ),
-        ("lambda.nodes", 3, "3: is not for serverless pools (allowed: age_max, "),
+        ("lambda.nodes", 3, "3: is not for serverless pools (allowed: address, age_max, "),
         ("lambda.memory", "unlimited", "'unlimited': must be a size in a serverless pool (allowed"),
         ("lambda.price", "$1/h", "'$1/h': unknown unit '/h' (allowed: /GB-s, /GB-h)"),
         ("lambda.burst_refill", "0/s", "'0/s': must be more than zero (allowed: 100/s)"),

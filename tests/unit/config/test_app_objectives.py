@@ -1,4 +1,4 @@
-"""A latency objective below the critical path of its pipeline is found, and no other."""
+"""Objectives that nothing can meet: below the critical path, or below the cheapest placement."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from headgate.config import from_spec
 from headgate.config.options import unreachable_objectives
+from headgate.core.errors import ConfigError
 
 FUNCTIONS = {
     "a": {"exec_time": "5ms", "cold_start": "10s"},
@@ -104,3 +105,33 @@ def test_service_times_faster_than_the_profile_are_taken_into_account(
 ) -> None:
     assert problems("6ms", simulation={"service_times": truth}) == []
     assert len(problems("5.9ms", simulation={"service_times": truth})) == 1
+
+
+def test_the_cheapest_placement_counts_in_the_cheapest_batch() -> None:
+    """A millisecond costs $1/1M: a is $5, b in a batch of two is $7.5, and stage c is a again."""
+    sections = {
+        "functions": {"a": {"exec_time": "5ms"}, "b": {"exec_time": ["10ms", "15ms"]}},
+        "pools": {"gpu": {"price": "$3.60/h"}, "dear": {"price": "$36/h"}},
+        "pipelines": {
+            "p": {"stages": {"x": {"function": "a"}, "y": {"function": "b", "after": ["x"]}}}
+        },
+    }
+    assert problems("1s", slo={"cost": "$12/1M"}, **sections) == [
+        "it: slo.cost: '$12/1M': is below the cheapest placement of pipeline p, $12.5/1M: "
+        "a on gpu $5/1M, b on gpu $7.5/1M (allowed: $12.5/1M or more)"
+    ]
+    for cost in ("$12.5/1M", "unlimited"):
+        assert problems("1s", slo={"cost": cost}, **sections) == []
+
+
+def test_a_batch_pays_for_its_part_of_a_node() -> None:
+    sections = {"functions": {"a": {"exec_time": "5ms"}}, "pipelines": {"p": {"function": "a"}}}
+    pools = {"gpu": {"price": "$3.60/h", "slots": 5}}
+    assert problems("1s", pools=pools, slo={"cost": "$1/1M"}, **sections) == []
+    (problem,) = problems("1s", pools=pools, slo={"cost": "$0.9/1M"}, **sections)
+    assert "pipeline p, $1/1M: a on gpu $1/1M" in problem
+
+
+def test_a_cost_that_is_negative_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"slo\.cost: '\$-1/1M': must not be negative"):
+        problems("1s", slo={"cost": "$-1/1M"})

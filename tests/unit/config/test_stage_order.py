@@ -12,7 +12,7 @@ from headgate.core.actions import Action
 from headgate.core.event_log import to_wire
 from headgate.core.events import Event
 from headgate.core.model import App
-from headgate.planning.concurrency import budgets_ns
+from headgate.planning.pools.concurrency import budgets_ns
 from headgate.policies import find_policy, policy_names
 from headgate.sim.interfaces import Observer
 from headgate.sim.run import Setup, simulate

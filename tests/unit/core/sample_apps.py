@@ -116,7 +116,7 @@ class Scripted(Policy):
     def on_task_ready(self, task: Task) -> None:
         self.hooks_called.append(("ready", task.id))
 
-    def on_task_returned(self, task: Task) -> None:
+    def on_task_returned(self, task: Task, reason: int | None) -> None:
         self.hooks_called.append(("returned", task.id))
 
     def on_task_withdrawn(self, task: Task) -> None:

@@ -34,6 +34,7 @@ from headgate.core.events import (
     REFUSAL_NAMES,
     BatchRefused,
     InstanceStopped,
+    InstanceUseChanged,
     WeightsEvicted,
 )
 from headgate.core.model import Compute, Pool, Shape, ShapeTimes, Variant
@@ -99,6 +100,8 @@ def words(effect: Effect) -> str:
         return f"{effect.instance_id} evicted"
     if isinstance(effect, InstanceStopped):
         return f"{effect.instance_id} {effect.reason}"
+    if isinstance(effect, InstanceUseChanged):
+        return f"{effect.instance_id} {'in use' if effect.is_in_use else 'not in use'}"
     assert isinstance(effect, IdleTimer)
     return f"timer {effect.instance_id} at {effect.at_ns}"
 
@@ -354,8 +357,30 @@ def test_who_has_left_is_given_nothing_and_the_others_go_on() -> None:
     orders = [batch(0), batch(100, 100), batch(1), batch(101, 100)]
     assert told(backend, *orders) == ["begin batch 0", "begin batch 100"]
     assert told(backend, SchedulerLeft(range(100))) == ["batch 1 gone"]
-    assert told(backend, Ended(batch(0))) == ["begin batch 101", "0 its gateway has left"]
+    assert told(backend, Ended(batch(0))) == ["begin batch 101"]
     assert told(backend, batch(102, 100)) == []
+    assert told(backend, Ended(batch(100, 100)), batch(103)) == ["begin batch 102"]
+    assert list(backend.instances) == [0, 100]  # whoever is left uses what the other has started
+
+
+def test_instances_of_who_has_left_serve_the_others() -> None:
+    """1. The Scheduler of ids below 100 starts an instance, whose start is under way, and leaves.
+    2. The start goes on, and another Scheduler uses the instance.
+    """
+    backend = make_backend(Pool(0, "gpu"))
+    assert told(backend, start(0), SchedulerLeft(range(100))) == ["begin start 0"]
+    assert told(backend, batch(100, 0)) == []
+    assert told(backend, Ended(start(0))) == ["begin batch 100"]
+    assert list(backend.instances) == [0]
+
+
+def test_a_batch_that_crosses_an_eviction_by_another_scheduler_is_refused() -> None:
+    """It would wait for a load of weights that nobody has ordered."""
+    backend = make_backend(Pool(0, "gpu"))
+    ready(backend, 0)
+    assert told(backend, evict(0), batch(100, 0)) == ["0 evicted", "batch 100 busy"]
+    assert told(backend, load(0), batch(101, 0)) == ["begin load 0"]
+    assert told(backend, Ended(load(0))) == ["begin batch 101"]
 
 
 def test_a_draining_node_finishes_what_runs_and_accepts_nothing() -> None:

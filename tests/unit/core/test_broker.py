@@ -22,8 +22,8 @@ def granted(broker: Broker) -> list[tuple[int, int]]:
 
 def test_nodes_go_out_in_turn_longest_free_first() -> None:
     broker = make_broker(7, 3)
-    assert broker.request(0, function_id=0)
-    assert broker.request(1, function_id=0)
+    assert not broker.request(0, function_id=0)
+    assert not broker.request(1, function_id=0)
     assert granted(broker) == [(0, 7), (1, 3)]
     assert granted(broker) == []
 
@@ -31,7 +31,7 @@ def test_nodes_go_out_in_turn_longest_free_first() -> None:
 def test_who_finds_no_node_waits_for_the_next() -> None:
     broker = make_broker(0)
     for instance_id in range(3):
-        assert broker.request(instance_id, function_id=0)
+        assert not broker.request(instance_id, function_id=0)
     assert granted(broker) == [(0, 0)]
     broker.node_freed(0)
     assert granted(broker) == [(1, 0)]
@@ -52,12 +52,48 @@ def test_a_function_that_holds_fewer_nodes_goes_first() -> None:
 
 def test_when_enough_wait_others_are_denied() -> None:
     broker = make_broker(0, waiting_max=1)
-    assert broker.request(0, function_id=0)
+    assert not broker.request(0, function_id=0)
     assert granted(broker) == [(0, 0)]
-    assert broker.request(1, function_id=0)
-    assert not broker.request(2, function_id=0)
+    assert not broker.request(1, function_id=0)
+    assert broker.request(2, function_id=0) == "the pool is exhausted"
     broker.node_joined(1)
-    assert broker.request(3, function_id=0)  # there is a node again
+    assert not broker.request(3, function_id=0)  # there is a node again
+
+
+def test_the_nth_instance_of_a_function_is_started_once() -> None:
+    """Whoever asks first gets it; nodes that are held and requests that wait both count."""
+    broker = make_broker(0, 1)
+    assert not broker.request(0, function_id=0, nth=1)
+    assert broker.request(100, function_id=0, nth=1) == "another gateway has ordered it"
+    assert granted(broker) == [(0, 0)]
+    assert broker.request(101, function_id=0, nth=1)
+    assert not broker.request(102, function_id=0, nth=2)
+    assert not broker.request(103, function_id=1, nth=1)
+    assert not broker.request(1, function_id=0, nth=4)  # it has two; this is its third, and waits
+    assert granted(broker) == [(103, 1)]
+    assert broker.request(2, function_id=0, nth=3)
+    broker.withdraw(1)
+    assert not broker.request(3, function_id=0, nth=3)
+    broker.node_lost(0)
+    assert not broker.request(4, function_id=0, nth=3)
+
+
+def test_a_node_that_joins_twice_is_granted_once() -> None:
+    broker = make_broker(0)
+    broker.request(0, function_id=0)
+    broker.request(1, function_id=0)
+    assert granted(broker) == [(0, 0)]
+    broker.node_joined(0)
+    assert granted(broker) == []
+
+
+def test_who_has_left_waits_no_more() -> None:
+    broker = make_broker()
+    for instance_id in (5, 100, 6):
+        broker.request(instance_id, function_id=0)
+    assert broker.withdraw_all(range(100)) == [5, 6]
+    broker.node_joined(0)
+    assert granted(broker) == [(100, 0)]
 
 
 def test_who_withdraws_gets_nothing() -> None:

@@ -68,6 +68,11 @@ def test_a_client_that_does_not_exist_sends_nothing() -> None:
     Rig(make_app()).rejects(0, RequestArrived(0, 0, client=1), "unknown client 1")
 
 
+@pytest.mark.parametrize("usd", [-1.0, float("nan")])
+def test_a_cost_objective_is_no_less_than_nothing(usd: float) -> None:
+    Rig(make_app()).rejects(0, RequestArrived(0, 0, cost_usd=usd), "its cost objective is")
+
+
 def test_a_request_with_a_hard_deadline_is_not_queued_again_after_it() -> None:
     rig = Rig(make_app(slo=HARD_SLO), Scripted, nodes=1)
     rig.at(0, RequestArrived(0, 0))

@@ -62,7 +62,7 @@ def test_one_line_per_event_between_the_header_and_the_end_mark() -> None:
     writer = LogWriter(json_lines(stream), HEADER)
     writer.write(0, 5, NodeJoined(3, 0, "n3"), [])
     writer.close()
-    lines = '[0,5,["NodeJoined",3,0,"n3"],[]]\n[1,5,["end"],[]]\n'
+    lines = '[0,5,["NodeJoined",3,0,"n3",[]],[]]\n[1,5,["end"],[]]\n'
     assert stream.getvalue() == HEADER_LINE + lines
 
 
@@ -231,7 +231,7 @@ def test_a_replay_ends_at_the_first_difference(entries: list[LogEntry]) -> None:
     assert result.first_difference is not None
     assert (result.first_difference.seq, result.first_difference.got) == (1, [])
     assert str(result.first_difference).startswith(
-        "event 1 at 5 ns, ['RequestArrived', 0, 0, 0, 1, 0, 0, False, 0]: expected [['Start"
+        "event 1 at 5 ns, ['RequestArrived', 0, 0, 0, 1, 0, 0, False, 0, 0.0]: expected [['Start"
     )
 
 

@@ -46,6 +46,20 @@ def test_a_request_that_was_alone_is_final(make_rig: type[Rig]) -> None:
     assert lost_together(rig, 1)[-1:] == wires(Settle(0, Settlement(Outcome.FAILED, KILLED)))
 
 
+def test_where_gateways_share_nodes_nobody_is_known_to_have_been_alone(
+    make_rig: type[Rig],
+) -> None:
+    """Another gateway's batch may have run there, and ours have waited. Alone, it is final."""
+    app = make_app(limits=LIMITS, pools=[Pool(0, "gpu", queue_max=1)])
+    rig = make_rig(app, Scripted, nodes=2, index=0, peers=2)
+    lost_together(rig, 1)
+    assert states(rig) == [TaskState.READY]
+    assert rig.scripted.task(0).must_run_alone
+    rig.order(6, lambda p: p.send(1, 0))
+    rig.at(7, InstanceStarted(1, 1))
+    assert rig.at(8, BatchLost(1))[-1:] == wires(Settle(0, Settlement(Outcome.FAILED, KILLED)))
+
+
 def test_suspects_are_released_one_after_the_other(make_rig: type[Rig]) -> None:
     """The next comes when the one before is answered, and each must run alone."""
     rig = make_rig(make_app(limits=LIMITS), Scripted, nodes=2)
@@ -188,7 +202,7 @@ def test_deadlines_hold_for_those_held_back(make_rig: type[Rig]) -> None:
     rig.at(1, InstanceStarted(0, 0))
     rig.at(5, BatchLost(0))
     assert rig.at(100, TimerFired(("deadline", 1))) == wires(
-        Settle(1, Settlement(Outcome.EXPIRED, "deadline passed while waiting"))
+        Settle(1, Settlement(Outcome.EXPIRED, "deadline_exceeded"))
     )
     rig.order(100, lambda p: p.send(1, 0))
     assert rig.at(110, BatchFinished(1)) == wires(

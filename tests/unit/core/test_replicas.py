@@ -16,6 +16,7 @@ from headgate.core.events import (
     NodeLost,
     RequestArrived,
 )
+from headgate.core.ids import first_id
 from headgate.core.model import App, Limits, Pool, Profile, Variant
 from headgate.core.policy import Plan, Target
 from headgate.core.scheduler.fleet import reconcile
@@ -133,10 +134,12 @@ def test_a_plan_starts_as_many_per_node_as_it_says(make_rig: type[Rig]) -> None:
 def test_a_peers_instance_beside_ours_is_one_more(make_rig: type[Rig]) -> None:
     rig = make_rig(APP, Scripted, nodes=1, index=0, peers=2)
     start(rig)
-    rig.at(1, InstanceAppeared(1, 0, 0))
-    assert [i.id for i in rig.view.nodes[0].by_variant[0]] == [0, 1]
-    rig.at(2, InstanceAppeared(3, 1, 0))  # there is no memory for it any more: it crossed a start
-    assert (list(rig.view.instances), rig.view.events_ignored) == ([0, 1], 1)
+    theirs = first_id(1)
+    rig.at(1, InstanceAppeared(theirs, 0, 0))
+    assert [i.id for i in rig.view.nodes[0].by_variant[0]] == [0, theirs]
+    # There is no memory for the next one any more: the news crossed a start.
+    rig.at(2, InstanceAppeared(theirs + 1, 1, 0))
+    assert (list(rig.view.instances), rig.view.events_ignored) == ([0, theirs], 1)
 
 
 def test_validate_finds_what_is_listed_wrongly(rig: Rig) -> None:

@@ -13,6 +13,7 @@ from headgate.core.actions import (
     StartInstance,
     StopInstance,
 )
+from headgate.core.backend import NO_ROOM
 from headgate.core.errors import InvariantError
 from headgate.core.events import (
     BatchFinished,
@@ -21,12 +22,15 @@ from headgate.core.events import (
     InstanceAppeared,
     InstanceStarted,
     InstanceStopped,
+    NodeJoined,
     NodeLost,
     Refusal,
     RequestArrived,
+    TimerFired,
     WeightsEvicted,
     WeightsLoaded,
 )
+from headgate.core.ids import first_id
 from headgate.core.model import Limits, Pool
 from headgate.core.scheduler.validate import Validator
 from headgate.core.states import InstanceState, Outcome, Residency, Settlement
@@ -34,6 +38,7 @@ from headgate.core.states import InstanceState, Outcome, Residency, Settlement
 from .rig import Rig, wires
 from .sample_apps import Scripted, make_app, make_function
 
+THEIRS = first_id(1)  # ids of another Scheduler
 BIG = [make_function(i, memory_bytes=60) for i in range(3)]
 
 
@@ -236,11 +241,63 @@ def test_a_start_that_no_node_was_granted_for_ends_as_well(make_rig: type[Rig]) 
 
 def test_an_instance_that_a_peer_started_can_be_used(make_rig: type[Rig]) -> None:
     rig = make_rig(make_app(), nodes=1, index=0, peers=2)
-    rig.at(0, InstanceAppeared(1, 0, 0))
-    assert rig.at(1, RequestArrived(0, 0)) == wires(Dispatch(0, 0, [0], 1, 0, 0, 1))
+    rig.at(0, InstanceAppeared(THEIRS, 0, 0))
+    assert rig.at(1, RequestArrived(0, 0)) == wires(Dispatch(0, 0, [0], 1, 0, 0, THEIRS))
     rig.at(11, BatchFinished(0))
-    rig.at(12, InstanceStopped(1, "retired"))
+    rig.at(12, InstanceStopped(THEIRS, "retired"))
     assert rig.view.nodes[0].instances == {}
+
+
+def test_a_node_joins_with_the_instances_that_it_holds(make_rig: type[Rig]) -> None:
+    """They can be used at once, so nothing is started; the third has no room beside the others."""
+    rig = make_rig(make_app(*BIG, pools=[Pool(0, "gpu", memory_bytes=120)]), index=0, peers=2)
+    rig.at(0, RequestArrived(0, 1))
+    held = (THEIRS, 0, 0, THEIRS + 1, 1, 0, THEIRS + 2, 2, 0)
+    dispatch = Dispatch(0, 1, [0], 1, 0, 0, THEIRS + 1)
+    assert rig.at(1, NodeJoined(0, 0, "n0", held)) == wires(dispatch)
+    assert list(rig.view.instances) == [THEIRS, THEIRS + 1]
+
+
+def test_a_node_that_comes_back_may_hold_our_own_instances(make_rig: type[Rig]) -> None:
+    """The connection broke, and the node has kept them: one that runs and one that starts."""
+    rig = make_rig(make_app(make_function(0), make_function(1)), Scripted, nodes=1)
+    rig.order(0, lambda p: p.orders.start(p.view.app.variants[0], p.view.nodes[0]))
+    rig.order(0, lambda p: p.orders.start(p.view.app.variants[1], p.view.nodes[0]))
+    rig.at(1, InstanceStarted(0, 0))
+    rig.at(2, NodeLost(0))
+    rig.at(3, NodeJoined(0, 0, "n0", (0, 0, 0)))
+    rig.at(4, InstanceAppeared(1, 1, 0))
+    assert sorted(rig.view.instances) == [0, 1]
+    rig.at(5, InstanceStopped(0, "retired"))
+    assert sorted(rig.view.instances) == [1]
+
+
+def test_a_start_for_which_a_peer_left_no_memory_is_no_failed_load(make_rig: type[Rig]) -> None:
+    """The node is left alone for a while, and the variant may be started elsewhere at once."""
+    app = make_app(*BIG, pools=one_at_a_time(), limits=Limits(start_backoff_ns=100))
+    rig = make_rig(app, Scripted, nodes=2, index=0, peers=2)
+    rig.order(0, lambda p: p.orders.start(p.view.app.variants[0], p.view.nodes[0]))
+    rig.at(1, InstanceStopped(0, NO_ROOM))
+    assert not rig.view.load_failures
+    assert list(rig.view.free_nodes) == [1]
+    rig.at(2, InstanceAppeared(THEIRS, 1, 0))
+    rig.order(3, lambda p: p.orders.start(p.view.app.variants[0], p.view.nodes[1]))
+    rig.at(101, TimerFired(("unblock", 0)))
+    assert sorted(rig.view.free_nodes) == [0]
+
+
+def test_weights_that_a_peer_evicts_are_loaded_before_they_are_used(make_rig: type[Rig]) -> None:
+    app = make_app(*BIG, pools=one_at_a_time(host_memory_bytes=60))
+    rig = make_rig(app, nodes=1, index=0, peers=2)
+    rig.at(0, InstanceAppeared(THEIRS, 0, 0))
+    rig.at(1, WeightsEvicted(THEIRS))
+    assert rig.view.instances[THEIRS].residency == Residency.HOST
+    orders = [LoadWeights(THEIRS, 0), Dispatch(0, 0, [0], 1, 0, 0, THEIRS)]
+    assert rig.at(2, RequestArrived(0, 0)) == wires(*orders)
+    rig.at(3, WeightsEvicted(THEIRS))  # reported late: it is being loaded again
+    assert rig.view.instances[THEIRS].residency == Residency.DEVICE
+    rig.at(4, WeightsLoaded(THEIRS))
+    rig.at(5, BatchFinished(0))
 
 
 def test_a_start_that_is_reported_twice_counts_once(make_rig: type[Rig]) -> None:
@@ -260,12 +317,12 @@ def test_news_of_a_peers_instance_may_come_too_late_or_beside_a_start_of_ours(
     """On a node that is lost by then, or that holds one of its kind: it is of no use to us."""
     rig = make_rig(make_app(*BIG, pools=one_at_a_time()), Scripted, nodes=2, index=0, peers=2)
     rig.at(0, NodeLost(1))
-    rig.at(1, InstanceAppeared(1, 0, 1))
+    rig.at(1, InstanceAppeared(THEIRS, 0, 1))
     rig.order(2, lambda p: p.orders.start(p.view.app.variants[0], p.view.nodes[0]))
-    rig.at(3, InstanceAppeared(3, 0, 0))
+    rig.at(3, InstanceAppeared(THEIRS + 1, 0, 0))
     rig.at(4, InstanceStarted(0, 0))
     assert list(rig.view.instances) == [0]
-    rig.at(5, InstanceStopped(3, "retired"))
+    rig.at(5, InstanceStopped(THEIRS + 1, "retired"))
     assert rig.view.events_ignored == 3
 
 
@@ -280,7 +337,7 @@ def test_a_granted_node_that_is_lost_before_the_news_of_the_start(make_rig: type
     assert rig.view.instances == {}
 
 
-def test_ids_of_several_schedulers_interleave(make_rig: type[Rig]) -> None:
+def test_ids_of_several_schedulers_are_in_ranges_of_their_own(make_rig: type[Rig]) -> None:
     """Backends serve several Schedulers: no two may use the same batch or instance id."""
     sent: list[object] = []
     for index in range(3):
@@ -288,7 +345,8 @@ def test_ids_of_several_schedulers_interleave(make_rig: type[Rig]) -> None:
         for request_id in range(2):
             start, dispatch = rig.at(0, RequestArrived(request_id, 0))
             sent.append((start[1], dispatch[1]))
-    assert sent == [(0, 0), (3, 3), (1, 1), (4, 4), (2, 2), (5, 5)]
+    firsts = [first_id(index) for index in range(3)]
+    assert sent == [(first + i, first + i) for first in firsts for i in range(2)]
 
 
 def test_the_instances_of_a_variant_are_those_that_start_or_run(make_rig: type[Rig]) -> None:

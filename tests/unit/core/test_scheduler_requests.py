@@ -138,7 +138,7 @@ def test_a_request_still_waiting_at_its_deadline_expires(make_rig: type[Rig]) ->
     rig = make_rig(make_app(slo=HARD_SLO), Scripted)
     assert rig.at(0, RequestArrived(0, 0)) == wires(SetTimer(("deadline", 0), 100))
     assert rig.at(100, TimerFired(("deadline", 0))) == wires(
-        Settle(0, Settlement(Outcome.EXPIRED, "deadline passed while waiting"))
+        Settle(0, Settlement(Outcome.EXPIRED, "deadline_exceeded"))
     )
     assert rig.scripted.hooks_called == [("ready", 0), ("withdrawn", 0)]
 

@@ -24,9 +24,11 @@ from headgate.core.events import (
     BatchLost,
     BatchRefused,
     Event,
+    GatewaysChanged,
     InstanceAppeared,
     InstanceStarted,
     InstanceStopped,
+    InstanceUseChanged,
     LoadFailed,
     NodeJoined,
     NodeLost,
@@ -57,11 +59,13 @@ COMPLETIONS = [
     InstanceStarted(0, 0),
     InstanceAppeared(0, 0, 0),
     InstanceStopped(0, ""),
+    InstanceUseChanged(0, False),
     LoadFailed(0, 0, ""),
     WeightsLoaded(0),
     WeightsEvicted(0),
     NodeJoined(0, 0, ""),
     NodeLost(0),
+    GatewaysChanged(1),
 ]
 ARRIVALS = [RequestArrived(0, 0), RequestAnnounced(0, 0, 0, 0), RequestCancelled(0)]
 
@@ -95,7 +99,7 @@ class RandomDriver:
         rng = self.rng
         due = [place for place, (at_ns, _) in enumerate(self.owed) if at_ns <= self.now_ns]
         if due and rng.random() < 0.7:
-            return self.owed.pop(rng.choice(due))[1]
+            return self.take(rng.choice(due))
         if rng.random() < 0.1:
             node = self.rig.view.nodes[rng.randrange(3)]
             is_up = node.state == NodeState.UP
@@ -104,6 +108,14 @@ class RandomDriver:
             return RequestCancelled(rng.randrange(self.requests))
         self.requests += 1
         return RequestArrived(self.requests - 1, 0, items=rng.randrange(1, 3))
+
+    def take(self, place: int) -> Event:
+        """Take an event that is owed; those of one instance come in order."""
+        number = getattr(self.owed[place][1], "instance_id", None)
+        if number is not None:
+            numbers = [getattr(event, "instance_id", None) for _, event in self.owed]
+            place = numbers.index(number)
+        return self.owed.pop(place)[1]
 
     def consequences(self, name: object, *fields: object) -> list[tuple[int, Event]]:
         action = from_wire([name, *fields])

@@ -15,6 +15,7 @@ from headgate.core.events import (
     NodeLost,
     RequestArrived,
 )
+from headgate.core.ids import first_id
 from headgate.core.model import App, Compute, Function, Pool, Profile, Shape, ShapeTimes, Variant
 from headgate.core.policy import Plan, Target
 from headgate.core.scheduler.fleet import reconcile
@@ -283,10 +284,20 @@ def test_a_plan_starts_no_more_than_resident_compute_allows(make_rig: type[Rig])
 def test_news_of_an_instance_that_has_no_compute_is_of_no_use(make_rig: type[Rig]) -> None:
     rig = make_rig(make(Compute.RESIDENT), Scripted, nodes=1, index=0, peers=2)
     start(rig, 0, 1)
-    rig.at(1, InstanceAppeared(1, 1, 0))
+    theirs = first_id(1)
+    rig.at(1, InstanceAppeared(theirs, 1, 0))
     assert used(rig) == (3_000, 7)
-    rig.at(2, InstanceAppeared(3, 1, 0))
-    assert (list(rig.view.instances), rig.view.events_ignored) == ([0, 1], 1)
+    rig.at(2, InstanceAppeared(theirs + 1, 1, 0))
+    assert (list(rig.view.instances), rig.view.events_ignored) == ([0, theirs], 1)
+
+
+def test_an_instance_of_another_scheduler_has_the_shape_that_it_was_started_with(
+    make_rig: type[Rig],
+) -> None:
+    rig = make_rig(make(Compute.RESIDENT), Scripted, nodes=1, index=0, peers=2)
+    rig.rejects(1, InstanceAppeared(first_id(1), 0, 0, 9), "unknown shape 9")
+    rig.at(1, InstanceAppeared(first_id(1), 0, 0, 1))
+    assert rig.view.instances[first_id(1)].shape_id == 1
 
 
 def test_a_log_may_be_older_than_shapes() -> None:

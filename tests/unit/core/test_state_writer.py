@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headgate.core.events import BatchFinished, InstanceStarted, RequestArrived
+from headgate.core.ids import IDS_PER_SCHEDULER
 from headgate.core.model import Pool, Stage
 from headgate.core.scheduler.state import InstanceWriter, StateWriter
 from headgate.core.states import TaskState
@@ -12,32 +13,36 @@ from .rig import Rig
 from .sample_apps import Scripted, make_app, make_function
 
 
-def test_ids_are_drawn_in_steps_and_known_to_have_been_drawn() -> None:
+def test_ids_are_drawn_from_a_range_and_known_to_have_been_drawn() -> None:
     app = make_app()
-    state = StateWriter(View(app), ids_start=1, ids_step=3)
+    state = StateWriter(View(app), first_id=7)
     variant, pool = app.variants[0], app.pools[0]
     batches = [state.send([], [], 0, variant, None, None, pool) for _ in range(3)]
-    assert [batch.id for batch in batches] == [1, 4, 7]
-    assert [i for i in range(-3, 12) if state.has_issued_batch(i)] == [1, 4, 7]
+    assert [batch.id for batch in batches] == [7, 8, 9]
+    assert [i for i in range(-3, 12) if state.has_issued_batch(i)] == [7, 8, 9]
 
 
-def _residents(ids_step: int) -> InstanceWriter:
+def _residents(first_id: int, *, has_peers: bool) -> InstanceWriter:
     """Books in which one instance has been started."""
     view = View(make_app())
-    instances = InstanceWriter(view, StateWriter(view, 0, ids_step), 0, ids_step)
+    instances = InstanceWriter(view, StateWriter(view, first_id), first_id)
+    instances.has_peers = has_peers
     instances.start_instance(view.app.variants[0], view.app.pools[0], None)
     return instances
 
 
 def test_without_peers_only_our_own_starts_were_instances() -> None:
-    instances = _residents(ids_step=1)
+    instances = _residents(0, has_peers=False)
     assert [i for i in range(-1, 3) if instances.has_issued_instance(i)] == [0]
 
 
 def test_with_peers_theirs_may_be_any_but_ours_are_known() -> None:
-    """Of two, we draw the even ids: 2 and 4 are still to come, odd ones may be out there."""
-    instances = _residents(ids_step=2)
-    assert [i for i in range(-2, 6) if instances.has_issued_instance(i)] == [0, 1, 3, 5]
+    """Of our range we have drawn one; any of other ranges may be out there."""
+    first, second = IDS_PER_SCHEDULER, 2 * IDS_PER_SCHEDULER
+    instances = _residents(first, has_peers=True)
+    candidates = (-1, 0, first - 1, first, first + 1, second - 1, second)
+    issued = [i for i in candidates if instances.has_issued_instance(i)]
+    assert issued == [0, first - 1, first, second]
 
 
 def test_a_node_with_slots_left_stays_where_it_is_in_line(make_rig: type[Rig]) -> None:

@@ -39,11 +39,11 @@ def made_up(cls: type) -> list[object]:
     for place, name in enumerate(fields_of(cls)):
         if name == "key":
             wire.append(["timer", place])
-        elif name in ("failed_tasks", "task_ids", "too_large", "unsure"):
+        elif name in ("failed_tasks", "instances", "task_ids", "too_large", "unsure"):
             wire.append([100, place])
-        elif name in ("is_hard", "is_provisioned", "node_died"):
+        elif name in ("is_hard", "is_in_use", "is_provisioned", "node_died"):
             wire.append(True)
-        elif name in ("error", "hook", "name", "stage") or (
+        elif name in ("error", "hook", "name", "short_of", "stage") or (
             name == "reason" and cls is not BatchRefused
         ):
             wire.append(f"text {place}")
@@ -75,8 +75,17 @@ def test_what_a_constructor_wants_as_a_tuple_it_gets_as_a_tuple(cls: type) -> No
 def test_every_annotation_is_one_that_is_checked() -> None:
     """A field of a new type would go unchecked. (Compiled, only a settlement has annotations.)"""
     kinds = {kind for cls in CLASSES for kind in fields_of(cls).values()}
-    known = {"int", "bool", "int | None", "str", "list[int]", "tuple[int, ...]", "TimerKey"}
-    assert kinds in (known, {inspect.Parameter.empty, "int", "str"})
+    known = {
+        "int",
+        "bool",
+        "float",
+        "int | None",
+        "str",
+        "list[int]",
+        "tuple[int, ...]",
+        "TimerKey",
+    }
+    assert kinds in (known, {inspect.Parameter.empty, "float", "int", "str"})
 
 
 def test_a_settle_may_be_older_than_the_last_fields_of_a_settlement() -> None:
@@ -96,6 +105,9 @@ def test_no_field_takes_a_value_of_another_type(cls: type, wrong: object) -> Non
         wire[place] = wrong
         if wrong is True and kind == "bool":
             assert getattr(from_wire(wire), name) is True
+            continue
+        if wrong == 1.5 and kind == "float":
+            assert to_wire(from_wire(wire))[place] == 1.5
             continue
         if wrong is None and kind == "int | None":
             assert getattr(from_wire(wire), name) is None
@@ -157,14 +169,22 @@ def test_where_there_are_no_annotations_the_constructor_decides(
 
 def test_the_vocabulary_is_everything_in_both_modules_and_no_name_is_used_twice() -> None:
     names = [cls.__name__ for cls in CLASSES]
-    assert len(names) == len(set(names)) == 16 + 12
+    assert len(names) == len(set(names)) == 18 + 12
     public = {name for module in (events, actions) for name in vars(module)}
     assert set(names) <= public
 
 
 def test_fields_stand_in_the_order_of_the_constructor() -> None:
-    arrived = RequestArrived(7, 1, client=2, items=3, priority=4, deadline_ns=5, payload_bytes=6)
-    assert to_wire(arrived) == ["RequestArrived", 7, 1, 2, 3, 4, 5, False, 6]
+    arrived = RequestArrived(
+        7, 1, client=2, items=3, priority=4, deadline_ns=5, payload_bytes=6, cost_usd=0.5
+    )
+    assert to_wire(arrived) == ["RequestArrived", 7, 1, 2, 3, 4, 5, False, 6, 0.5]
+
+
+def test_a_request_may_be_older_than_cost_objectives() -> None:
+    arrived = from_wire(["RequestArrived", 7, 1, 2, 3, 4, 5, False, 6])
+    assert isinstance(arrived, RequestArrived)
+    assert arrived.cost_usd == 0.0
 
 
 def test_what_may_be_absent_is_null() -> None:

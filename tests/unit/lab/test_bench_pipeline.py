@@ -83,12 +83,23 @@ def test_models_fit_together_and_can_be_measured(tmp_path: Path) -> None:
         assert times_ns[0] > 0
 
 
+def test_core_time_is_by_request() -> None:
+    before, after = pipeline.CoreSeconds(1.0, 2.0, 3.0), pipeline.CoreSeconds(2.0, 2.5, 3.1)
+    used = after.since(before, 10)
+    assert [used.workers, used.gateway, used.sender] == pytest.approx([0.1, 0.05, 0.01])
+    assert after.since(before, 0).workers == 1.0
+
+
 def way_run(way: str, hit: float = 0.99, core_ms: float = 10.0) -> pipeline.WayRun:
     figures = {"requests": 100.0, "p50_ms": 20.0, "p99_ms": 40.0, "slo_attainment": hit}
     choices = dict.fromkeys(STAGES, StageSettings(1, 1))
     return pipeline.WayRun(
-        way, "poisson", 1, choices, 50.0, 60.0, figures, dict(figures), core_ms / 1e3
+        way, "poisson", 1, choices, 50.0, 60.0, figures, dict(figures), core_ms_of(core_ms)
     )
+
+
+def core_ms_of(workers_ms: float) -> pipeline.CoreSeconds:
+    return pipeline.CoreSeconds(workers_ms / 1e3, 0.001, 0.001)
 
 
 def failing(*runs: pipeline.WayRun) -> list[str]:
@@ -98,7 +109,7 @@ def failing(*runs: pipeline.WayRun) -> list[str]:
 def test_checks_fail_where_they_should() -> None:
     runs = [way_run(FRONTIER, core_ms=8.0), way_run(FIXED), way_run(OWN)]
     assert failing(*runs) == []
-    worse = replace(runs[0], live={**runs[0].live, "slo_attainment": 0.96}, core_s=0.011)
+    worse = replace(runs[0], live={**runs[0].live, "slo_attainment": 0.96}, core_s=core_ms_of(11.0))
     claims = failing(worse, *runs[1:])
     assert len(claims) == 4  # beside both others, its core time, and its simulated hit rate
     far = replace(runs[2], simulated={**runs[2].simulated, "p50_ms": 23.0})

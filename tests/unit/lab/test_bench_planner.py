@@ -21,6 +21,8 @@ SMALL = {
     "_SEARCHES": 2,
     "_PLAIN_SEARCHES": 1,
     "_BUILDS": 1,
+    "_CELLS": planner._CELLS[:1],
+    "_POLICIES": ("esg", "headgate"),
 }
 
 

@@ -225,7 +225,7 @@ def test_a_lost_world_is_lost_when_shrunk(found: WorldResult) -> None:
     reason, loses = loss_of(found, "balance")
     assert reason == "ratio"
     assert loses(world)
-    small = shrink(world, loses, tries_max=60)
+    small = shrink(world, loses, tries_max=20)
     again = judge_world(small, "balance")
     assert "ratio" in again.losses
     assert len(str(small.spec)) < len(str(world.spec))

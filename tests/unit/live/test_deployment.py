@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.config import from_spec
+from headgate.config import declare, from_spec
 from headgate.config.build import UNKNOWN_EXEC_NS
 from headgate.core.errors import ConfigError
 from headgate.functions.tensor import Signature, TensorSpec
@@ -97,6 +97,14 @@ def test_function_without_inputs_makes_its_pipeline_unchecked() -> None:
 def test_core_assignment(pools: dict[str, object], cores: int, expected: list[list[int]]) -> None:
     app = from_spec({"functions": {"a": {"exec_time": "1ms"}}, "pools": pools}, "here").app
     assert [node.cores for node in assign_cores(app, range(cores), "here")] == expected
+
+
+def test_each_gateway_has_a_core_of_its_own() -> None:
+    app = declare(
+        functions={"f": {"exec_time": "1ms"}}, pools={"cpu": {"tier": "dedicated", "nodes": 2}}
+    ).app
+    nodes = assign_cores(app, range(8), "here", gateways=4)
+    assert [node.cores for node in nodes] == [[6, 7], [4, 5]]
 
 
 def test_gpu_pools_are_not_served_yet() -> None:

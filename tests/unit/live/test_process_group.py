@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from headgate.config import declare
+from headgate.core.event_log import from_wire
+from headgate.core.events import GatewaysChanged
 from headgate.live import supervisor
 from headgate.live.deployment import Deployment, NodeSpec
+from headgate.live.ipc.control_channel import ControlChannel
 from headgate.live.ipc.crash_markers import LOAD, MEASURE, CrashMarkers
+from headgate.live.ipc.messages import EventMessage, Frames
 from headgate.live.supervisor import ProcessGroup, problems_line
 
 
@@ -66,7 +71,9 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessGroup]:
     yield from make_group(monkeypatch, 0)
 
 
-def make_group(monkeypatch: pytest.MonkeyPatch, number: int) -> Iterator[ProcessGroup]:
+def make_group(
+    monkeypatch: pytest.MonkeyPatch, number: int, *, gateways: int = 1
+) -> Iterator[ProcessGroup]:
     monkeypatch.setattr(supervisor, "ChildProcess", FakeChild)
     monkeypatch.setattr(supervisor, "monotonic", lambda: CLOCK[0])
     CLOCK[0] = 1000.0
@@ -74,9 +81,10 @@ def make_group(monkeypatch: pytest.MonkeyPatch, number: int) -> Iterator[Process
     config = declare(
         functions={name: {"code": f"m:{name}", "exec_time": "1ms"} for name in ("good", "bad")},
         pools={"cpu": {"memory": "1GB"}},
+        serve={"gateways": gateways},
     )
     deployment = Deployment(config.spec, ".", [NodeSpec(0, 0, "cpu1", [])])
-    running = ProcessGroup(number, deployment, http_fd=3, log_path=None)
+    running = ProcessGroup(number, deployment, http_fd=3, begun_fd=4, log_path=None)
     try:
         yield running
     finally:
@@ -194,3 +202,76 @@ def test_reload_needs_all_functions(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     for group in make_group(monkeypatch, 1):
         assert latest("gateway").arguments[-2:] == ["--loads-needed", "all"]
         assert group.ready_line is None
+
+
+def told(group: ProcessGroup, slot: int) -> list[int]:
+    """Return the numbers of gateways that a gateway has been told since the last call."""
+    gateway_sock = CONTROL[group._gateways[slot].index]
+    gateway_sock.setblocking(False)
+    try:
+        data = gateway_sock.recv(65_536)
+    except BlockingIOError:
+        return []
+    events = [from_wire(m.wire) for m in Frames().feed(data) if isinstance(m, EventMessage)]
+    assert all(isinstance(event, GatewaysChanged) for event in events)
+    return [event.count for event in events if isinstance(event, GatewaysChanged)]
+
+
+CONTROL: list[socket.socket] = []  # the ends of gateways, by index
+
+
+def kept_channel() -> ControlChannel:
+    """Its gateway's end stays open, though there is no gateway process that inherits it."""
+    channel = ControlChannel()
+    CONTROL.append(channel.gateway_sock.dup())
+    return channel
+
+
+def test_gateways_are_counted_numbered_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. The others start when the first is ready. 2. All are ready: the group is, and each knows
+    the number. 3. One dies: the others are told, and it is replaced under another index. 4. It is
+    ready: they are told again.
+    """
+    monkeypatch.setattr(supervisor, "ControlChannel", kept_channel)
+    CONTROL.clear()
+    for group in make_group(monkeypatch, 0, gateways=3):
+        names = [child.name for child in FakeChild.started]
+        assert names == ["cpu1", "gateway 0"]
+        assert "--http-fd" not in latest("gateway 0").arguments
+        assert option("gateway 0", "--loads-needed") == "one"
+        assert time_to_restart_s(group, "gateway 0", -9) == 0.0  # before it was ever ready
+        assert option("gateway 0", "--loads-needed") == "one"
+        FakeChild.started.pop(1)
+        latest("gateway 0").output = b"{}\n"
+        group.poll()
+        assert [child.name for child in FakeChild.started][2:] == ["gateway 1", "gateway 2"]
+        before = group.ready_line
+        assert before is None
+        assert (told(group, 0), told(group, 1)) == ([1], [])
+        assert option("gateway 1", "--loads-needed") == "none"
+        for name in ("gateway 1", "gateway 2"):
+            assert "--listens-when-ready" in latest(name).arguments
+            latest(name).output = b"{}\n"
+        group.poll()
+        assert group.ready_line == b"{}"
+        assert [told(group, slot) for slot in range(3)] == [[3], [3], [3]]
+        assert time_to_restart_s(group, "gateway 1", -9) == 0.0
+        assert option("gateway 1", "--index") == "4"
+        assert option("gateway 1", "--gateways") == "3"
+        assert [told(group, slot) for slot in range(3)] == [[2], [], [2]]
+        latest("gateway 1").output = b"{}\n"
+        group.poll()
+        assert [told(group, slot) for slot in range(3)] == [[3], [3], [3]]
+        group.drain(signal.SIGTERM)
+        assert not group.is_drained
+        for slot in range(3):
+            assert latest(f"gateway {slot}").signals == [signal.SIGTERM]
+            latest(f"gateway {slot}").status = 0
+        assert group.is_drained
+    for sock in CONTROL:
+        sock.close()
+
+
+def option(name: str, option: str) -> str:
+    arguments = latest(name).arguments
+    return arguments[arguments.index(option) + 1]

@@ -198,14 +198,22 @@ class Impostor:
         self._thread.start()
 
     def _listen(self) -> None:
-        client, _ = self._socket.accept()
-        with client, suppress(OSError):  # the client aborts the handshake
-            client.settimeout(20)
-            while b"\r\n\r\n" not in self.asked:
-                self.asked += client.recv(65_536)
-            client.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
-            with self._context.wrap_socket(client, server_side=True) as secured:
-                self.received = secured.recv(65_536)
+        while not self.asked.startswith(b"CONNECT"):  # others may try a port that is new to them
+            self.asked = b""
+            client, _ = self._socket.accept()
+            with client, suppress(OSError):  # the client aborts the handshake
+                self._answer(client)
+
+    def _answer(self, client: socket.socket) -> None:
+        client.settimeout(20)
+        while b"\r\n\r\n" not in self.asked:
+            data = client.recv(65_536)
+            if not data:
+                return
+            self.asked += data
+        client.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        with self._context.wrap_socket(client, server_side=True) as secured:
+            self.received = secured.recv(65_536)
 
     def close(self) -> None:
         self._thread.join()

@@ -273,6 +273,9 @@ class BrokenListener:
         if len(self.reports) == 1:
             boom()
 
+    def on_worker_event(self, link: WorkerLink, event: object) -> None:
+        self.on_event(event)
+
     def on_function_loaded(self, function: object) -> None:
         boom()
 

@@ -44,7 +44,7 @@ class RecordingListener:
         for result in message.results:
             self.outputs += [bytes(cast(memoryview, tensor.data)) for tensor in result.outputs]
 
-    def on_event(self, event: object) -> None:
+    def on_worker_event(self, link: WorkerLink, event: object) -> None:
         self.order.append("event")
 
     def on_function_loaded(self, function: object) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headgate.config import from_spec
 from headgate.core.actions import Action, Dispatch, Settle, StartInstance
 from headgate.core.clock import NEVER_NS
 from headgate.core.errors import ConfigError
@@ -26,9 +27,11 @@ from headgate.core.records import STAGES_MAX
 from headgate.core.states import Outcome, Settlement
 from headgate.metrics.from_log import (
     VALUES_MAX,
+    CalibrationResult,
     LoggedColumns,
     calibrate,
     calibrated,
+    factors_by_size,
     quantile_bin_means,
     read_columns,
 )
@@ -102,9 +105,15 @@ def test_batch_columns_of_a_log() -> None:
     assert batches.finished.tolist() == [1, 1, 0]
 
 
+def test_starts_of_a_log() -> None:
+    assert day().start_ns == {0: 30 * MS}
+    unfinished = read((0, NodeJoined(0, 0, "local1"), [StartInstance(0, 0, 0, 0)]))
+    assert unfinished.start_ns == {}
+
+
 def test_calibration_uses_only_warm_finished_batches() -> None:
     (truth,) = calibrate(APP, day().batches)
-    assert (truth.function, truth.batches, truth.factors) == ("f", 1, (1.5,))
+    assert (truth.function, truth.batches, truth.factors) == ("f", 1, {2: (1.5,)})
 
 
 def test_an_empty_log_and_one_with_unknown_ids() -> None:
@@ -118,12 +127,38 @@ def test_an_empty_log_and_one_with_unknown_ids() -> None:
 
 def test_calibrated_application_file() -> None:
     spec: dict[str, object] = {"functions": {"f": {"exec_time": "10ms"}}, "simulation": {}}
-    changed = calibrated(spec, calibrate(APP, day().batches), request_ns=400_000)
+    changed = calibrated(spec, calibrate(APP, day().batches), client_overheads_ns=[400_000])
     assert changed["simulation"] == {
         "service_times": {"distribution": "observed", "observed": {"f": [1.5]}},
         "overheads": {"client_overhead": "400000ns"},
     }
     assert spec["simulation"] == {}
+
+
+def test_calibration_tells_small_batches_from_large_ones() -> None:
+    """What a batch costs besides its function is most of the time of a small one."""
+    items = np.array([1] * 30 + [2] * 5 + [8] * 25 + [9], np.int32)
+    took = np.where(items < 8, 3.0, 1.2)
+    found = factors_by_size(items, took)
+    assert {size: set(factors) for size, factors in found.items()} == {1: {3.0}, 2: {3.0, 1.2}}
+    result = CalibrationResult("f", len(items), 2.0, 1.2, 3.0, found)
+    spec = calibrated({"functions": {"f": {"exec_time": ["1ms"] * 9}}}, [result], [1_000, 2_000])
+    options = from_spec(spec, "here").simulation
+    assert options.client_overheads_ns == (1_000, 2_000)
+    assert [size for size, _ in options.observed[0]] == [1, 2]
+
+
+@given(st.lists(st.integers(1, 32), min_size=1, max_size=200), st.integers(1, 40))
+def test_every_batch_is_in_one_group_of_sizes(sizes: list[int], group_min: int) -> None:
+    """Each group has enough batches, unless there is one group only, and keeps its mean."""
+    items = np.array(sizes, np.int32)
+    found = factors_by_size(items, items.astype(np.float64), group_min)
+    starts = [*found, 99]
+    assert starts[0] == min(sizes)
+    for start, end in pairwise(starts):
+        group = [size for size in sizes if start <= size < end]
+        assert len(group) >= group_min or len(found) == 1
+        assert np.mean(found[start]) == pytest.approx(np.mean(group), rel=1e-3)
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=1_000))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import final
 
 from headgate.core.clock import NEVER_NS
@@ -21,11 +22,13 @@ from headgate.core.model import (
 from headgate.core.policy import Policy, PolicyKind
 from headgate.core.records import Instance, Node, Request, Task
 from headgate.core.scheduler.scheduler import Scheduler
-from headgate.planning.admission import AdmissionControl
-from headgate.planning.build import Build
-from headgate.planning.builds import Builds
-from headgate.planning.placement import Placement
-from headgate.planning.spillover import Spillover
+from headgate.planning.admission.control import AdmissionControl
+from headgate.planning.admission.refusals import Refusals
+from headgate.planning.admission.spillover import Spillover
+from headgate.planning.dispatch.busy_nodes import BusyNodes
+from headgate.planning.dispatch.placement import Placement
+from headgate.planning.pools.build import Build
+from headgate.planning.pools.builds import Builds
 
 MS = 1_000_000
 NODES = Pool(0, "node", nodes=2)
@@ -77,9 +80,10 @@ class PlanningRig:
         self.view = self.scheduler.view
         self.orders = self.scheduler.policy.orders
         self.builds = Builds(self.view)
-        self.spillover = Spillover(self.view)
+        self.spillover = Spillover(self.view, self.builds)
         self.admission = AdmissionControl(self.view, self.builds, self.spillover)
-        self.placement = Placement(self.view, self.builds)
+        self.refusals = Refusals(self.view, self.builds, self.admission)
+        self.placement = Placement(self.view, self.builds, BusyNodes(self.view, Random(0)))
         self.now_ns = 0
         self.requests = 0
         if joins:

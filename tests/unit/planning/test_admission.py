@@ -11,7 +11,7 @@ from headgate.core.clock import NEVER_NS
 from headgate.core.model import Pool, Profile
 from headgate.core.records import STAGES_MAX, Request
 from headgate.core.states import Outcome
-from headgate.planning.feasibility import Promise
+from headgate.planning.admission.feasibility import Promise
 
 TEN = Profile((10 * MS,))
 BATCHES = Profile((10 * MS, 12 * MS, 14 * MS, 16 * MS))
@@ -153,7 +153,7 @@ def test_what_comes_without_an_objective_is_not_promised() -> None:
     rig = PlanningRig(make_app([TEN], NODES, latency_ms=None))
     request = rig.ask()
     assert request.deadline_ns == NEVER_NS
-    rig.admission.observe_best_effort(request)
+    assert rig.admission.admit(request)
     assert promises_of(rig, request) == []
     assert books(rig)[0][2] == 0
     assert rig.build().load.erlangs(rig.now_ns) > 0.0
@@ -228,3 +228,18 @@ def test_task_ids_name_their_stage() -> None:
     request.tasks = []
     rig.admission.on_settled(request, Outcome.CANCELLED)
     assert [build.pending_ns for build in rig.builds.all] == [0, 0]
+
+
+def test_a_lane_of_a_node_that_lacks_the_function_is_not_promised() -> None:
+    """One of two nodes holds the first function, and is busy with the second for 100 ms."""
+    quick = Profile((10 * MS,), cold_start_ns=500 * MS)
+    slow = Profile((100 * MS,))
+    rig = PlanningRig(make_app([quick, slow], Pool(0, "node", nodes=2), latency_ms=1_000))
+    node = rig.view.nodes[0]
+    rig.start(0, node)
+    rig.start(1, node)
+    task = rig.ask(pipeline=1).tasks[0]
+    build = rig.build(1)
+    rig.builds.on_sent(build, rig.orders.dispatch([task], node, build.variant), 0)
+    assert not rig.admission.admit(rig.ask(due_ms=60))
+    assert rig.admission.admit(rig.ask(due_ms=200))

@@ -7,9 +7,9 @@ from random import Random
 import pytest
 from planning_rig import CLOUD, MS, NODES, PlanningRig, make_app
 
-from headgate.core.events import BatchFinished, InstanceStopped
+from headgate.core.events import BatchFinished, InstanceStarted, InstanceStopped
 from headgate.core.model import Pool, Profile, Shape, ShapeTimes
-from headgate.planning.build import Build
+from headgate.planning.pools.build import Build
 
 BATCHES = Profile((10 * MS, 12 * MS, 14 * MS, 16 * MS))
 
@@ -155,8 +155,8 @@ def test_a_rented_node_counts_while_it_has_an_instance() -> None:
     instance = rig.start(0, rig.view.nodes[0])
     assert calendar.lanes == 1
     assert rig.builds.is_usable(build)
-    assert rig.builds.has_nodes(0, 4)
-    assert not rig.builds.has_nodes(0, 5)
+    assert rig.builds.has_nodes(rig.builds.of_function[0], 4)
+    assert not rig.builds.has_nodes(rig.builds.of_function[0], 5)
     rig.tell(InstanceStopped(instance.id, "idle"))
     rig.builds.on_instance_gone(instance)
     assert calendar.lanes == 0
@@ -198,3 +198,17 @@ def test_a_start_takes_a_lane_until_it_is_over() -> None:
     assert (calendar.lanes_free_by(0), calendar.lanes_free_by(50 * MS)) == (1, 2)
     rig.builds.on_instance_gone(instance)
     assert calendar.lanes_free_by(0) == 2
+
+
+def test_an_instance_that_starts_is_no_lane_until_then() -> None:
+    profile = Profile((10 * MS,), cold_start_ns=40 * MS)
+    rig = PlanningRig(make_app([profile], Pool(0, "node", nodes=3)))
+    build = rig.build()
+    first, second, _ = rig.view.nodes.values()
+    rig.start(0, first)
+    starting = rig.start(0, second, is_ready=False)
+    assert rig.builds.lanes_of(build) == 2
+    assert [rig.builds.lanes_by(build, at_ms * MS) for at_ms in (0, 39, 40)] == [1, 1, 2]
+    rig.tell(InstanceStarted(starting.id, second.id), 20)
+    rig.builds.on_instance_started(starting)
+    assert rig.builds.lanes_by(build, 20 * MS) == 2

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from headgate.planning.calendar import BUCKETS_MAX, Calendar, Lanes
+from headgate.planning.pools.calendar import BUCKETS_MAX, Calendar, Lanes
 
 WIDTH_NS = 1_000  # of a bucket: a sixteenth of the shortest objective
 BUCKETS = 64  # at first
@@ -25,6 +25,7 @@ class Model:
 
     def __init__(self) -> None:
         self.calendar = make_calendar()
+        self.origin_ns = -1  # the time of the first question
         self.first = 0  # bucket
         self.size = BUCKETS
         self.lanes = 0
@@ -32,7 +33,10 @@ class Model:
         self.bookings: list[tuple[int, int, float]] = []
 
     def bucket(self, now_ns: int, deadline_ns: int) -> int:
-        number, present = deadline_ns // WIDTH_NS, now_ns // WIDTH_NS
+        if self.origin_ns < 0:
+            self.origin_ns = now_ns
+        number = (deadline_ns - self.origin_ns) // WIDTH_NS
+        present = (now_ns - self.origin_ns) // WIDTH_NS
         if number >= self.first + self.size:
             size = self.size
             while self.size < 2 * (number - present):
@@ -61,7 +65,8 @@ class Model:
 
         def slack_at(at: int) -> int:
             booked_ns = sum(work_ns for number, work_ns in due if number <= at)
-            return self.lanes * (at * WIDTH_NS - now_ns) - self.busy_ns(now_ns) - booked_ns
+            lanes_ns = self.lanes * (self.origin_ns + at * WIDTH_NS - now_ns)
+            return lanes_ns - self.busy_ns(now_ns) - booked_ns
 
         later = [slack_at(number) for number, _ in due if number >= bucket]
         work_ns = sum(work for number, work in due if number <= bucket)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from headgate.core.errors import ConfigError
-from headgate.planning.latency_model import Characterisation, ColdStart, Point, profile_of
+from headgate.planning.capacity.latency_model import Characterisation, ColdStart, Point, profile_of
 
 START = ColdStart(process_ms=30, imports_ms=200, fetch_ms=50, load_ms=100, first_call_ms=25)
 

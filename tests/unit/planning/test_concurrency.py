@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import App, Function, Pipeline, Pool, Profile, Slo, Stage, Variant
-from headgate.planning.concurrency import (
+from headgate.planning.pools.concurrency import (
     FixedLimits,
     KneeLimits,
     ThresholdLimits,
@@ -152,3 +152,19 @@ def test_batches_and_concurrency_compete_for_the_time_of_a_stage() -> None:
         pipeline = Pipeline(0, "p", (Stage(function_),), Slo(latency_ns))
         limits = KneeLimits(App((function_,), (pipeline,), (POOL,)))
         assert limits.node_limit(replace(POOL, slots=3), list(function_.variants)) == expected
+
+
+def test_a_variant_counts_by_the_part_of_its_function_that_runs_on_the_pool() -> None:
+    """The second is late beside others here, but nearly all of it runs on another pool."""
+    other = replace(POOL, id=1)
+    only_here = Variant(0, "v", 0, (0,), Profile((100,)), concurrency=4)
+    late = Variant(1, "slow", 1, (0,), Profile((90,), (1.0, 1.2, 1.4, 1.6)), concurrency=4)
+    fast = Variant(2, "fast", 1, (1,), Profile((1,)))
+    for variants, expected in (((late,), 1), ((late, fast), 4)):
+        functions = (Function(0, "f", (only_here,)), Function(1, "g", variants))
+        pipelines = tuple(
+            Pipeline(f.id, f.name, (Stage(f),), Slo(ns))
+            for f, ns in zip(functions, (10_000, 100), strict=True)
+        )
+        limits = KneeLimits(App(functions, pipelines, (POOL, other)))
+        assert limits.node_limit(replace(POOL, slots=4), [only_here, late]) == expected

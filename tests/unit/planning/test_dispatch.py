@@ -11,10 +11,10 @@ from planning_rig import CLOUD, MS, PlanningRig, make_app
 
 from headgate.core.model import Pool, Profile
 from headgate.core.records import Node, Task
-from headgate.planning.batching import Batching
-from headgate.planning.dispatch import Dispatcher, Send
-from headgate.planning.shapes import ShapeChooser
-from headgate.planning.task_queues import TaskQueues
+from headgate.planning.dispatch.batching import Batching
+from headgate.planning.dispatch.next_batch import Dispatcher, Send
+from headgate.planning.dispatch.shapes import ShapeChooser
+from headgate.planning.dispatch.task_queues import TaskQueues
 
 PROFILE = Profile((10 * MS, 12 * MS, 14 * MS, 16 * MS))
 ONE = Pool(0, "one", nodes=1)
@@ -27,8 +27,8 @@ class DispatchRig:
 
     def __init__(self, *pools: Pool, latency_ms: float | None = 100.0) -> None:
         rig = self.rig = PlanningRig(make_app([PROFILE], *pools, latency_ms=latency_ms))
-        self.queues = TaskQueues(rig.view.app, rig.builds, 30.0)
-        self.shapes = ShapeChooser(rig.view, rig.builds)
+        self.queues = TaskQueues(rig.view.app, rig.builds, rig.admission.budgets, 30.0)
+        self.shapes = ShapeChooser(rig.view, rig.builds, rig.admission.budgets)
         self.batching = Batching(rig.view, rig.builds, rig.admission, self.queues, self.shapes)
         self.dispatch = Dispatcher(
             rig.view, rig.builds, rig.admission, self.queues, self.batching, rig.placement,

@@ -12,11 +12,11 @@ from frontier_cases import random_configs, random_graph
 
 from headgate.core.errors import ConfigError
 from headgate.lab.stage_configs import ESG_BASE_MS, infless_configs, law_configs, measured_configs
-from headgate.planning.esg_search import EsgSearch, PathTable, brute_force
 from headgate.planning.frontier.configs import InfeasibleError, StageConfig
 from headgate.planning.frontier.graph import Decomposition, StageGraph, bits
 from headgate.planning.frontier.pipeline import PipelineFrontier
 from headgate.planning.frontier.slo_split import normalised_lengths, shares_of_rest, split_slo
+from headgate.planning.rivals.esg_search import EsgSearch, PathTable, brute_force
 
 
 def chain(stages: int) -> StageGraph:

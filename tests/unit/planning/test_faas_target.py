@@ -20,7 +20,7 @@ from headgate.core.model import (
     Variant,
 )
 from headgate.core.view import View
-from headgate.planning.targets import FaasTarget, choose_faas_target, faas_targets
+from headgate.planning.pools.targets import FaasTarget, choose_faas_target, faas_targets
 
 MS = 1_000_000
 S = SECOND_NS

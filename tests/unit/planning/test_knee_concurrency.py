@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import Profile
-from headgate.planning.concurrency import knee_concurrency
+from headgate.planning.pools.concurrency import knee_concurrency
 
 SLOWDOWNS = st.lists(st.floats(0.0, 1.2), min_size=1, max_size=8).map(
     lambda steps: tuple(1.0 + sum(steps[:i]) for i in range(len(steps) + 1))

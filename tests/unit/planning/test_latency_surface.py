@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.planning.latency_model import (
+from headgate.planning.capacity.latency_model import (
     FORMS,
     Interpolation,
     LatencySample,

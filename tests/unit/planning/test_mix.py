@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from headgate.config.prices import read_prices
 from headgate.core.clock import SECOND_NS
 from headgate.core.model import InstanceType
+from headgate.planning.autoscaling.queueing import erlang_b
+from headgate.planning.capacity.latency_model import Characterisation
 from headgate.planning.capacity.mix import (
     FaasChoice,
     LoadProfile,
@@ -31,8 +33,6 @@ from headgate.planning.capacity.sizing import (
     instance_capacity,
     knee_size,
 )
-from headgate.planning.latency_model import Characterisation
-from headgate.planning.queueing import erlang_b
 from headgate.workload import Arrivals, parse_arrivals
 
 PAPER = Characterisation.surrogate()

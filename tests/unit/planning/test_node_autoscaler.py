@@ -18,8 +18,8 @@ from headgate.core.model import (
     Variant,
 )
 from headgate.core.policy import Target
-from headgate.planning.rent_or_call import NodeAutoscaler
-from headgate.planning.targets import choose_faas_target
+from headgate.planning.autoscaling.rent_or_call import NodeAutoscaler
+from headgate.planning.pools.targets import choose_faas_target
 
 MS = 1_000_000
 S = SECOND_NS

@@ -8,7 +8,7 @@ import pytest
 
 from headgate.config import from_spec
 from headgate.core.model import App
-from headgate.planning.node_room import is_scarce, replicas_of, resident_holdings, room_of
+from headgate.planning.pools.node_room import is_scarce, replicas_of, resident_holdings, room_of
 
 
 def app_of(functions: dict[str, Any], **pool: Any) -> App:

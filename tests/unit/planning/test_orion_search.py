@@ -7,10 +7,10 @@ from random import Random
 import pytest
 
 from headgate.core.errors import ConfigError
-from headgate.planning.esg_search import brute_force
 from headgate.planning.frontier.configs import StageConfig
 from headgate.planning.frontier.graph import StageGraph
-from headgate.planning.orion_search import OrionSearch
+from headgate.planning.rivals.esg_search import brute_force
+from headgate.planning.rivals.orion_search import OrionSearch
 
 CHAIN = StageGraph([[], [0], [1]])
 DIAMOND = StageGraph([[], [0], [0], [1, 2]])

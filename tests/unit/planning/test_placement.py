@@ -5,7 +5,7 @@ from __future__ import annotations
 from planning_rig import MS, PlanningRig, make_app
 
 from headgate.core.model import Pool, Profile
-from headgate.planning.placement import has_room
+from headgate.planning.dispatch.placement import has_room
 
 GB = 1 << 30
 COLD = Profile((10 * MS,), cold_start_ns=50 * MS, memory_bytes=GB)
@@ -146,3 +146,19 @@ def test_a_start_in_advance_leaves_a_node_free_and_needs_a_load() -> None:
     assert rig.placement.prestart_node(build, is_awaited=False) is rig.view.nodes[1]
     rig.start(0, rig.view.nodes[1])
     assert rig.placement.prestart_node(build, is_awaited=False) is None
+
+
+def test_what_is_refused_is_started_on_as_many_nodes_as_its_load_wants() -> None:
+    """The first node is starting it: nothing can be admitted, so no task waits for a second."""
+    rig = make_rig()
+    build = rig.build()
+    rig.start(0, rig.view.nodes[0], is_ready=False)
+    assert rig.placement.missing_node(build) is None
+    for _ in range(1_000):
+        rig.now_ns += 10 * MS
+        rig.view.now_ns = rig.now_ns
+        rig.builds.observe_load(build, 10.0 * MS)
+    node = rig.placement.missing_node(build)
+    assert node is rig.view.nodes[1]
+    rig.start(0, node, is_ready=False)
+    assert rig.placement.missing_node(build) is None  # one stays free

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.core.clock import SECOND_NS
-from headgate.planning.rent_or_call import RentalLadder
+from headgate.planning.autoscaling.rent_or_call import RentalLadder
 
 S = SECOND_NS
 

@@ -10,7 +10,7 @@ from headgate.core.records import Instance, Node
 from headgate.core.states import InstanceState, NodeState, Residency
 from headgate.core.view import View
 from headgate.planning.frontier.configs import StageConfig
-from headgate.planning.replicas import Replica, Reservations, rated
+from headgate.planning.rivals.replicas import Replica, Reservations, rated
 
 MS = MILLISECOND_NS
 

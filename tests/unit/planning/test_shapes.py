@@ -10,9 +10,9 @@ from planning_rig import MS, PlanningRig, make_app
 
 from headgate.core.model import App, Pool, Profile, Shape, ShapeTimes
 from headgate.core.records import Task
-from headgate.planning.build import Build
+from headgate.planning.dispatch.shapes import ShapeChooser
 from headgate.planning.frontier.candidates import planned_shapes
-from headgate.planning.shapes import ShapeChooser
+from headgate.planning.pools.build import Build
 
 # One seventh of a GPU: 40 ms for one item, 10 ms more for each other one. Five: a quarter of that.
 SMALL, LARGE = Shape(1_000, 1), Shape(1_000, 5)
@@ -52,7 +52,7 @@ class ShapesRig:
         pipelines = [CHAIN] if stages == 2 else None
         made = make_app(profiles, pool, latency_ms=latency_ms, pipelines=pipelines)
         self.rig = PlanningRig(shaped(made, pool))
-        self.shapes = ShapeChooser(self.rig.view, self.rig.builds)
+        self.shapes = ShapeChooser(self.rig.view, self.rig.builds, self.rig.admission.budgets)
         self.latency_ms = latency_ms
 
     @property
@@ -103,9 +103,9 @@ def test_only_what_a_node_has_room_for() -> None:
     assert rig.shapes.choose(rig.build, task, 1, 30 * MS, 0.0, node) is not None
     node.gpu_sevenths_used = 3
     assert rig.shapes.choose(rig.build, task, 1, 30 * MS, 0.0, node) is None
-    assert rig.shapes.fastest(rig.build, 1, node) == 0
+    assert rig.shapes.fastest(rig.build, task, node) == 0
     node.gpu_sevenths_used = 7
-    assert rig.shapes.fastest(rig.build, 1, node) is None
+    assert rig.shapes.fastest(rig.build, task, node) is None
 
 
 def hold_ms(rig: ShapesRig, *, every_ms: float, left_ms: float, waiting: int = 1) -> float:

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from headgate.planning.shares import ClassLoad, PoolShares
+from headgate.planning.admission.shares import ClassLoad, PoolShares
 
 S = 1_000_000_000
 
@@ -150,3 +150,14 @@ def test_offered_load_is_work_over_time() -> None:
         load.observe(at_ns, 0.25 * S)
     assert load.offered(100 * S) == pytest.approx(2.5, rel=0.02)
     assert load.offered(300 * S) < 0.01
+
+
+def test_the_usual_load_is_that_of_quiet_times() -> None:
+    """1.2 of two lanes for a while, then 6: what is usual stays."""
+    shares, now_ns = PoolShares(), 0
+    for work_s, arrivals in ((0.12, 2_000), (0.6, 300)):
+        for _ in range(arrivals):
+            now_ns += S // 10
+            shares.observe(now_ns, (0, 0), S, S, 1.0, work_s * S, 2, S)
+        assert shares.is_contended is (work_s > 0.2)
+        assert shares.usual_lanes == pytest.approx(1.2, rel=0.3)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from headgate.config.prices import read_prices
 from headgate.core.model import MIB, FaasOffering, InstanceType
+from headgate.planning.capacity.latency_model import Characterisation, Point
 from headgate.planning.capacity.sizing import (
     cheapest_size,
     faas_sizes,
@@ -18,7 +19,6 @@ from headgate.planning.capacity.sizing import (
     knee_size,
     largest_concurrency,
 )
-from headgate.planning.latency_model import Characterisation, Point
 
 PAPER = Characterisation.surrogate()
 

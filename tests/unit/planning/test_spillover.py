@@ -9,9 +9,9 @@ import pytest
 from planning_rig import CLOUD, MS, NODES, PlanningRig, make_app
 
 from headgate.core.events import BatchFinished, BatchLost
-from headgate.core.model import Pool, Profile
+from headgate.core.model import App, Function, Pipeline, Pool, Profile, Slo, Stage, Variant
 from headgate.core.records import Task
-from headgate.planning.warm_pool import WarmPoolEstimate
+from headgate.planning.pools.warm_pool import WarmPoolEstimate
 
 PROFILE = Profile((10 * MS, 12 * MS), cold_start_ns=40 * MS)
 
@@ -150,3 +150,32 @@ def test_where_a_call_ran_an_instance_is_warm(*, has_run: bool) -> None:
     rig.spillover.on_call_ended(build, batch)
     assert instances_of(rig).busy == 0
     assert instances_of(rig).size(rig.now_ns) == has_run
+
+
+def test_a_function_with_nodes_leaves_the_platform_to_one_without() -> None:
+    """Both want three warm instances of a platform that runs five calls, starts included."""
+    both = Variant(0, "both", 0, (0, 1), PROFILE)
+    only = Variant(1, "only", 1, (1,), PROFILE)
+    functions = Function(0, "both", (both,)), Function(1, "only", (only,))
+    pipelines = [Pipeline(f.id, f.name, (Stage(f),), Slo(100 * MS)) for f in functions]
+    rig = PlanningRig(App(functions, tuple(pipelines), (NODES, CLOUD)))
+    counts: list[int] = []
+    for build in (rig.faas(0), rig.faas(1)):
+        assert build.warm_pool is not None
+        build.warm_pool.observe_demand(0, 2.4)
+    for build in (rig.faas(0), rig.faas(1)):
+        resize = rig.spillover.resize(build)
+        assert resize is not None
+        counts.append(resize.count)
+    assert counts == [2, 3]
+
+
+def test_instances_that_are_starting_take_concurrency_of_the_platform() -> None:
+    rig = make_rig(warm=1)
+    build = rig.faas()
+    assert rig.spillover.may_call(build, make_task(rig))
+    instances_of(rig).set_desired(0, 6)
+    assert not rig.spillover.may_call(build, make_task(rig))
+    assert rig.spillover.retry_at_ns(build) == 40 * MS
+    rig.now_ns = 40 * MS
+    assert rig.spillover.may_call(build, make_task(rig))

@@ -21,9 +21,9 @@ from headgate.core.model import (
     Tier,
     Variant,
 )
-from headgate.planning.concurrency import ThresholdLimits
-from headgate.planning.rent_or_call import newsvendor_nodes, nodes_for
-from headgate.planning.targets import Targets
+from headgate.planning.autoscaling.rent_or_call import newsvendor_nodes, nodes_for
+from headgate.planning.pools.concurrency import ThresholdLimits
+from headgate.planning.pools.targets import Targets
 
 HOUR_S = 3_600
 

@@ -9,7 +9,7 @@ import pytest
 from headgate.core.model import Function, Pipeline, Profile, Stage, Variant
 from headgate.core.records import Request, Task
 from headgate.core.states import TaskState
-from headgate.planning.task_queues import EdfQueue, Heads, Key
+from headgate.planning.dispatch.task_queues import EdfQueue, Heads, Key
 
 FUNCTION = Function(0, "f", (Variant(0, "f", 0, (0,), Profile((1_000,))),))
 PIPELINE = Pipeline(0, "p", (Stage(FUNCTION),))

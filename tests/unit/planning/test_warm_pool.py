@@ -21,8 +21,8 @@ from headgate.core.model import (
     Tier,
     Variant,
 )
-from headgate.planning.targets import choose_faas_target
-from headgate.planning.warm_pool import ReadyCount, WarmPool, WarmPoolEstimate, burst_of
+from headgate.planning.pools.targets import choose_faas_target
+from headgate.planning.pools.warm_pool import ReadyCount, WarmPool, WarmPoolEstimate, burst_of
 
 START_NS = 100
 KEEP_ALIVE_NS = 1_000

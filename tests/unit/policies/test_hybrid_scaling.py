@@ -106,6 +106,43 @@ def test_autoscale_sends_nothing_to_functions() -> None:
     assert HybridRig("autoscale", warm=1).ask(20) == [0] * 8
 
 
+def test_autoscale_concurrency_follows_the_requests_in_the_system() -> None:
+    """Five of eight slots are wanted busy: 12 requests for a minute need 12 / (0.625 x 8) = 3."""
+    rig = HybridRig("autoscale_concurrency", warm=2, target=0.625)
+    rig.ask(12)
+    rig.wait(58 * S)
+    assert rig.instances == 3
+    while rig.out:
+        rig.finish()
+    rig.wait(58 * S)
+    assert rig.instances == 1
+    rig.wait(4 * S)  # nothing has been in the system for a minute
+    assert rig.instances == 0
+    assert len(rig.ask(1)) == 1
+
+
+def test_autoscale_concurrency_panics_and_removes_nothing_for_a_minute() -> None:
+    """Sixteen requests for six seconds: the last six ask for 16 / 4 = 4 nodes, and one is ready."""
+    rig = HybridRig("autoscale_concurrency", warm=1, target=0.5)
+    rig.load(seconds=60, rate_per_s=0.5)
+    rig.ask(16)
+    rig.wait(6 * S)
+    assert rig.instances == 4
+    while rig.out:
+        rig.finish()
+    rig.wait(50 * S)
+    assert rig.instances == 4
+    rig.wait(30 * S)
+    assert rig.instances < 4
+
+
+def test_autoscale_concurrency_forgets_what_is_over() -> None:
+    rig = HybridRig("autoscale_concurrency", warm=1, target=0.5)
+    rig.load(seconds=120, rate_per_s=5)
+    assert rig.instances == 1  # answered at once: nothing is ever in the system for long
+    assert rig.ask(20) == [0] * 8
+
+
 def test_spock_spills_until_the_node_has_booted() -> None:
     rig = HybridRig("spock", warm=1, plan_every_ns=10 * S, window_ns=10 * S)
     rig.load(seconds=21, rate_per_s=3)

@@ -8,7 +8,7 @@ import pytest
 from replica_rig import ReplicaRig, make_function
 from stage_rig import MS
 
-from headgate.planning.replicas import RatedConfig
+from headgate.planning.rivals.replicas import RatedConfig
 from headgate.policies.infless import Infless
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headgate.core.errors import ConfigError
-from headgate.planning.latency_model import Characterisation, ColdStart, Point
+from headgate.planning.capacity.latency_model import Characterisation, ColdStart, Point
 from headgate.profiling.probed_function import fetch
 from headgate.profiling.profiler import this_machine, usable_cores
 from headgate.profiling.report import Objective, curves, profile_figure, summarise

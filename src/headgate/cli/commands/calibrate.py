@@ -14,10 +14,11 @@ from headgate.cli.app_loading import write_app
 from headgate.cli.options import OutputPath, check_not_read, json_option, writing
 from headgate.cli.output import Progress, show, show_json
 from headgate.config import AppConfig, from_spec
+from headgate.config.build import variant_spec
 from headgate.core.errors import ConfigError
 from headgate.core.event_log import LogHeader, read_log
 from headgate.core.states import OUTCOME_NAMES
-from headgate.core.units import parse_duration
+from headgate.core.units import format_duration, parse_duration
 from headgate.metrics.from_log import (
     CalibrationResult,
     LoggedColumns,
@@ -29,9 +30,9 @@ from headgate.metrics.summary import count_outcomes
 from headgate.metrics.table import rows_table
 
 
-def client_overhead_ns(text: str) -> int:
-    """Parse a duration, such as `0.5ms`."""
-    return parse_duration(text, where="--client-overhead")
+def client_overheads_ns(text: str) -> tuple[int, ...]:
+    """Parse durations, such as `0.5ms,2ms`."""
+    return tuple(parse_duration(each, where="--client-overhead") for each in text.split(","))
 
 
 @click.command("calibrate")
@@ -41,22 +42,27 @@ def client_overhead_ns(text: str) -> int:
 )
 @click.option("--trace", type=OutputPath(), metavar="FILE", help="Write the arrivals (CSV).")
 @click.option(
-    "overhead_ns",
+    "overheads_ns",
     "--client-overhead",
-    type=client_overhead_ns,
+    type=client_overheads_ns,
     default="0ms",
-    metavar="TIME",
+    metavar="TIME,...",
     help="Time of a request that no log can see, such as 0.5ms: the latency that a client"
-    " measures, less the total in Server-Timing. Default: 0ms.",
+    " measures, less the total in Server-Timing. Several are equally likely. Default: 0ms.",
 )
 @json_option
 def command(
-    log: Path, out: Path | None, trace: Path | None, overhead_ns: int, as_json: bool
+    log: Path,
+    out: Path | None,
+    trace: Path | None,
+    overheads_ns: tuple[int, ...],
+    as_json: bool,
 ) -> None:
     """Measure service times in LOG, and write an application that simulates it.
 
-    Service times relative to their profile become the ground truth of the simulation, and the
-    requests its workload. Then simulate what another policy, or one more node, would have done.
+    Service times relative to their profile become the ground truth of the simulation, the times
+    of starts its cold starts, and the requests its workload. Then simulate what another policy, or
+    one more node, would have done.
 
     \b
     headgate calibrate run.log --out day.yaml --trace day.csv
@@ -70,7 +76,12 @@ def command(
         problem = "no batch completed in the log: there is nothing to calibrate with"
         raise ConfigError(problem, where=str(log))
     if out is not None:
-        spec = calibrated(header.app, results, overhead_ns)
+        spec = calibrated(header.app, results, overheads_ns)
+        for variant_id, start_ns in columns.start_ns.items():
+            # A worker has loaded its functions before it is ready, which was before the log began:
+            # a simulation must not wait for that again.
+            name = config.app.variants[variant_id].name
+            variant_spec(spec, name)["cold_start"] = format_duration(start_ns)
         # The policy of the log, which the command line may have selected.
         policy = {"name": header.policy, **header.settings}
         spec["policy"] = policy if header.settings else header.policy

@@ -40,7 +40,8 @@ _DEFAULT_POLICY: Final = "headgate"  # of a file without `policy`
 def command(app: str, traces: Path | None, as_json: bool) -> None:
     """Load APP, and print what it declares or what is wrong with it.
 
-    A latency objective below the critical path of its pipeline is wrong: nothing can meet it.
+    A latency objective below the critical path of its pipeline is wrong, and so is a cost objective
+    below its cheapest placement: nothing can meet them.
     """
     config = load_app(app)
     kind = known_policy(config.policy.name, app, "policy")

@@ -42,6 +42,7 @@ from headgate.core.model import App, FaasOffering, Function, Pipeline
 from headgate.core.units import format_duration, format_size, parse_size
 from headgate.metrics.format import format_cell, ms, percent, significant
 from headgate.metrics.table import Column, Fields, ReportTable, field_columns, format_column
+from headgate.planning.capacity.latency_model import Characterisation
 from headgate.planning.capacity.mix import (
     Ints,
     LoadProfile,
@@ -59,7 +60,6 @@ from headgate.planning.capacity.plan import (
     make_plan,
 )
 from headgate.planning.capacity.sizing import InstanceCapacity, SizeRow, knee_cores
-from headgate.planning.latency_model import Characterisation
 from headgate.profiling.profile_file import read_profile
 from headgate.workload import Arrivals, ClosedLoop
 

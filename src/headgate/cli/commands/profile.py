@@ -28,7 +28,7 @@ from headgate.core.units import parse_fraction
 from headgate.metrics.format import json_value
 from headgate.metrics.report.style import new_figure, save_png
 from headgate.metrics.table import rows_table
-from headgate.planning.latency_model import Characterisation, Point
+from headgate.planning.capacity.latency_model import Characterisation, Point
 from headgate.profiling.probe_client import ProbeTask
 from headgate.profiling.profile_file import read_tables, to_profile_json
 from headgate.profiling.profiler import (

@@ -56,7 +56,7 @@ from headgate.core.model import App
 from headgate.core.request_trace import request_trace
 from headgate.core.rng import stream
 from headgate.core.scheduler.scheduler import Scheduler
-from headgate.core.states import OUTCOME_NAMES
+from headgate.core.states import OUTCOME_NAMES, Settlement
 
 
 @click.command("replay")
@@ -229,7 +229,8 @@ class EventFormatter:
             case RequestArrived():
                 pipeline = _name(self._pipelines, event.pipeline)
                 client = _name(self._clients, event.client)
-                return f"request {event.request_id} arrived: {pipeline}, from {client}"
+                most = f", for at most ${event.cost_usd:.6g}" if event.cost_usd else ""
+                return f"request {event.request_id} arrived: {pipeline}, from {client}{most}"
             case BatchFinished():
                 return f"batch {event.batch_id} finished"
             case BatchFailed():
@@ -280,7 +281,8 @@ class EventFormatter:
                 settlement = action.settlement
                 reason = f": {settlement.reason}" if settlement.reason else ""
                 outcome = _name(OUTCOME_NAMES, settlement.outcome)
-                return f"settle request {action.request_id}, {outcome}{reason}"
+                why = _explanation(settlement)
+                return f"settle request {action.request_id}, {outcome}{reason}{why}"
             case ReportFault():
                 return f"fault of the policy in {action.hook}: {action.error}"
             case ReportWouldReject():
@@ -303,3 +305,31 @@ def _fallback(message: Event | Action) -> str:
     """Describe an event or action that is too rare to have a sentence of its own."""
     name, *fields = to_wire(message)
     return f"{name} {', '.join(map(str, fields))}"
+
+
+def _explanation(settlement: Settlement) -> str:
+    """What a refusal told its client, as the rest of a line.
+
+    >>> _explanation(Settlement(2, predicted_ns=5_000_000, margin_ns=1_000_000, retry_ns=2_000_000))
+    ' (predicted 5.0 ms, with a margin of 1.0 ms; retry after 2.0 ms)'
+    """
+    parts = []
+    if settlement.predicted_ns:
+        margin = _ms(settlement.margin_ns)
+        with_margin = f", with a margin of {margin}" if settlement.margin_ns else ""
+        parts.append(f"predicted {_ms(settlement.predicted_ns)}{with_margin}")
+    if settlement.predicted_usd:
+        parts.append(f"${settlement.predicted_usd:.6g}")
+    if settlement.short_of:
+        parts.append(f"short of {settlement.short_of}")
+    if settlement.accepted_ns:
+        parts.append(f"{_ms(settlement.accepted_ns)} would have been accepted")
+    if settlement.accepted_usd:
+        parts.append(f"${settlement.accepted_usd:.6g} would have been accepted")
+    if settlement.retry_ns:
+        parts.append(f"retry after {_ms(settlement.retry_ns)}")
+    return f" ({'; '.join(parts)})" if parts else ""
+
+
+def _ms(duration_ns: int) -> str:
+    return f"{duration_ns / MILLISECOND_NS:,.1f} ms"

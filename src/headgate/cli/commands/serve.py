@@ -13,7 +13,12 @@ from typing import Any
 
 import click
 
-from headgate.cli.app_loading import load_app, select_policy, warn_of_unreachable_objectives
+from headgate.cli.app_loading import (
+    load_app,
+    select_policy,
+    shared_by_gateways,
+    warn_of_unreachable_objectives,
+)
 from headgate.cli.options import admission_option
 from headgate.config import AppConfig, ServeSpec, from_spec
 from headgate.config.reference import SchemaKey, keys_of
@@ -25,6 +30,7 @@ from headgate.live.pools.registry import check_providers
 from headgate.live.supervisor import Supervisor
 from headgate.live.telemetry import logs
 from headgate.live.telemetry.logs import reopen_standard_fds
+from headgate.policies import find_policy, policy_names
 
 
 def _parser(setting: SchemaKey, option: str) -> Callable[[str], object]:
@@ -110,14 +116,15 @@ def command(
     if log is not None and (log.is_dir() or not log.parent.is_dir()):
         raise ConfigError("cannot be written", where=str(log), key="--log")
     with ExitStack() as sockets:
-        listener = sockets.enter_context(_bind(serve.host, serve.port))
-        listener.listen(BACKLOG)
+        given["gateways"] = serve.gateways  # as the ports: for as long as the server runs
+        if serve.gateways == 1:
+            listener = sockets.enter_context(_bind(serve.host, serve.port))
+            listener.listen(BACKLOG)
+        else:  # each gateway has a socket of its own
+            listener = sockets.enter_context(_reserve(serve.host, serve.port))
         given["port"] = listener.getsockname()[1]
-        if serve.grpc_port is not None:
-            # gRPC opens a socket of its own; this one only reserves the port. The first bind is
-            # exclusive, because a shared one would not notice that the port is in use.
-            _bind(serve.host, serve.grpc_port).close()
-            reserved = sockets.enter_context(_bind(serve.host, serve.grpc_port, is_shared=True))
+        if serve.grpc_port is not None:  # gRPC opens a socket of its own
+            reserved = sockets.enter_context(_reserve(serve.host, serve.grpc_port))
             given["grpc_port"] = reserved.getsockname()[1]
         supervisor = Supervisor(
             prepare,
@@ -158,8 +165,27 @@ def _deployment(
     _check_served(changed, app)
     select_policy(changed, app, None, {})
     check_providers(changed, app)
-    nodes = assign_cores(changed.app, sorted(os.sched_getaffinity(0)), app, changed.providers)
+    if changed.serve.gateways > 1:
+        changed = from_spec(_shared_by_gateways(changed, app), app)
+    cores, gateways = sorted(os.sched_getaffinity(0)), changed.serve.gateways
+    nodes = assign_cores(changed.app, cores, app, changed.providers, gateways)
     return Deployment(changed.spec, str(_base(app)), nodes)
+
+
+def _shared_by_gateways(config: AppConfig, where: str) -> dict[str, Any]:
+    """Return the application as each of several gateways serves it. Raises `ConfigError`."""
+    gateways, capabilities = config.serve.gateways, find_policy(config.policy.name).capabilities
+    if not (capabilities.multi_gateway or capabilities.shares_nodes):
+        kinds = {name: find_policy(name).capabilities for name in policy_names()}
+        able = [name for name, kind in kinds.items() if kind.multi_gateway or kind.shares_nodes]
+        raise ConfigError(
+            f"cannot be run by {gateways} gateways",
+            where=where,
+            key="policy",
+            value=config.policy.name,
+            allowed=f"{', '.join(able)}; or `gateways: 1`",
+        )
+    return shared_by_gateways(config, capabilities, gateways)
 
 
 def _load(app: str) -> AppConfig:
@@ -214,6 +240,17 @@ def _bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"cannot listen: {reason}", where=f"{host}:{port}") from None
     return listener
+
+
+def _reserve(host: str, port: int) -> socket.socket:
+    """Return a socket that reserves a port for the sockets of gateways; nobody listens on it.
+
+    The first bind is exclusive, because a shared one would not notice that the port is in use.
+    """
+    exclusive = _bind(host, port)
+    port = exclusive.getsockname()[1]
+    exclusive.close()
+    return _bind(host, port, is_shared=True)
 
 
 def _print_banner(message: bytes) -> None:

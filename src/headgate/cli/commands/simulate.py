@@ -8,7 +8,13 @@ from typing import Final
 import click
 from rich.text import Text
 
-from headgate.cli.app_loading import load_for_simulation, select_policy, with_admission
+from headgate.cli.app_loading import (
+    SelectedPolicy,
+    load_for_simulation,
+    select_policy,
+    shared_by_gateways,
+    with_admission,
+)
 from headgate.cli.options import (
     OutputPath,
     WorkloadOptions,
@@ -28,9 +34,12 @@ from headgate.cli.options import (
 from headgate.cli.output import SummaryView, show, show_assumed, show_json
 from headgate.cli.simulation import SimulatedRun, logging_to, run
 from headgate.cli.workload import choose_workload, trace_files
+from headgate.config import from_spec
+from headgate.core.errors import ConfigError
 from headgate.metrics.columns import RunColumns
 from headgate.metrics.report import write_report
 from headgate.metrics.table import group_table, resource_table
+from headgate.policies import find_policy, policy_names
 
 _RESOURCES_MAX: Final = 16  # longer tables are in the JSON and in the report only
 
@@ -51,6 +60,13 @@ _RESOURCES_MAX: Final = 16  # longer tables are in the JSON and in the report on
     metavar="FILE",
     help="File for the event log, for headgate replay; a .gz file is compressed.",
 )
+@click.option(
+    "--gateways",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="Gateways that share the load and the pools. The log is that of the first one.",
+)
 @click.option("--validate", is_flag=True, help="Check the whole state after every event. Slow.")
 def command(
     app: str,
@@ -63,6 +79,7 @@ def command(
     as_json: bool,
     report: Path | None,
     log: Path | None,
+    gateways: int,
     validate: bool,
 ) -> None:
     """Simulate APP under a policy and print the results.
@@ -75,15 +92,22 @@ def command(
     config, assumed = load_for_simulation(app, assumed_ns)
     config = with_admission(config, app, admission)
     selected = select_policy(config, app, policy, dict(settings))
+    check_gateways(selected, gateways)
+    platforms = config.app
+    if gateways > 1:
+        shared = shared_by_gateways(config, selected.kind.capabilities, gateways)
+        config = from_spec(shared, app)
     workload = choose_workload(config, app, workload_options, seed)
     check_not_read(log, "--log", [Path(app), *trace_files(config, workload_options)])
     make_directory(report, "--report")
-    with logging_to(log, config, selected, seed) as observer:
+    with logging_to(log, config, selected, seed, gateways) as observer:
         result, columns = run(
             config,
             selected,
             workload,
             seed=seed,
+            gateways=gateways,
+            platforms=platforms,
             validate=validate,
             records_spans=report is not None,
             observer=observer,
@@ -97,6 +121,17 @@ def command(
         _show(app, result)
         show_assumed(assumed)
         _show_files(report, log, None if observer is None else observer.events)
+
+
+def check_gateways(policy: SelectedPolicy, gateways: int) -> None:
+    """Raise `ConfigError` if a policy cannot share its pools with other gateways."""
+    capabilities = policy.kind.capabilities
+    if gateways > 1 and not (capabilities.multi_gateway or capabilities.shares_nodes):
+        kinds = [(name, find_policy(name).capabilities) for name in policy_names()]
+        able = [name for name, can in kinds if can.multi_gateway or can.shares_nodes]
+        problem = f"policy {policy.name} does not support several gateways"
+        allowed = f"1, or one of the policies {', '.join(able)}"
+        raise ConfigError(problem, key="--gateways", value=gateways, allowed=allowed)
 
 
 def _write(

@@ -49,7 +49,8 @@ class Quarantine:
     under the rules for anything that may have run (its function is idempotent, attempts are left,
     its deadline has not passed), but in a batch of its own, and no more than one suspect of each
     function at a time. So a request kills at most two workers, and the other requests that ran
-    beside it are answered.
+    beside it are answered. On a node that may hold batches of several gateways, no task counts as
+    alone at first.
     """
 
     def __init__(
@@ -84,6 +85,8 @@ class Quarantine:
         in_flight = self._view.batches
         others = [b.id for b in in_flight.values() if b.node is batch.node and self.was_running(b)]
         had_neighbours = bool(others) or batch.id in self._had_neighbours
+        if self._view.gateways > 1 and (batch.pool.slots > 1 or batch.pool.queue_max > 0):
+            had_neighbours = True  # a batch of another gateway may have run beside it or before it
         self._had_neighbours = {id for id in self._had_neighbours if id in in_flight}
         self._had_neighbours.update(others)
         return len(batch.tasks) == 1 and not had_neighbours
@@ -126,7 +129,7 @@ class Quarantine:
             return
         self._view.suspects[task.function.id] = task
         task.state = TaskState.READY
-        self._hooks.task_returned(task)
+        self._hooks.task_returned(task, None)
 
 
 @final
@@ -181,16 +184,22 @@ class BatchHandlers:
         if batch is None:
             return
         self._state.end_batch(batch, BatchState.REFUSED)
-        self._back_off(batch, event.reason)
+        is_busy = event.reason == Refusal.BUSY and batch.node is not None
+        backs_off = not is_busy or self._hooks.backs_off(batch)
+        if backs_off:
+            self._back_off(batch, event.reason)
         reason = f"{Failure.REFUSED}, last reason: {REFUSAL_NAMES[event.reason]}"
         for task in batch.tasks:
             task.attempts_made -= 1
-            task.refusals += 1
+            if backs_off:
+                task.refusals += 1
+            else:
+                task.busy_refusals += 1
             may_retry = task.refusals < self._limits.refusals_max
             if event.reason == Refusal.TOO_LARGE:
                 self._retry_elsewhere(task, batch, may_retry)
             else:
-                self._retry_or_fail(task, may_retry, reason)
+                self._retry_or_fail(task, may_retry, reason, event.reason)
         self._notify_policy(batch)
 
     def failed(self, now_ns: int, event: BatchFailed) -> None:
@@ -294,7 +303,7 @@ class BatchHandlers:
             share = platform.payload_bytes_max // len(batch.tasks) + 1
             task.payload_bytes = max(task.payload_bytes, share)
         fits = self._view.fits_somewhere(task)
-        self._retry_or_fail(task, may_retry and fits, Failure.TOO_LARGE)
+        self._retry_or_fail(task, may_retry and fits, Failure.TOO_LARGE, Refusal.TOO_LARGE)
 
     def _may_repeat(self, task: Task) -> bool:
         return (
@@ -303,7 +312,9 @@ class BatchHandlers:
             and self._view.now_ns < task.request.deadline_ns
         )
 
-    def _retry_or_fail(self, task: Task, may_retry: bool, reason: str) -> None:
+    def _retry_or_fail(
+        self, task: Task, may_retry: bool, reason: str, refusal: int | None = None
+    ) -> None:
         """Retry or fail a running task after an attempt without a result.
 
         Nothing happens if a competing copy is still in flight, or if the task was dropped.
@@ -329,4 +340,4 @@ class BatchHandlers:
             self._quarantine.hold(task)
             return
         task.state = TaskState.READY
-        self._hooks.task_returned(task)
+        self._hooks.task_returned(task, refusal)

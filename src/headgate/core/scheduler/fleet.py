@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Final, final
 
+from headgate.core.backend import NEVER_TRIED, NO_ROOM, STARTED_ALREADY
+from headgate.core.clock import NEVER_NS
 from headgate.core.errors import DriverError
 from headgate.core.events import (
+    GatewaysChanged,
     InstanceAppeared,
     InstanceStarted,
     InstanceStopped,
+    InstanceUseChanged,
     LoadFailed,
     NodeJoined,
     NodeLost,
@@ -45,8 +49,9 @@ class LoadFailures:
     A function that has no instance and none of whose variants may be started is *unloadable*: new
     requests that need it are rejected and open ones fail, instead of waiting in vain.
 
-    FaaS pools are not concerned, and neither are pools whose nodes a Broker grants to several
-    Schedulers: there a start may also fail because other Schedulers hold all nodes.
+    FaaS pools are not concerned. Where a Broker grants nodes, a start that never got one says
+    nothing about its variant (`NEVER_TRIED`), and a probe is the first instance of its function,
+    whichever Scheduler orders it.
     """
 
     def __init__(
@@ -93,13 +98,16 @@ class LoadFailures:
         """Record a failed start if an instance is gone that was starting on a node that is up.
 
         A probe has failed even if its node went down with it: the probe may have been the cause.
+        A start for which another Scheduler has left no memory says nothing about its variant.
         """
         node = instance.node
-        if not was_starting or node is None:
+        if not was_starting or reason in NEVER_TRIED:
             return
         failure = self._view.load_failures.get(instance.variant.id)
         is_probe = failure is not None and failure.probe_id == instance.id
-        if is_probe or node.state == NodeState.UP:
+        if node is None:  # the Broker has not told which one it was
+            self._record(instance.variant, None, reason, is_probe=is_probe)
+        elif is_probe or node.state == NodeState.UP:
             self._record(instance.variant, node.id, reason, is_probe=is_probe)
 
     def started(self, variant: Variant) -> None:
@@ -108,9 +116,9 @@ class LoadFailures:
             self._state.cancel_timer((PROBE, variant.id))
             self._view.unloadable.discard(variant.function_id)
 
-    def _record(self, variant: Variant, node_id: int, reason: str, *, is_probe: bool) -> None:
-        if not self._picks_nodes:
-            return
+    def _record(
+        self, variant: Variant, node_id: int | None, reason: str, *, is_probe: bool
+    ) -> None:
         failure = self._view.load_failures.get(variant.id)
         if failure is None:
             failure = self._view.load_failures[variant.id] = LoadFailure(reason, node_id)
@@ -136,6 +144,9 @@ class LoadFailures:
         view = self._view
         variant = view.app.variants[variant_id]
         failure = view.load_failures[variant_id]
+        if not self._picks_nodes:
+            self._probe_anywhere(variant, failure)
+            return
         places = [
             node
             for node in view.nodes.values()
@@ -151,6 +162,14 @@ class LoadFailures:
             self.started(variant)  # every node of its pools runs it: that proves that it loads
         else:
             self._back_off(variant, failure)
+
+    def _probe_anywhere(self, variant: Variant, failure: LoadFailure) -> None:
+        """Order the first instance of a function from a Broker: all Schedulers try it together."""
+        pools = [self._view.app.pools[pool_id] for pool_id in variant.pool_ids]
+        pool = next(pool for pool in pools if pool.faas is None)
+        failure.probe_id = self._instances.start_instance(variant, pool, None, nth=1).id
+        expected_ns = max(variant.profile.cold_start_ns, self._limits.start_backoff_ns)
+        failure.retry_at_ns = self._view.now_ns + expected_ns
 
     def _choose_node(
         self, places: list[Node], variant: Variant, failure: LoadFailure
@@ -238,7 +257,7 @@ class FleetHandlers:
         self._failures = failures
 
     def node_joined(self, now_ns: int, event: NodeJoined) -> None:
-        """Add a node that joined or came back, with no instance on it."""
+        """Add a node that joined or came back, with the instances on it."""
         view = self._view
         node = view.nodes.get(event.node_id)
         if node is not None and node.state == NodeState.UP:
@@ -247,6 +266,7 @@ class FleetHandlers:
             raise DriverError(f"node {event.node_id}: unknown pool {event.pool_id}")
         if node is not None and node.pool.id != event.pool_id:
             raise DriverError(f"node {event.node_id} has come back to another pool")
+        present = self._present_instances(event)
         view.now_ns = now_ns
         if node is None:
             pool = view.app.pools[event.pool_id]
@@ -254,8 +274,36 @@ class FleetHandlers:
             view.nodes[node.id] = node
         node.state = NodeState.UP
         self._instances.list_if_free(node)
+        adopted = [
+            self._instances.adopt_instance(instance_id, variant, node, shape_id)
+            for instance_id, variant, shape_id in present
+            if has_free_room(node, variant, shape_id)
+        ]
         self._hooks.node_joined(node)
+        for instance in adopted:
+            self._failures.started(instance.variant)
+            self._hooks.instance_started(instance)
         self._hooks.capacity(node)
+
+    def _present_instances(self, event: NodeJoined) -> list[tuple[int, Variant, int]]:
+        """The instances on a node that joins: id, variant and shape id of each.
+
+        They may be our own: a node that was lost because its connection broke has kept them.
+        """
+        view, flat, present = self._view, event.instances, []
+        if len(flat) % 3:
+            raise DriverError(f"node {event.node_id}: incomplete instances {flat}")
+        for place in range(0, len(flat), 3):
+            instance_id, variant_id, shape_id = flat[place], flat[place + 1], flat[place + 2]
+            if not self._instances.has_issued_instance(instance_id):
+                raise DriverError(f"instance {instance_id} was never started")
+            if instance_id in view.instances or not 0 <= variant_id < len(view.app.variants):
+                raise DriverError(f"instance {instance_id} cannot be on node {event.node_id}")
+            variant = view.app.variants[variant_id]
+            if not 0 <= shape_id < len(variant.shapes):
+                raise DriverError(f"instance {instance_id}: unknown shape {shape_id}")
+            present.append((instance_id, variant, shape_id))
+        return present
 
     def node_lost(self, now_ns: int, event: NodeLost) -> None:
         """Remove a node and its instances; its batches end in events of their own."""
@@ -305,20 +353,25 @@ class FleetHandlers:
             raise DriverError(f"{node.name} holds too much for {instance.variant.name}")
 
     def instance_appeared(self, now_ns: int, event: InstanceAppeared) -> None:
-        """Add an instance that another Scheduler started and this one may use too."""
+        """Add an instance that another Scheduler started and this one may use too.
+
+        It may be our own: of a node that was lost because its connection broke, and has come back.
+        """
         node = self._known_node(event.node_id)
-        if event.instance_id < 0 or self._instances.is_own_id(event.instance_id):
-            raise DriverError(f"instance {event.instance_id} has an id of this Scheduler")
+        if not self._instances.has_issued_instance(event.instance_id):
+            raise DriverError(f"instance {event.instance_id} was never started")
         if event.instance_id in self._view.instances:
             raise DriverError(f"instance {event.instance_id} appeared twice")
         if not 0 <= event.variant_id < len(self._view.app.variants):
             raise DriverError(f"instance {event.instance_id}: unknown variant {event.variant_id}")
-        self._view.now_ns = now_ns
         variant = self._view.app.variants[event.variant_id]
-        if node.state != NodeState.UP or not has_free_room(node, variant, 0):
+        if not 0 <= event.shape_id < len(variant.shapes):
+            raise DriverError(f"instance {event.instance_id}: unknown shape {event.shape_id}")
+        self._view.now_ns = now_ns
+        if node.state != NodeState.UP or not has_free_room(node, variant, event.shape_id):
             self._view.events_ignored += 1  # it crossed the loss of its node, or our own start
             return
-        instance = self._instances.adopt_instance(event.instance_id, variant, node)
+        instance = self._instances.adopt_instance(event.instance_id, variant, node, event.shape_id)
         self._failures.started(variant)
         self._hooks.instance_started(instance)
         self._hooks.capacity(node)
@@ -332,10 +385,33 @@ class FleetHandlers:
         was_starting = instance.state == InstanceState.STARTING
         self._instances.instance_gone(instance)
         self._failures.instance_gone(instance, was_starting, event.reason)
+        node = instance.node
+        if was_starting and node is not None:
+            is_unknown = instance.variant.id not in node.instances  # the one that was started
+            if event.reason == NO_ROOM or (event.reason == STARTED_ALREADY and is_unknown):
+                self._instances.back_off_from(node)  # or it would be ordered again at once
         self._hooks.instance_gone(instance)
         self._failures.review()
         if instance.node is not None:
             self._hooks.capacity(instance.node)
+
+    def use_changed(self, now_ns: int, event: InstanceUseChanged) -> None:
+        """Mark an instance as in use, or as not in use."""
+        instance = self._known_instance(event.instance_id)
+        self._view.now_ns = now_ns
+        if instance is not None:
+            instance.is_in_use = event.is_in_use
+
+    def gateways_changed(self, now_ns: int, event: GatewaysChanged) -> None:
+        """Note how many gateways there are."""
+        if event.count < 1:
+            raise DriverError(f"there are {event.count} gateways, and this is one")
+        self._view.now_ns = now_ns
+        if event.count > 1:
+            self._instances.has_peers = True
+        if event.count != self._view.gateways:
+            self._view.gateways = event.count
+            self._hooks.gateways_changed()
 
     def _known_instance(self, instance_id: int) -> Instance | None:
         """The instance that an event names; None if it is gone already."""
@@ -360,9 +436,16 @@ class FleetHandlers:
         self._hooks.capacity(instance.node)
 
     def weights_evicted(self, now_ns: int, event: WeightsEvicted) -> None:
-        """Nothing to do: the state assumed the eviction since it was ordered."""
-        self._known_instance(event.instance_id)
+        """Note the eviction if another Scheduler ordered it.
+
+        The state has assumed an eviction of our own since it was ordered.
+        """
+        instance = self._known_instance(event.instance_id)
         self._view.now_ns = now_ns
+        if instance is None or instance.node is None or instance.is_preparing:
+            return
+        if instance.residency == Residency.DEVICE:
+            self._instances.mark_on_host(instance, instance.node)
 
 
 def reconcile(view: View, orders: Orders, plan: Plan) -> None:
@@ -408,10 +491,13 @@ class _Reconciliation:
         # Orders for earlier targets may have stopped some to make room.
         present = [i for i in group if i.state not in _STOPPED]
         missing = target.count - len(present)
-        if missing > 0:
+        if missing > 0 and target.is_shared:
+            self._start_anywhere(target, len(present), group)
+        elif missing > 0:
             self._start(target, missing, group)
         elif missing < 0:
-            for instance in sorted(present, key=_stop_order)[:-missing]:
+            order = _shared_stop_order if target.is_shared else _stop_order
+            for instance in sorted(present, key=order)[:-missing]:
                 if instance.running == 0:
                     self._orders.stop(instance)
                     self._candidates.pop(target.pool_id, None)  # its node has room again
@@ -448,6 +534,15 @@ class _Reconciliation:
         if count < before:
             self._keep_candidates(target.pool_id, self._candidates_of(target.pool_id))
 
+    def _start_anywhere(self, target: Target, present: int, group: list[Instance]) -> None:
+        """Order the instances that a shared pool lacks, each by its number."""
+        view = self._view
+        variant = view.app.variants[target.variant_id]
+        pool = view.app.pools[target.pool_id]
+        if variant.id not in view.load_failures:
+            for nth in range(present + 1, target.count + 1):
+                group.append(self._orders.start_anywhere(variant, pool, target.shape_id, nth))
+
     def _candidates_of(self, pool_id: int) -> list[_Candidate]:
         if pool_id not in self._candidates:
             nodes = self._view.free_by_pool[pool_id].values()
@@ -462,6 +557,12 @@ class _Reconciliation:
 
 def _count(node: Node, variant_id: int, shape_id: int) -> int:
     return sum(1 for i in node.by_variant.get(variant_id, ()) if i.shape_id == shape_id)
+
+
+def _shared_stop_order(instance: Instance) -> tuple[int, int, int]:
+    """The same for all Schedulers, so that they stop the same ones: those without a node first."""
+    node_id = NEVER_NS if instance.node is None else instance.node.id
+    return (-node_id, 0, instance.id)
 
 
 def _stop_order(instance: Instance) -> tuple[int, int, int]:

@@ -12,7 +12,7 @@ from typing import Final, final
 
 from headgate.core.clock import MILLISECOND_NS, MINUTE_NS
 from headgate.core.policy import Policy
-from headgate.core.records import Instance, Node, Task
+from headgate.core.records import Batch, Instance, Node, Task
 from headgate.core.scheduler.requests import RequestHandlers
 from headgate.core.scheduler.state import StateWriter
 from headgate.core.states import NodeState, TaskState
@@ -33,12 +33,20 @@ class PolicyHooks:
         self._policy = policy
         self._requests = requests
 
-    def task_returned(self, task: Task) -> None:
+    def task_returned(self, task: Task, reason: int | None) -> None:
         """Call `on_task_returned`."""
         try:
-            self._policy.on_task_returned(task)
+            self._policy.on_task_returned(task, reason)
         except Exception as error:
             self._requests.fault("on_task_returned", error, task)
+
+    def backs_off(self, batch: Batch) -> bool:
+        """Call `backs_off`; a policy that raises does."""
+        try:
+            return self._policy.backs_off(batch)
+        except Exception as error:
+            self._requests.fault("backs_off", error)
+            return True
 
     def capacity(self, node: Node) -> None:
         """Call `on_capacity` if the node is up."""
@@ -88,6 +96,13 @@ class PolicyHooks:
             self._policy.on_node_lost(node)
         except Exception as error:
             self._requests.fault("on_node_lost", error)
+
+    def gateways_changed(self) -> None:
+        """Call `on_gateways_changed`."""
+        try:
+            self._policy.on_gateways_changed()
+        except Exception as error:
+            self._requests.fault("on_gateways_changed", error)
 
     def timer(self, name: str, number: int) -> None:
         """Call `on_timer`."""
@@ -148,4 +163,4 @@ class PolicyRecovery:
 
 
 def _tries(task: Task) -> int:
-    return task.attempts_made + task.refusals
+    return task.attempts_made + task.refusals + task.busy_refusals

@@ -16,6 +16,7 @@ from headgate.core.policy import Policy, overrides
 from headgate.core.records import STAGES_MAX, Batch, Request, Task
 from headgate.core.scheduler.state import StateWriter
 from headgate.core.states import (
+    DEADLINE_EXCEEDED,
     LATE,
     MET,
     REQUEST_OPEN,
@@ -31,7 +32,7 @@ from headgate.core.states import (
 from headgate.core.view import View
 
 _CANCELLED: Final = Settlement(Outcome.CANCELLED, "cancelled by the client")
-_OVERDUE: Final = Settlement(Outcome.EXPIRED, "deadline passed while waiting")
+_OVERDUE: Final = Settlement(Outcome.EXPIRED, DEADLINE_EXCEEDED)
 _POLICY_FAULT: Final = Settlement(Outcome.FAILED, Failure.POLICY_FAULT)
 
 
@@ -59,6 +60,8 @@ class RequestHandlers:
         if not 0 <= event.pipeline < len(self._pipelines) or event.items < 1:
             problem = f"unknown pipeline {event.pipeline}, or no items"
             raise DriverError(f"request {request_id}: {problem}")
+        if not event.cost_usd >= 0.0:
+            raise DriverError(f"request {request_id}: its cost objective is {event.cost_usd}")
         if not 0 <= event.client < self._clients:
             raise DriverError(f"request {request_id}: unknown client {event.client}")
         self._last_id = request_id
@@ -76,6 +79,7 @@ class RequestHandlers:
             now_ns,
             event.deadline_ns or slo.deadline_ns(now_ns),
             event.payload_bytes,
+            event.cost_usd,
         )
         view.requests[request_id] = request
         if len(view.requests) > self._open_max:

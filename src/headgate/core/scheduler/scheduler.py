@@ -41,9 +41,11 @@ from headgate.core.events import (
     BatchLost,
     BatchRefused,
     Event,
+    GatewaysChanged,
     InstanceAppeared,
     InstanceStarted,
     InstanceStopped,
+    InstanceUseChanged,
     LoadFailed,
     NodeJoined,
     NodeLost,
@@ -55,6 +57,7 @@ from headgate.core.events import (
     WeightsEvicted,
     WeightsLoaded,
 )
+from headgate.core.ids import first_id
 from headgate.core.model import App
 from headgate.core.orders import Orders
 from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind
@@ -69,7 +72,12 @@ from headgate.core.view import View
 
 @final
 class Scheduler:
-    """One per gateway. `index` and `peers` distinguish Schedulers that share pools."""
+    """One per gateway.
+
+    `index` is its own among all Schedulers that ever share its pools: its ids follow from it
+    (`ids`). `peers` is the number of gateways at the beginning, itself included; `GatewaysChanged`
+    tells of other numbers.
+    """
 
     def __init__(
         self,
@@ -84,8 +92,10 @@ class Scheduler:
     ) -> None:
         self.app = app
         self.view = View(app)
-        self._state = StateWriter(self.view, ids_start=index, ids_step=peers)
-        self._instances = InstanceWriter(self.view, self._state, ids_start=index, ids_step=peers)
+        self.view.gateways = peers
+        self._state = StateWriter(self.view, first_id(index))
+        self._instances = InstanceWriter(self.view, self._state, first_id(index))
+        self._instances.has_peers = index > 0 or peers > 1
         self._orders = Orders(self.view, self._state, self._instances)
         context = Context(self.view, self._orders, rng if rng is not None else Random(0))
         self.policy: Policy = kind.make(context, config if config is not None else kind.config())
@@ -202,6 +212,8 @@ class Scheduler:
             self._fleet.instance_stopped(now_ns, event)
         elif isinstance(event, InstanceAppeared):
             self._fleet.instance_appeared(now_ns, event)
+        elif isinstance(event, InstanceUseChanged):
+            self._fleet.use_changed(now_ns, event)
         elif isinstance(event, LoadFailed):
             self._failures.reported(now_ns, event)
         elif isinstance(event, WeightsLoaded):
@@ -212,6 +224,8 @@ class Scheduler:
             self._fleet.node_joined(now_ns, event)
         elif isinstance(event, NodeLost):
             self._fleet.node_lost(now_ns, event)
+        elif isinstance(event, GatewaysChanged):
+            self._fleet.gateways_changed(now_ns, event)
         else:
             raise DriverError(f"unknown event {type(event).__name__}")
 

@@ -2,7 +2,8 @@
 
 `StateWriter` writes requests, tasks, batches and timers, and collects the actions of the event that
 is being handled. `InstanceWriter` writes instances, weights and memory. The event handlers of the
-Scheduler, and `Orders` for the policy, first check what is legal and then call a writer. Nothing in
+Scheduler, and `Orders` for the policy, first check what is legal and then call a writer. Instances
+that other Schedulers started are written like our own, as far as their node has told. Nothing in
 this file decides and nothing in it can fail, which is why an illegal event or order leaves the
 state as it was.
 
@@ -36,6 +37,7 @@ from headgate.core.actions import (
 from headgate.core.circuit_breaker import CircuitBreaker
 from headgate.core.errors import PolicyError
 from headgate.core.events import TimerKey
+from headgate.core.ids import IDS_PER_SCHEDULER
 from headgate.core.model import App, Pool, Variant
 from headgate.core.records import Batch, Instance, Node, Request, Task
 from headgate.core.states import (
@@ -61,24 +63,21 @@ _TIMED_OUT_MAX: Final = 256  # timed-out batches remembered, the newest of them
 class StateWriter:
     """Writes the `View` and collects the actions of the event being handled."""
 
-    def __init__(self, view: View, ids_start: int, ids_step: int) -> None:
+    def __init__(self, view: View, first_id: int) -> None:
         self.view = view
         self.actions: list[Action] = []
         self.has_started = False  # the first event has arrived, so the time is known
         self.work = 0  # computation reported by the policy, in its own units
         self.needs_finish = False  # `Scheduler._finish_event` must run after each event
         self.fault: PolicyError | None = None  # the first one of the event being handled
-        # Schedulers that share a pool use interleaved ids, so that a Backend can tell which
-        # Scheduler a batch belongs to.
-        self._ids_step = ids_step
         self.timeouts = BatchTimeouts(view.app)
         self._has_timeouts = self.timeouts.is_enabled
-        self._next_id = ids_start
+        self._first_id = first_id
+        self._next_id = first_id
 
     def has_issued_batch(self, batch_id: int) -> bool:
         """Whether this Scheduler ever gave this id to a batch."""
-        is_ours = (batch_id - self._next_id) % self._ids_step == 0
-        return 0 <= batch_id < self._next_id and is_ours
+        return self._first_id <= batch_id < self._next_id
 
     def send(
         self,
@@ -94,7 +93,7 @@ class StateWriter:
         """Dispatch a batch: it takes a slot and the compute of its shape."""
         view = self.view
         batch_id = self._next_id
-        self._next_id = batch_id + self._ids_step
+        self._next_id = batch_id + 1
         batch = Batch(batch_id, variant, tasks, items, instance, node, pool, view.now_ns, shape_id)
         view.batches[batch_id] = batch
         instance_id = node_id = None
@@ -296,23 +295,26 @@ class StateWriter:
 class InstanceWriter:
     """Writes the state of nodes, instances and weights, and emits the actions that go with it."""
 
-    def __init__(self, view: View, state: StateWriter, ids_start: int, ids_step: int) -> None:
+    def __init__(self, view: View, state: StateWriter, first_id: int) -> None:
         self._view = view
         self._state = state
-        self._ids_step = ids_step
-        self._next_id = ids_start
+        self._first_id = first_id
+        self._next_id = first_id
+        # Others may have started instances. Whoever is the first and has always been alone knows
+        # of every instance that there is.
+        self.has_peers = first_id > 0
 
     def has_issued_instance(self, instance_id: int) -> bool:
-        """Whether an instance can have had this id.
+        """Whether an instance can have had this id: one of ours, or any of another Scheduler."""
+        if self.is_foreign_id(instance_id):
+            return True
+        return self._first_id <= instance_id < self._next_id
 
-        The ids of other Schedulers can be ahead of or behind the ids of this one.
-        """
-        is_issued = instance_id < self._next_id or not self.is_own_id(instance_id)
-        return instance_id >= 0 and is_issued
-
-    def is_own_id(self, instance_id: int) -> bool:
-        """Whether this id belongs to the sequence of this Scheduler."""
-        return (instance_id - self._next_id) % self._ids_step == 0
+    def is_foreign_id(self, instance_id: int) -> bool:
+        """Whether this id is in the range of another Scheduler, and there may be others."""
+        if not self.has_peers or instance_id < 0:
+            return False
+        return not self._first_id <= instance_id < self._first_id + IDS_PER_SCHEDULER
 
     def list_if_free(self, node: Node) -> None:
         """Append the node to the free nodes if it is free and not listed yet."""
@@ -320,6 +322,12 @@ class InstanceWriter:
         if is_free(view, node) and node.id not in view.free_nodes:
             view.free_nodes[node.id] = node
             view.free_by_pool[node.pool.id][node.id] = node
+
+    def back_off_from(self, node: Node) -> None:
+        """Send nothing to a node that has no room for what we took to fit."""
+        if node.state == NodeState.UP:
+            until_ns = self._view.now_ns + self._view.app.limits.start_backoff_ns
+            self._state.block_node(node, until_ns)
 
     def lose_node(self, node: Node) -> list[Instance]:
         """Mark a node as down and all of its instances as gone; return the instances."""
@@ -347,21 +355,23 @@ class InstanceWriter:
         return gone
 
     def start_instance(
-        self, variant: Variant, pool: Pool, node: Node | None, shape_id: int = 0
+        self, variant: Variant, pool: Pool, node: Node | None, shape_id: int = 0, nth: int = 0
     ) -> Instance:
         """Start a variant; on a given node it takes a slot and memory at once."""
         view = self._view
         instance = Instance(self._next_id, variant, pool, node, view.now_ns, shape_id)
-        self._next_id += self._ids_step
+        self._next_id += 1
         self._list(instance)
         node_id: int | None = None
         if node is not None:
             node_id = node.id
+            if self.has_peers:  # which may order the same: one is enough
+                nth = 1 + len(node.by_variant.get(variant.id, ()))
             self.make_room(node, variant, shape_id)
             self._attach(instance, node)
             self._begin_preparing(instance, node)
         self._state.actions.append(
-            StartInstance(instance.id, variant.id, pool.id, node_id, shape_id)
+            StartInstance(instance.id, variant.id, pool.id, node_id, shape_id, nth)
         )
         return instance
 
@@ -373,9 +383,11 @@ class InstanceWriter:
         instance.residency = Residency.DEVICE
         instance.state = InstanceState.BUSY if instance.running else InstanceState.IDLE
 
-    def adopt_instance(self, instance_id: int, variant: Variant, node: Node) -> Instance:
+    def adopt_instance(
+        self, instance_id: int, variant: Variant, node: Node, shape_id: int
+    ) -> Instance:
         """Add an instance that another Scheduler started."""
-        instance = Instance(instance_id, variant, node.pool, node, self._view.now_ns)
+        instance = Instance(instance_id, variant, node.pool, node, self._view.now_ns, shape_id)
         instance.state = InstanceState.IDLE
         instance.residency = Residency.DEVICE
         self._list(instance)
@@ -517,11 +529,7 @@ class InstanceWriter:
 
     def evict_weights(self, instance: Instance, node: Node) -> None:
         """Move an instance's weights from the device to host memory."""
-        size = instance.variant.profile.memory_bytes
-        node.memory_used_bytes -= size
-        node.host_bytes_used += size
-        self._release_compute(instance, node)
-        instance.residency = Residency.HOST
+        self.mark_on_host(instance, node)
         self._state.actions.append(EvictWeights(instance.id, node.id))
 
     def load_weights(self, instance: Instance, node: Node) -> None:
@@ -530,6 +538,14 @@ class InstanceWriter:
         self.mark_on_device(instance, node)
         self._begin_preparing(instance, node)
         self._state.actions.append(LoadWeights(instance.id, node.id))
+
+    def mark_on_host(self, instance: Instance, node: Node) -> None:
+        """Account an instance's weights to host memory instead of to the device."""
+        size = instance.variant.profile.memory_bytes
+        node.memory_used_bytes -= size
+        node.host_bytes_used += size
+        self._release_compute(instance, node)
+        instance.residency = Residency.HOST
 
     def mark_on_device(self, instance: Instance, node: Node) -> None:
         """Account an instance's weights to the device instead of to host memory."""

@@ -54,6 +54,7 @@ from headgate.core.events import (
     TimerKey,
     WeightsLoaded,
 )
+from headgate.core.ids import first_id
 from headgate.core.model import (
     UNLIMITED,
     App,
@@ -252,10 +253,10 @@ class TimedDriver:
 
     def load_weights(self, is_late: Callable[[], bool] = lambda: False) -> None:
         """Make functions resident before the first request, evenly; stop early if it gets late."""
-        id = 1  # the Scheduler's own ids are even
+        first = id = first_id(1)  # of the other one
         for round in range(self._case.functions):
             for node_id, backend in enumerate(self._backends):
-                if is_late() or id > 2 * INSTANCES_MAX:
+                if is_late() or id - first >= INSTANCES_MAX:
                     return
                 node = self.scheduler.view.nodes[node_id]
                 halves = len(self._app.pools)
@@ -271,7 +272,7 @@ class TimedDriver:
                 backend.handle(self.now_ns, start)
                 backend.handle(self.now_ns, Ended(start))
                 self._handle(InstanceAppeared(id, variant.id, node_id))
-                id += 2
+                id += 1
 
     def send_requests(self) -> None:
         """Send what keeps the fleet in the state of the case, from now on."""

@@ -7,8 +7,10 @@ frontier's way can do by its profiles. Each event log is calibrated and simulate
 prediction of the simulator stands beside the measurement. The ways take turns in several rounds,
 because machines are noisy, and means over the rounds count.
 
-Core time is that of the worker processes, as the kernel counts it. Requests that are rejected count
-as missed.
+Core time is that of the worker processes, as the kernel counts it. Beside it stands the core time
+of the gateway and the sender: on a machine with few cores they take it from the workers, which the
+simulator, whose nodes have cores of their own, knows only on average, from the service times.
+Requests that are rejected count as missed.
 
 The stages: `resize` turns bytes into numbers and halves the size, `features` convolves, and
 `classify` is wide: it reads about 75 MB of weights per batch, whatever its size, so batches pay
@@ -21,11 +23,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
+from time import process_time
 from typing import Any, Final
 
 import numpy as np
@@ -57,6 +60,7 @@ _SLO_FACTOR: Final = 4.0  # objective, as a multiple of the fastest path
 _PLAN_SHARE: Final = 0.5  # of the objective for the plan; the rest is for queueing
 _P50_ERROR_MAX: Final = 0.10
 _HIT_ERROR_MAX: Final = 0.02
+_FIGURES: Final = ("requests", "p50_ms", "p99_ms", "slo_attainment")
 _HIT_SLACK: Final = 0.02  # two runs of one way differ by as much
 
 STAGES: Final = ("resize", "features", "classify")
@@ -144,8 +148,7 @@ def served_app(profiles: Profiles, way: Way, cores: int, slo_ns: int) -> dict[st
     functions = {
         stage: {
             "model": f"{stage}.onnx",
-            "options": {"threads": choice.cores},
-            "cpus": choice.cores,
+            "cpus": choice.cores,  # and so its threads
             "exec_time": [f"{t}ns" for t in profiles[stage][choice.cores][: choice.batch]],
         }
         for stage, choice in way.items()
@@ -317,6 +320,23 @@ class ImagePipelinePlan:
 
 
 @dataclass(frozen=True, slots=True)
+class CoreSeconds:
+    """Core time by kind of process: of a whole run, or of a request."""
+
+    workers: float
+    gateway: float  # and its supervisor
+    sender: float
+
+    def since(self, before: CoreSeconds, requests: int) -> CoreSeconds:
+        """Return what was used since then, by request."""
+        return CoreSeconds(
+            (self.workers - before.workers) / max(1, requests),
+            (self.gateway - before.gateway) / max(1, requests),
+            (self.sender - before.sender) / max(1, requests),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class WayRun:
     """One way under one arrival process, live and simulated."""
 
@@ -328,7 +348,7 @@ class WayRun:
     slo_ms: float
     live: dict[str, float]
     simulated: dict[str, float]
-    core_s: float  # per response, of the workers
+    core_s: CoreSeconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +364,7 @@ class WayMean:
 
 
 def run(*, progress: Progress) -> Result:
-    """Measure. Takes about four minutes."""
+    """Measure. Takes about six minutes."""
     return report(measure(ImagePipelinePlan(), progress))
 
 
@@ -393,32 +413,43 @@ class PipelineServer:
     cores: int
     slo_ns: int
 
-    def run(self, way: Way, arrivals: Arrivals) -> tuple[dict[str, float], dict[str, float], float]:
-        """Serve requests. Returns the figures, live and simulated, and the core time of one."""
+    def run(
+        self, way: Way, arrivals: Arrivals
+    ) -> tuple[dict[str, float], dict[str, float], CoreSeconds]:
+        """Serve requests. Returns the figures, live and simulated, and the core time of one.
+
+        The core time of workers is by response, the others' by request: rejections take it, too.
+        """
         log = self.folder / "live.log"
         options = LoadOptions(model=PIPELINE, slo_ns=self.slo_ns, is_binary=True)
         app = served_app(self.profiles, way, self.cores, self.slo_ns)
         with serving(app, self.folder, log) as server:
-            before_s = worker_cpu_s(server)
+            before_s = core_seconds(server)
             result = run_open_loop(server.url, arrivals, options)
-            used_s = worker_cpu_s(server) - before_s
+            after_s = core_seconds(server)
+        used_s = after_s.since(before_s, len(result))
+        by_response_s = after_s.since(before_s, _responses(result)).workers
         return (
             _figures(summarise_load(result).run.to_json()),
-            _figures(simulate_log(self.folder, log, result)),
-            used_s / max(1, _responses(result)),
+            simulate_log(self.folder, log, result, _FIGURES),
+            replace(used_s, workers=by_response_s),
         )
 
 
-def worker_cpu_s(server: Running) -> float:
-    """Return the CPU time that the workers of a server have used so far."""
-    ticks = 0
-    for pid in descendants(server.pid):
+def core_seconds(server: Running) -> CoreSeconds:
+    """Return the CPU time that the processes of a server, and this one, have used so far."""
+    workers = others = 0
+    for pid in (server.pid, *descendants(server.pid)):
         with suppress(OSError, IndexError):
+            # The name in field 2 may contain spaces; behind it, fields 14 and 15 are times.
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks = int(fields[11]) + int(fields[12])
             if "headgate.live.worker" in Path(f"/proc/{pid}/cmdline").read_text():
-                # The name in field 2 may contain spaces; behind it, fields 14 and 15 are times.
-                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-                ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+                workers += ticks
+            else:
+                others += ticks
+    ticks_per_s = os.sysconf("SC_CLK_TCK")
+    return CoreSeconds(workers / ticks_per_s, others / ticks_per_s, process_time())
 
 
 def _arrivals(
@@ -439,7 +470,7 @@ def _mean(rounds: list[WayRun]) -> WayMean:
         rounds[0].way,
         rounds[0].arrivals,
         live["slo_attainment"],
-        fmean(run.core_s for run in rounds),
+        fmean(run.core_s.workers for run in rounds),
         abs(simulated["p50_ms"] - live["p50_ms"]) / live["p50_ms"],
         abs(simulated["slo_attainment"] - live["slo_attainment"]),
     )
@@ -450,8 +481,7 @@ def _responses(result: LoadResult) -> int:
 
 
 def _figures(summary: dict[str, object]) -> dict[str, float]:
-    names = ("requests", "p50_ms", "p99_ms", "slo_attainment")
-    return {name: float(str(summary[name])) for name in names}
+    return {name: float(str(summary[name])) for name in _FIGURES}
 
 
 def _row(run: WayRun) -> Row:
@@ -469,7 +499,9 @@ def _row(run: WayRun) -> Row:
         "p50_ms": round(run.live["p50_ms"], 2),
         "simulated_p50_ms": round(run.simulated["p50_ms"], 2),
         "p99_ms": round(run.live["p99_ms"], 1),
-        "core_ms_per_request": round(run.core_s * 1e3, 2),
+        "core_ms_per_request": round(run.core_s.workers * 1e3, 2),
+        "gateway_core_ms": round(run.core_s.gateway * 1e3, 2),
+        "sender_core_ms": round(run.core_s.sender * 1e3, 2),
     }
 
 

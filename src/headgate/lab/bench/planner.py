@@ -10,7 +10,7 @@ Four kinds of measurement, all in this process and on the same tables of candida
 - *searches*: ESG_1Q at strict, moderate and relaxed objectives, of which a random part up to a
   tenth has passed. Its time includes sorting the candidates, because the queue length changes
   which there are. *Plain* is the search without the three steps that the paper does not have
-  (`headgate.planning.esg_search`);
+  (`headgate.planning.rivals.esg_search`);
 - *policies*: all that a Scheduler does per event, in the cells of `headgate reproduce esg`.
 
 Objectives are 0.8, 1.0 and 1.2 times the time at the smallest configuration, as in the paper. In
@@ -43,12 +43,12 @@ from headgate.lab.figures import draw_lines, write_figures
 from headgate.lab.harness import PolicyCase
 from headgate.lab.stage_configs import ESG_BASE_MS, law_configs, measured_configs
 from headgate.metrics.report.style import INK, new_figure, number_log_axis, style_axes
-from headgate.planning.esg_search import ConfigPath, EsgSearch, brute_force
 from headgate.planning.frontier.configs import InfeasibleError, StageConfig
 from headgate.planning.frontier.decision import StageDecider, fits_any
 from headgate.planning.frontier.graph import StageGraph
 from headgate.planning.frontier.pipeline import PipelineFrontier
 from headgate.planning.frontier.slo_split import split_slo
+from headgate.planning.rivals.esg_search import ConfigPath, EsgSearch, brute_force
 from headgate.sim.run import Setup
 
 if TYPE_CHECKING:

@@ -225,15 +225,15 @@ def measure_pipeline(plan: PromisesPlan, progress: Progress) -> list[PipelineSte
             with serving(_pipeline_app(), folder, log) as server:
                 live = _send(server.url, rate_per_s, plan.pipeline_seconds, model="ensemble")
             run = summarise_load(live).run
-            simulated = simulate_log(folder, log, live)
+            simulated = simulate_log(folder, log, live, ("goodput_rps", "admitted_kept"))
             steps.append(
                 PipelineStep(
                     load,
                     len(live) / plan.pipeline_seconds,
                     run.goodput_rps,
                     run.admitted_kept,
-                    float(str(simulated["goodput_rps"])),
-                    float(str(simulated["admitted_kept"])),
+                    simulated["goodput_rps"],
+                    simulated["admitted_kept"],
                 )
             )
     return steps

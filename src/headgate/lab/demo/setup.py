@@ -32,7 +32,7 @@ from headgate.functions.model import OnnxModel
 from headgate.functions.tensor import TensorSpec, TensorSpecsLike, parse_specs
 from headgate.metrics.columns import Int64
 from headgate.metrics.from_log import read_columns
-from headgate.planning.latency_model import Characterisation, profile_of
+from headgate.planning.capacity.latency_model import Characterisation, profile_of
 from headgate.profiling.probe_client import ProbeTask
 from headgate.profiling.profiler import ProfilerSettings, profile, this_machine, usable_cores
 from headgate.workload import Arrivals, stepped

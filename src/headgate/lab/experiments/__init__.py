@@ -3,17 +3,19 @@
 Experiments are discovered: there is no list to edit. A module without a leading underscore is an
 experiment, named like the module with hyphens; it has `NAME`, `TITLE` and `run`. An experiment
 gives rows of numbers, and reports for every claim of the paper what was expected and what was
-measured; a claim that does not hold is a valid result.
+measured. A claim of the paper that is not so is a valid result: the module lists it in `KNOWN`,
+with the page that says why.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from inspect import signature
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Literal, Protocol, cast
 
 from headgate.core.errors import ConfigError
 from headgate.metrics.format import json_value
@@ -32,6 +34,16 @@ class Check:
     expected: Scalar
     measured: Scalar
     holds: bool
+    known: str | None = None  # the page that says why the claim is not so, if that is known
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A claim of a paper that is not so, and the page that says why. Never a goal of our own."""
+
+    claim: str
+    page: str
+    forms: tuple[Literal["quick", "long"], ...] = ("quick", "long")  # in which it is not so
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +57,29 @@ class Result:
 
     @property
     def failing(self) -> list[Check]:
-        return [check for check in self.checks if not check.holds]
+        """The checks that should hold, and do not."""
+        return [check for check in self.checks if not check.holds and check.known is None]
+
+    @property
+    def known(self) -> list[Check]:
+        """The checks that do not hold, for a reason that a page gives."""
+        return [check for check in self.checks if not check.holds and check.known is not None]
+
+    @property
+    def outdated(self) -> list[Check]:
+        """The checks that hold, although a page says why they do not."""
+        return [check for check in self.checks if check.holds and check.known is not None]
+
+    @property
+    def is_as_expected(self) -> bool:
+        """Whether every check holds, except those that are known not to, which do not."""
+        return not self.failing and not self.outdated
+
+    def mark_known(self, known: Iterable[Known], *, quick: bool) -> Result:
+        """Return this result with the page on each check that is known not to hold."""
+        pages = {each.claim: each.page for each in known if _form(quick) in each.forms}
+        checks = [replace(check, known=pages.get(check.claim)) for check in self.checks]
+        return replace(self, checks=checks)
 
     def to_json(self) -> dict[str, object]:
         """Return JSON-compatible data; NaN and infinity become null."""
@@ -57,19 +91,57 @@ class Result:
         }
 
 
+def _form(quick: bool) -> str:
+    return "quick" if quick else "long"
+
+
 def none_check(claim: str, source: str, exceptions: Sequence[str]) -> Check:
     """Return a check that there are no exceptions to a claim; those that there are, it names."""
     return Check(claim, source, "none", "; ".join(exceptions) or "none", not exceptions)
 
 
 class Experiment(Protocol):
-    """The interface of a module under `headgate.lab.experiments`."""
+    """The interface of a module under `headgate.lab.experiments`.
+
+    A module may also have `KNOWN`, a tuple of `Known` (see `known_claims`).
+    """
 
     NAME: str
     TITLE: str
 
     def run(self, *, quick: bool, out: Path | None, progress: Progress) -> Result:
-        """Run the experiment, deterministically. `quick` takes seconds; figures go to `out`."""
+        """Run the experiment, deterministically. `quick` takes seconds; figures go to `out`.
+
+        An experiment whose long form takes many minutes also takes `jobs`, a number of processes.
+        """
+
+
+def run_experiment(
+    experiment: Experiment,
+    *,
+    quick: bool,
+    out: Path | None,
+    progress: Progress,
+    jobs: int | None = None,
+) -> Result:
+    """Run an experiment, and mark the claims that are known not to hold. Raises `ConfigError`.
+
+    `jobs` None: as many processes as it has by itself.
+    """
+    options: dict[str, int] = {}
+    if jobs is not None:
+        if "jobs" not in signature(experiment.run).parameters:
+            problem = f"the number of processes of {experiment.NAME} is fixed"
+            raise ConfigError(problem, key="--jobs", value=jobs)
+        options["jobs"] = jobs
+    run = cast("Callable[..., Result]", experiment.run)
+    result = run(quick=quick, out=out, progress=progress, **options)
+    return result.mark_known(known_claims(experiment), quick=quick)
+
+
+def known_claims(experiment: Experiment) -> tuple[Known, ...]:
+    """Return the claims that an experiment declares as known not to hold."""
+    return cast("tuple[Known, ...]", getattr(experiment, "KNOWN", ()))
 
 
 def experiment_names() -> list[str]:

@@ -21,7 +21,7 @@ from headgate.core.model import (
     Tier,
     Variant,
 )
-from headgate.planning.latency_model import Characterisation
+from headgate.planning.capacity.latency_model import Characterisation
 from headgate.profiling.profile_file import bundled_profile
 
 SURROGATE: Final = "surrogate"  # for figure 2 of the paper: agrees with all statements in its text

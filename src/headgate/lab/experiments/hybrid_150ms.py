@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
-from headgate.lab.experiments import Progress, Result
-from headgate.lab.experiments.hips.spill import run_on
+from headgate.lab.experiments import Known, Progress, Result
+from headgate.lab.experiments.hips.spill import FUNCTIONS_IN_TIME, run_on
 
 NAME = "hybrid-150ms"
 TITLE = "Bursts on 8 cores with an SLA of 150 ms, without functions and with them"
+KNOWN: Final = (Known(FUNCTIONS_IN_TIME, "docs/papers/hybrid.md"),)
 
 
 def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:

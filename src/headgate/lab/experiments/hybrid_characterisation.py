@@ -33,8 +33,8 @@ from headgate.lab.experiments.hips.environment import (
 from headgate.lab.experiments.hips.figures import Trial, sizes_figure, surface_figure, trials_figure
 from headgate.lab.figures import write_figures
 from headgate.lab.harness import Case, PolicyCase, RunResult, best_setting, over_seeds, run_case
+from headgate.planning.capacity.latency_model import Characterisation
 from headgate.planning.capacity.sizing import TOLERANCE, SizeRow
-from headgate.planning.latency_model import Characterisation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

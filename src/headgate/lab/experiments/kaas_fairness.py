@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from headgate.core.clock import MILLISECOND_NS
-from headgate.lab.experiments import Check, Progress, Result, Row
+from headgate.lab.experiments import Check, Known, Progress, Result, Row
 from headgate.lab.experiments._kaas import (
     AFFINITY,
     BALANCE,
@@ -61,6 +61,16 @@ if TYPE_CHECKING:
 
 NAME = "kaas-fairness"
 TITLE = "A client with an MLFQ bucket of its own, and a client that sends copies"
+_PAGE: Final = "docs/papers/kaas.md"
+KNOWN: Final = (
+    Known("round_robin, exact times: response with copies over that without", _PAGE),
+    Known("balance, exact times: response with copies over that without", _PAGE),
+    Known("round_robin, exponential times: response with copies over that without", _PAGE),
+    Known(
+        "affinity: share of a client with 8 times the requests of each of four others, who keep 1",
+        _PAGE,
+    ),
+)
 
 _GPUS: Final = 4
 _CROWD_CLIENTS: Final = 8

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Final
 
-from headgate.lab.experiments import Check, Progress, Result, Row, none_check
+from headgate.lab.experiments import Check, Known, Progress, Result, Row, none_check
 from headgate.lab.experiments._kaas import (
     ALL_POLICIES,
     BALANCE,
@@ -55,6 +55,15 @@ if TYPE_CHECKING:
 
 NAME = "kaas-poisson"
 TITLE = "Cold starts and waits of the thesis's policies under Poisson arrivals"
+_PAGE: Final = "docs/papers/kaas.md"
+KNOWN: Final = (
+    Known("equal work: longest wait of BERT, round robin aside", _PAGE),
+    Known("equal work: BERT's wait under SRTF", _PAGE),
+    Known("equal rates: longest wait of BERT, SRTF aside", _PAGE),
+    Known("equal rates: longest wait of BERT, round robin aside", _PAGE),
+    Known("equal rates: BERT's wait under SRTF", _PAGE),
+    Known("equal rates: longest wait of BERT, round robin aside, at load 1.05", _PAGE),
+)
 
 BERT_WAIT: Final = 80.65  # thesis, figure 6.5: SRTF
 _RESNET, _BERT = 0, 1

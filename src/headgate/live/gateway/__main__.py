@@ -15,6 +15,7 @@ import uvloop
 
 from headgate.core.errors import ConfigError
 from headgate.live.deployment import read_deployment
+from headgate.live.driver import Membership
 from headgate.live.gateway.process import GatewayProcess
 from headgate.live.model_registry import LoadsFailed
 from headgate.live.supervisor import BAD_CONFIGURATION, problems_line
@@ -35,7 +36,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="headgate.live.gateway", description=__doc__)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument(
-        "--http-fd", type=int, required=True, help="file descriptor of the socket to listen on"
+        "--http-fd",
+        type=int,
+        help="file descriptor of the socket to listen on; without it, one of several gateways that "
+        "share the port",
+    )
+    parser.add_argument(
+        "--control-fd",
+        type=int,
+        required=True,
+        help="file descriptor of the connection to the supervisor",
+    )
+    parser.add_argument("--slot", type=int, default=0, help="place among the gateways")
+    parser.add_argument(
+        "--index", type=int, default=0, help="number that no other gateway has or had"
+    )
+    parser.add_argument(
+        "--gateways", type=int, default=1, help="gateways that serve once this one does"
     )
     parser.add_argument(
         "--heartbeat-fd",
@@ -59,7 +76,9 @@ def main() -> int:
     # gRPC's C core writes to stderr itself, and would block if nobody reads it.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     _limit_pauses()
-    with logs.configured(read_deployment(options.run_dir).load().serve, "gateway"):
+    serve = read_deployment(options.run_dir).load().serve
+    name = "gateway" if serve.gateways == 1 else f"gateway {options.slot}"
+    with logs.configured(serve, name):
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 return runner.run(_run(options))
@@ -86,6 +105,8 @@ async def _run(options: argparse.Namespace) -> int:
         options.http_fd,
         options.heartbeat_fd,
         options.log,
+        Membership(options.slot, options.index, options.gateways),
+        control_fd=options.control_fd,
         listens_when_ready=options.listens_when_ready,
         loads_needed=options.loads_needed,
     )

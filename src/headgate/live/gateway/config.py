@@ -64,9 +64,17 @@ class GatewayConfig(ServeSpec, frozen=True, rename=None):
 
 
 def gateway_config(app_config: AppConfig) -> GatewayConfig:
-    """Return the limits of the front ends of an application."""
+    """Return the limits of the front ends of an application.
+
+    The file gives the limits of the server. Of several gateways each has an equal part of its
+    connections and of its memory; the limits of tenants are divided by the number of gateways that
+    there are at the time (`ApiKeys.divide`).
+    """
+    settings, gateways = structs.asdict(app_config.serve), app_config.serve.gateways
+    settings["connections_max"] = max(1, settings["connections_max"] // gateways)
+    settings["memory_bytes_max"] = max(1, settings["memory_bytes_max"] // gateways)
     return GatewayConfig(
-        **structs.asdict(app_config.serve),
+        **settings,
         keys=tuple(
             ApiKey(tenant.key.removeprefix("sha256:"), client_id)
             for client_id, tenant in enumerate(app_config.tenants)

@@ -11,12 +11,12 @@ import asyncio
 import logging
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate
 from random import Random
 from time import monotonic_ns
-from typing import Final, NamedTuple, final
+from typing import Final, NamedTuple, TypeGuard, final
 
 from headgate.core.clock import SECOND_NS
 from headgate.live.call import Call, FrontEndApi, GatewayPhase
@@ -25,6 +25,7 @@ from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.tenants import ApiKeys, Budget
 from headgate.live.telemetry.metrics import Responses
 
+CollectMetrics = Callable[[str], Coroutine[object, object, tuple[bytes, str]]]
 TARGET_BYTES_MAX: Final = 1_000  # logged of a request's target
 
 _LOG: Final = logging.getLogger("headgate.access")
@@ -52,6 +53,9 @@ class GatewayContext:
         self.api = api
         self.config = config
         self.render_metrics = render_metrics
+        # Where there are several gateways: likewise, but of all of them, and it takes a while.
+        self.collect_metrics: CollectMetrics | None = None
+        self.deferred: set[asyncio.Future[object]] = set()  # what responses wait for
         self.responses = responses or Responses()
         self.access_log: AccessLog | None = None
         self.keys = ApiKeys(config)
@@ -98,7 +102,7 @@ class GatewayContext:
 
     def request_id(self, given: bytes | None) -> bytes:
         """The id of a request: the client's `X-Request-Id` if it is printable, or a new one."""
-        if given is not None and _REQUEST_ID.fullmatch(given):
+        if is_request_id(given):
             return given
         self._ids += 1
         return b"%b-%x" % (self._id_prefix, self._ids)
@@ -107,6 +111,11 @@ class GatewayContext:
         """When a client may retry, with jitter so that not all clients come back at once."""
         wait_ns = wait_ns or int(self.config.retry_after_s * SECOND_NS)
         return int(wait_ns * (1.0 + _RETRY_JITTER * self._rng.random()))
+
+
+def is_request_id(given: bytes | None) -> TypeGuard[bytes]:
+    """Whether a client has given its request an id that is used."""
+    return given is not None and _REQUEST_ID.fullmatch(given) is not None
 
 
 class AccessEntry(NamedTuple):

@@ -6,8 +6,12 @@ whichever front end or stage of a request ran into the problem.
 
 from __future__ import annotations
 
+from typing import Final
+
 from headgate.core.states import Settlement
 from headgate.http.interface import HttpError
+
+OUTCOME_UNKNOWN: Final = "outcome_unknown"  # the reason of a 503 that no retry can change
 
 
 class RequestError(HttpError):
@@ -33,6 +37,11 @@ class RequestError(HttpError):
         self.deadline_ns = deadline_ns  # latency that the deadline allowed
         self.settlement = settlement  # of a request that the Scheduler rejected
         self.allow = allow  # methods that the path has, for a 405
+
+    @property
+    def has_retry_time(self) -> bool:
+        """Whether the client is told when to retry: also where nobody can tell, but it may help."""
+        return self.retry_ns > 0 or (self.status == 503 and self.reason != OUTCOME_UNKNOWN)
 
 
 def memory_exhausted() -> RequestError:

@@ -6,6 +6,9 @@ of other protocols map.
 Deadlines, by precedence: `grpc-timeout`, `X-Request-Timeout-Ms`, Envoy's header, the `timeout`
 parameter of the Open Inference Protocol. All are durations: clocks of clients cannot be trusted.
 
+Cost objectives, by precedence: `X-Request-Cost-Usd`, the parameter `cost_usd`; in dollars per
+request.
+
 Priorities: RFC 9218 has urgencies from 0 to 7, 3 by default. The protocol's `priority` parameter
 has 1 for the highest, and 0 for the default. Calls have one scale for both, on which smaller is
 more urgent and 0 is the default, so that parameter 1 and `u=0` mean the same.
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import Final
 
 from headgate.functions.tensor import Tensor, TensorSpec
@@ -33,6 +37,8 @@ GRPC_UNITS_NS: Final[Mapping[str, int]] = {
 }
 _GRPC: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _MILLISECONDS: Final = re.compile(rb"[0-9]{1,12}(\.[0-9]{1,6})?")
+_DOLLARS: Final = re.compile(r"[0-9]{1,12}(\.[0-9]{1,24})?([eE][+-]?[0-9]{1,2})?")
+COST_HEADER: Final = b"x-request-cost-usd"
 _MS_HEADERS: Final = (b"x-request-timeout-ms", b"x-envoy-expected-rq-timeout-ms")
 URGENCY_DEFAULT: Final = 3
 PRIORITY_MAX: Final = 1 << 32
@@ -74,11 +80,13 @@ def make_call(
     timeout_ns: int = 0,
     client_id: int = 0,
     priority: int = 0,
+    cost_usd: float = 0.0,
 ) -> Call:
     """A call of the model, with inputs that fit it, in the model's order.
 
-    `timeout_ns` is the client's; 0 leaves the deadline to the model's objective. The bytes of each
-    input must agree with its shape already. Raises `RequestError`.
+    `timeout_ns` and `cost_usd` are the client's; 0 leaves the deadline, and the cost, to the
+    model's objective. The bytes of each input must agree with its shape already. Raises
+    `RequestError`.
     """
     if model.inputs:
         inputs = _fitted(model.inputs, inputs)
@@ -93,6 +101,7 @@ def make_call(
         priority=priority,
         deadline_ns=now_ns + timeout_ns if timeout_ns else 0,
         is_hard=timeout_ns > 0,
+        cost_usd=cost_usd,
     )
     call.arrived_ns = now_ns
     return call
@@ -227,6 +236,38 @@ def milliseconds_ns(text: bytes, what: str) -> int:
         if duration_ns > 0:
             return duration_ns
     raise RequestError(400, f"{what} must be a number of milliseconds above 0, not {_quoted(text)}")
+
+
+def cost_objective_usd(headers: Mapping[bytes, bytes], parameter: object) -> float:
+    """The most that the client's request may cost, in dollars; 0 where the client does not say.
+
+    Raises `RequestError` unless it is a number above zero.
+
+    >>> cost_objective_usd({b"x-request-cost-usd": b"2.5e-6"}, 0.1), cost_objective_usd({}, 0.1)
+    (2.5e-06, 0.1)
+    """
+    if COST_HEADER in headers:
+        return _dollars(headers[COST_HEADER].decode("latin-1"), COST_HEADER.decode())
+    if parameter is None:
+        return 0.0
+    what = "parameters.cost_usd"
+    if isinstance(parameter, str):
+        return _dollars(parameter, what)
+    # `type` and not `isinstance`: a bool is an int to Python, but not to a client.
+    if (type(parameter) is int or type(parameter) is float) and 0.0 < parameter < inf:
+        return float(parameter)
+    raise _not_dollars(what, parameter)
+
+
+def _dollars(text: str, what: str) -> float:
+    usd = float(text) if _DOLLARS.fullmatch(text) else 0.0
+    if usd > 0.0:
+        return usd
+    raise _not_dollars(what, text)
+
+
+def _not_dollars(what: str, given: object) -> RequestError:
+    return RequestError(400, f"{what} must be a number of dollars above 0, not {repr(given)[:40]}")
 
 
 def priority_of(headers: Mapping[bytes, bytes], parameter: object) -> int:

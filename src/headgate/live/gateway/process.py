@@ -25,16 +25,22 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, final
 import msgspec
 
 from headgate.config import ServeSpec
+from headgate.core.actions import Action
 from headgate.core.errors import ConfigError
+from headgate.core.events import Event, GatewaysChanged
 from headgate.functions.tensor import format_spec
+from headgate.http.interface import BACKLOG
 from headgate.live.call import GatewayPhase, ServedModel, problems
 from headgate.live.deployment import read_deployment
+from headgate.live.driver import Membership
 from headgate.live.gateway.config import gateway_config
 from headgate.live.gateway.context import AccessLog, GatewayContext
 from headgate.live.gateway.http.server import GatewayServer
+from headgate.live.ipc.control_channel import ControlLink
 from headgate.live.model_registry import LoadsNeeded
 from headgate.live.runtime import Runtime
 from headgate.live.telemetry import Exposition, Metrics
+from headgate.live.telemetry.merged_pages import MergedPages
 from headgate.system.process import (
     kill_groups_and_exit,
     set_parent_death_signal,
@@ -75,10 +81,12 @@ class GatewayProcess:
     def __init__(
         self,
         run_dir: Path,
-        http_fd: int,
+        http_fd: int | None,
         pipe_fd: int,
         log_path: Path | None,
+        membership: Membership,
         *,
+        control_fd: int,
         listens_when_ready: bool,
         loads_needed: LoadsNeeded,
     ) -> None:
@@ -87,7 +95,8 @@ class GatewayProcess:
         self._app_config = app_config
         self._run_dir = run_dir
         self._base = Path(deployment.base)
-        self._http_fd = http_fd
+        self._http_fd = http_fd  # None: several gateways share the port, each with its own socket
+        self._control_fd = control_fd
         self._listens_when_ready = listens_when_ready
         self._pipe_fd = pipe_fd
         self._models = [pipeline.name for pipeline in app_config.app.pipelines]
@@ -102,8 +111,15 @@ class GatewayProcess:
             loads_needed=loads_needed,
             metrics=self._metrics,
             tracer=self._tracer,
+            membership=membership,
         )
         self._exposition = Exposition(self._metrics, self._runtime.gauge_snapshot)
+        self._pages: MergedPages | None = None
+        if app_config.serve.gateways > 1:
+            self._pages = MergedPages(
+                run_dir, membership.slot, app_config.serve.gateways, self._exposition.text
+            )
+        self._gateways = membership.count
         self._url = ""
         self._grpc_address = ""
         self._grpc: GrpcServer | None = None
@@ -127,6 +143,14 @@ class GatewayProcess:
         server = GatewayServer(
             self._runtime, config, self._exposition.text, self._metrics.responses
         )
+        server.context.keys.divide(self._gateways)
+        self._runtime.control = ControlLink(
+            lambda message: self._on_control(server.context, message)
+        )
+        await self._runtime.control.open(self._control_fd)
+        if self._pages is not None:
+            await self._pages.start()
+            server.context.collect_metrics = self._pages.collect
         if self._app_config.serve.access_log:
             server.context.access_log = AccessLog(self._models, self._metrics.tenants)
         self._runtime.start()
@@ -155,12 +179,21 @@ class GatewayProcess:
             for task in (serve_task, signalled, orphaned):
                 task.cancel()
             server.close()
+            if self._pages is not None:
+                self._pages.close()
             await self._runtime.stop()
             if self._tracer is not None:
                 self._tracer.close()
         if self._orphaned.is_set():
             self._end_orphaned()
         return 0
+
+    def _on_control(self, context: GatewayContext, message: Event | Action) -> None:
+        """Handle a message of the supervisor."""
+        if isinstance(message, GatewaysChanged):
+            _LOG.info("%d of %d gateways serve", message.count, self._app_config.serve.gateways)
+            context.keys.divide(message.count)
+        self._runtime.on_control(message)
 
     async def _serve(self, server: GatewayServer) -> None:
         """Listen, report to the supervisor when everything is ready, then send heartbeats."""
@@ -187,7 +220,10 @@ class GatewayProcess:
 
     async def _listen(self, server: GatewayServer) -> None:
         serve = self._app_config.serve
-        listener = socket.socket(fileno=self._http_fd)
+        if self._http_fd is None:
+            listener = _shared_listener(serve.host, serve.port)
+        else:
+            listener = socket.socket(fileno=self._http_fd)
         self._listener = listener.dup()  # for connections in the backlog when listening stops
         scheme = "https" if serve.tls_certificate else "http"
         self._url = f"{scheme}://{_url_host(serve.host)}:{listener.getsockname()[1]}"
@@ -223,8 +259,11 @@ class GatewayProcess:
         drain_s = serve.drain_ns / 1e9
         grpc_stop: asyncio.Task[None] | None = None
         if number is signal.SIGUSR1:
-            server.stop_accepting()
-            self._close_listener()
+            if self._http_fd is None:  # nobody else accepts what is in the backlog of this socket
+                await self._take_backlog(server)
+            else:
+                server.stop_accepting()
+                self._close_listener()
             if self._grpc is not None:
                 grace_s = serve.lame_duck_ns / 1e9 + drain_s
                 grpc_stop = asyncio.create_task(self._grpc.stop(grace_s))
@@ -253,6 +292,12 @@ class GatewayProcess:
 
     async def _stop_listening(self, server: GatewayServer) -> None:
         """Accept the connections of the backlog, whose requests get a 503, and then no more."""
+        await self._take_backlog(server)
+        if server.connections:
+            await asyncio.sleep(SETTLE_S)
+
+    async def _take_backlog(self, server: GatewayServer) -> None:
+        """Stop listening, and serve the connections that were made before."""
         server.stop_accepting()
         accepted = []
         if self._listener is not None:
@@ -261,8 +306,6 @@ class GatewayProcess:
                     accepted.append(self._listener.accept()[0])
         self._close_listener()
         await asyncio.gather(*(server.adopt(sock) for sock in accepted), return_exceptions=True)
-        if server.connections:
-            await asyncio.sleep(SETTLE_S)
 
     async def _finish(self, server: GatewayServer, end_s: float) -> None:
         """Fail open requests and close all connections, of both protocols at once."""
@@ -287,6 +330,20 @@ class GatewayProcess:
     def _end_orphaned(self) -> NoReturn:
         """Kill the workers and remove the run directory: no supervisor will."""
         kill_groups_and_exit(self._run_dir, self._runtime.worker_pids())
+
+
+def _shared_listener(host: str, port: int) -> socket.socket:
+    """Return a socket on a port that other gateways listen on too: the kernel divides connections.
+
+    A gateway that dies takes its own socket with it, so new connections go to the others.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listener.bind((host, port))
+    listener.listen(BACKLOG)
+    listener.setblocking(False)
+    return listener
 
 
 def ready_message(

@@ -2,7 +2,8 @@
 
 A container serves `GET /ping` and `POST /invocations`. Clients (boto3) call
 `POST /endpoints/{name}/invocations` and expect that service's errors. SageMaker strips headers that
-it does not know, so deadline, priority and trace context travel in its custom attributes.
+it does not know, so deadline, cost objective, priority and trace context travel in its custom
+attributes.
 
 Bodies may be in the Open Inference Protocol (JSON, or Triton's binary form under its own media
 type). For models with one input there are rows as well: `{"instances": [...]}`, a bare JSON array,
@@ -30,7 +31,7 @@ from headgate.live.gateway.http.responses import (
     ResponseFormat,
     error_json,
 )
-from headgate.live.gateway.inference import check_open, find_model, traceparent
+from headgate.live.gateway.inference import COST_HEADER, check_open, find_model, traceparent
 from headgate.live.gateway.oip.http import OipFormat, check_encoding, json_bytes, read_then, submit
 from headgate.live.gateway.oip.json import (
     InferRequest,
@@ -191,6 +192,8 @@ def _apply_attributes(request: HttpRequest) -> Parameters:
         key, _, value = attribute.strip().partition(b"=")
         if key == b"timeout_ms":
             headers.setdefault(b"x-request-timeout-ms", value)
+        elif key == b"cost_usd":
+            headers.setdefault(COST_HEADER, value)
         elif key == b"priority":
             if not value.isdigit() or len(value) > 10:
                 raise RequestError(400, "the custom attribute priority must be a whole number")

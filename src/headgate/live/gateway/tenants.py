@@ -27,15 +27,22 @@ from headgate.live.gateway.errors import RequestError
 class Tenant:
     """One client's limits and what it uses of them: a token bucket, and requests in flight."""
 
-    __slots__ = ("_bucket", "_concurrency_max", "client_id", "in_flight")
+    __slots__ = ("_bucket", "_concurrency_max", "_limit", "client_id", "in_flight")
 
     def __init__(self, limit: TenantLimit) -> None:
         self.client_id = limit.client_id
         self.in_flight = 0
-        self._concurrency_max = limit.concurrency_max
+        self._limit = limit
         self._bucket: TokenBucket | None = None
+        self.divide(1)
+
+    def divide(self, gateways: int) -> None:
+        """Allow the part of the limits that one of this many gateways may give away."""
+        limit = self._limit
+        self._concurrency_max = -(-limit.concurrency_max // gateways)
         if limit.rate_per_s:
-            self._bucket = TokenBucket(float(max(1, limit.burst)), limit.rate_per_s)
+            burst = max(1.0, limit.burst / gateways)
+            self._bucket = TokenBucket(burst, limit.rate_per_s / gateways)
 
     def admit(self, now_ns: int) -> None:
         """Count a request; `finish` ends it. Raises `RequestError` (429) at a limit."""
@@ -77,6 +84,11 @@ class ApiKeys:
         }
         self.anonymous = self._tenants[0]
         self.client_ids = frozenset(self._tenants)
+
+    def divide(self, gateways: int) -> None:
+        """Share the limits of all tenants among gateways, which each count for themselves."""
+        for tenant in self._tenants.values():
+            tenant.divide(gateways)
 
     def tenant(self, headers: Mapping[bytes, bytes]) -> Tenant:
         """The tenant that a request's key belongs to. Raises `RequestError` (401)."""

@@ -7,7 +7,7 @@ vocabulary. Only messages that carry tensors have a format of their own. Nothing
 
 from __future__ import annotations
 
-from typing import Final, Protocol, final
+from typing import Final, Literal, Protocol, final
 
 from msgspec import MsgspecError, Struct
 from msgspec.msgpack import Decoder, Encoder
@@ -62,13 +62,31 @@ class MeasuredFunction(Struct, array_like=True):
     problem: str = ""  # why the last load failed: exception type and message, in one line
 
 
+InstanceStage = Literal["starting", "ready", "evicted", "stopping"]
+
+
+@final
+class PresentInstance(Struct, array_like=True):
+    """An instance of a worker. Whoever started it, every gateway may use it."""
+
+    id: int
+    variant_id: int
+    shape_id: int
+    stage: InstanceStage
+    is_in_use: bool = True  # nobody has used it for a while, if not
+
+
 @final
 class Hello(Message, tag=4):
-    """To a gateway, first, with the descriptor of the worker's shared memory."""
+    """To a gateway, first, with the descriptor of the worker's shared memory.
+
+    `instances` are those that exist now. What becomes of them, and later ones, follow in events.
+    """
 
     node_id: int
     pid: int
     functions: list[MeasuredFunction]
+    instances: list[PresentInstance] = []
 
 
 @final

@@ -25,6 +25,7 @@ from headgate.functions.tensor import Block, TaskInputs, TaskResult, Tensor
 from headgate.live.deployment import NodeSpec, socket_path
 from headgate.live.driver import CountFault, ignore_fault
 from headgate.live.ipc.messages import (
+    LENGTH_BYTES,
     MESSAGE_BYTES_MAX,
     ActionMessage,
     AnyMessage,
@@ -46,7 +47,7 @@ from headgate.live.ipc.shared_memory import INLINE_BYTES_MAX, Arena, allocate_bu
 
 RETRY_S: Final = 0.02
 FAULT_RETRY_S: Final = 1.0  # after a defect of the gateway, which may well recur
-HELLO_BYTES: Final = 64 * 1024
+HELLO_BYTES_MAX: Final = 64 << 20
 # Copied per iteration of the event loop, so that other requests are not delayed.
 COPY_BYTES_MAX: Final = 2 << 20
 Copies = deque[tuple[memoryview, memoryview]]  # (destination, source)
@@ -62,6 +63,9 @@ class WorkerListener(BatchListener, Protocol):
         read them.
         """
 
+    def on_worker_event(self, link: WorkerLink, event: Event) -> None:
+        """Handle an event of a worker. It may be about an instance that another gateway started."""
+
     def on_function_loaded(self, function: MeasuredFunction) -> None:
         """Handle a function that has loaded after earlier failures."""
 
@@ -73,7 +77,7 @@ class WorkerLinksListener(WorkerListener, Protocol):
     """Receives workers that connect, and their messages."""
 
     def on_worker_joined(self, link: WorkerLink) -> None:
-        """Handle a connected worker, which has no instances."""
+        """Handle a connected worker. Its `Hello` lists the instances that it has."""
 
     def abort(self, error: BaseException) -> None:
         """Handle an unexpected exception that ended the reconnect loop."""
@@ -129,6 +133,8 @@ class WorkerLinks:
         if link is None:
             return False
         try:
+            if link.closed.done():  # the worker has died since its `Hello`
+                return True
             self.listener.on_worker_joined(link)
             _LOG.info("worker %s (process %d) connected", node.name, link.hello.pid)
             await link.closed
@@ -369,7 +375,7 @@ class WorkerLink(asyncio.Protocol):
                 raise ValueError(f"{message.wire} is not an event")
             if isinstance(event, BatchRefused):
                 self._batch_ids.discard(event.batch_id)
-            self._notify(self.listener.on_event, event)
+            self._notify(self.listener.on_worker_event, self, event)
         elif isinstance(message, Release):
             self._free(message.blocks)
         elif isinstance(message, FunctionLoaded):
@@ -465,16 +471,27 @@ def _copy_chunk(copies: Copies) -> None:
 
 
 def _handshake(sock: socket.socket, path: str) -> tuple[Hello, int]:
-    """Connect, and wait for the `Hello` of the worker and the descriptor of its shared memory."""
+    """Connect, and wait for the `Hello` of the worker and the descriptor of its shared memory.
+
+    Reads nothing beyond the `Hello`: the worker may tell of its instances right after it.
+    """
     sock.connect(path)
-    frames = Frames()
-    descriptors: list[int] = []
-    while True:
-        data, received, _, _ = socket.recv_fds(sock, HELLO_BYTES, 1)
-        descriptors.extend(received)
-        if not data:
+    head, descriptors, _, _ = socket.recv_fds(sock, LENGTH_BYTES, 1)
+    head += _read_exactly(sock, LENGTH_BYTES - len(head))
+    size = int.from_bytes(head, "little")
+    if size > HELLO_BYTES_MAX:
+        raise ValueError("the peer is not a worker")
+    messages = Frames().feed(head + _read_exactly(sock, size))
+    if len(messages) != 1 or not isinstance(messages[0], Hello) or len(descriptors) != 1:
+        raise ValueError("the peer is not a worker")
+    return messages[0], descriptors[0]
+
+
+def _read_exactly(sock: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = sock.recv(size - len(data))
+        if not part:
             raise ConnectionError("the worker closed the connection before its Hello")
-        for message in frames.feed(data):
-            if not isinstance(message, Hello) or len(descriptors) != 1:
-                raise ValueError("the peer is not a worker")
-            return message, descriptors[0]
+        data += part
+    return data

@@ -80,6 +80,8 @@ class RemoteCall:
     traceparent: str | None
     tenant: str | None
     shares: Shares
+    instance_id: int | None = None  # None: the platform picks one
+    shape_id: int = 0
 
     def time_left_ms(self, now_ns: int) -> float | None:
         """Return the time until the deadline; None if there is none."""
@@ -109,6 +111,8 @@ def make_remote_call(
         traceparent_of(batch_calls),
         app.clients[tenants.pop()].name if len(tenants) == 1 else None,
         tuple((call.pipeline_id, call.client_id, call.items) for call in batch_calls),
+        action.instance_id,
+        action.shape_id,
     )
 
 
@@ -159,6 +163,7 @@ class Lost:
     """It is unknown whether the call ran."""
 
     message: str
+    node_died: bool = False  # the process that ran it died: one of its tasks may be the reason
 
 
 CallResult: TypeAlias = Done | Failed | Refused | Lost
@@ -198,6 +203,8 @@ class RemotePool:
         self.running: Counter[str] = Counter()  # calls in flight by function
         # The target does not exist or denies access.
         self.on_unreachable: Callable[[RemoteCall], None] | None = None
+        # The call is over, also if it was given up before. Its result has been reported.
+        self.on_returned: Callable[[RemoteCall, CallResult], None] | None = None
         self._loop = asyncio.get_running_loop()
         self._in_flight: dict[int, tuple[RemoteCall, int, asyncio.TimerHandle]] = {}  # by batch
         self._next_warning_s = 0.0
@@ -210,7 +217,10 @@ class RemotePool:
         """Run a batch. It results in exactly one event, later."""
         if not self.threads.free:
             problem = f"{self.threads.count_max} calls are in flight already"
-            self._finish(call, Refused(Refusal.THROTTLED, problem), 0)
+            refused = Refused(Refusal.THROTTLED, problem)
+            self._finish(call, refused, 0)
+            if self.on_returned is not None:
+                self.on_returned(call, refused)
             return
         limit_ns = self.hang_ns
         if call.is_hard:
@@ -218,9 +228,7 @@ class RemotePool:
         timer = self._loop.call_later(limit_ns / 1e9, self._time_out, call.batch_id)
         self._in_flight[call.batch_id] = (call, now_ns, timer)
         self.running[call.function] += 1
-        self.threads.submit(
-            partial(self.call, call), partial(self._on_return, call.batch_id), _failed
-        )
+        self.threads.submit(partial(self.call, call), partial(self._on_return, call), _failed)
 
     def warn(self, text: str) -> None:
         """Log a warning about the pool, rate-limited: repetitions are logged at debug level."""
@@ -238,9 +246,14 @@ class RemotePool:
         self.threads.stop()
 
     def _time_out(self, batch_id: int) -> None:
-        self._on_return(batch_id, Lost("no response in time"))
+        self._end(batch_id, Lost("no response in time"))
 
-    def _on_return(self, batch_id: int, outcome: CallResult) -> None:
+    def _on_return(self, call: RemoteCall, outcome: CallResult) -> None:
+        self._end(call.batch_id, outcome)
+        if self.on_returned is not None:
+            self.on_returned(call, outcome)
+
+    def _end(self, batch_id: int, outcome: CallResult) -> None:
         sent = self._in_flight.pop(batch_id, None)
         if sent is None:
             return  # timed out before
@@ -272,7 +285,7 @@ class RemotePool:
         else:
             self.outcomes["lost"] += 1
             self.warn(outcome.message)
-            listener.on_event(BatchLost(call.batch_id, node_died=False))
+            listener.on_event(BatchLost(call.batch_id, node_died=outcome.node_died))
 
     def _finish_done(self, call: RemoteCall, outcome: Done, round_trip_ns: int) -> None:
         self.outcomes["finished"] += 1
@@ -443,6 +456,10 @@ class EndpointNode:
         """Report the node as up. Whether it responds is found out when an instance is started."""
         self._is_up = True
         self.listener.on_node_joined(self.node)
+
+    def dispatch(self, now_ns: int, call: RemoteCall) -> None:
+        """Run a batch: an endpoint has a queue of its own."""
+        self.pool.send(now_ns, call)
 
     def execute(self, action: PlacedAction) -> None:
         listener = self.listener

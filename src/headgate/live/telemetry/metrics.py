@@ -126,7 +126,8 @@ REASONS: Final = frozenset(
         *("codec_timeout", "concurrency_limited", "connections", "deadline_exceeded", "draining"),
         *("failed", "function_failed", "function_refused", "internal", "invalid", "malformed"),
         *("memory", "method_not_allowed", "no_message", "not_acceptable", "not_ready"),
-        *("policy_fault", "rate_limited", "refused", "slow", "starting", "too_many_rpcs"),
+        *("outcome_unknown", "policy_fault", "rate_limited", "refused", "slow", "starting"),
+        "too_many_rpcs",
         *("unauthenticated", "unknown_method", "unknown_model", "unknown_path", "unsupported"),
         "worker_lost",
     )

@@ -9,6 +9,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
+from headgate.core.model import App
 from headgate.live.deployment import NodeSpec, read_deployment, socket_path
 from headgate.live.telemetry import logs
 from headgate.live.telemetry.logs import exit_process
@@ -28,7 +29,7 @@ def main() -> int:
     node = next(node for node in deployment.nodes if node.id == options.node_id)
     config = deployment.load()
     logs.configure(config.serve, f"worker {node.name}")
-    _configure_process(node)
+    _configure_process(node, config.app)
     listener = _listen(socket_path(run_dir, node.id))
 
     from headgate.live.worker.server import Server  # noqa: PLC0415  imports NumPy: after the above
@@ -40,6 +41,7 @@ def main() -> int:
         config,
         deployment.base,
         heartbeat_fd=options.heartbeat_fd,
+        begun_fd=options.begun_fd,
         hang_ns=int(options.hang_s * 1e9),
     )
     return server.serve()
@@ -50,17 +52,36 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("run_dir")
     parser.add_argument("node_id", type=int)
     parser.add_argument("--heartbeat-fd", type=int, help="gets a heartbeat byte twice a second")
+    parser.add_argument(
+        "--begun-fd", type=int, help="memory of requests that have begun; default: one of its own"
+    )
     parser.add_argument("--hang-s", type=float, default=60.0, help="timeout of a batch")
     return parser.parse_args()
 
 
-def _configure_process(node: NodeSpec) -> None:
-    """Pin the process to its cores and set its name."""
+def _configure_process(node: NodeSpec, app: App) -> None:
+    """Pin the process to its cores, limit the threads of its libraries, and set its name."""
     if node.cores:
         os.sched_setaffinity(0, node.cores)
-    os.environ.update(thread_variables(len(os.sched_getaffinity(0))))
+    cores = len(os.sched_getaffinity(0))
+    os.environ.update(thread_variables(library_threads(app, node.pool_id, cores)))
     with suppress(OSError):  # the name is for process listings only
         Path("/proc/self/comm").write_text(f"headgate-{node.name}"[:15])
+
+
+def library_threads(app: App, pool_id: int, cores: int) -> int:
+    """Return the threads of the libraries behind NumPy, which all functions of a worker share.
+
+    As many as the largest shape has CPUs, since there is one setting for the process: all cores if
+    a function declares no CPUs.
+    """
+    counts = [
+        min(times.shape.cores or cores, cores)
+        for variant in app.variants
+        if pool_id in variant.pool_ids
+        for times in variant.shapes
+    ]
+    return max(counts, default=cores)
 
 
 def _listen(path: Path) -> socket.socket:

@@ -33,19 +33,13 @@ UNSENT_BYTES_MAX: Final = 64 << 20
 class GatewayConnection:
     """Messages in both directions, and the shared memory of both sides.
 
-    Gateways choose ids independently, so two of them may use the same. Within the worker the ids of
-    each gateway are mapped to a range of its own, beginning at `first_id`.
-
     Large inputs are used in place, in the shared memory of the gateway or of the worker that ran
     the stage before, and a function may keep such an array for as long as it likes. So a block is
     released when the last array that references it is freed, not when its batch ends.
     """
 
-    IDS: Final = 1 << 40
-
-    def __init__(self, sock: socket.socket, serial: int, arena_bytes: int) -> None:
+    def __init__(self, sock: socket.socket, arena_bytes: int) -> None:
         self.sock = sock
-        self.first_id = serial * self.IDS
         self.arena = Arena.create(arena_bytes)
         self.unsent_bytes = 0
         self.is_blocked = False  # the socket accepts no more bytes now
@@ -61,12 +55,6 @@ class GatewayConnection:
         data = frame(hello)
         sent = socket.send_fds(self.sock, [data], [self.arena.fd])
         self.send(data[sent:])
-
-    def local_id(self, id: int) -> int:
-        """Return the worker-wide id for an id of the gateway. Raises `ValueError` out of range."""
-        if not 0 <= id < self.IDS:
-            raise ValueError(f"{id} is not a valid id")
-        return self.first_id + id
 
     def read(self) -> list[AnyMessage] | None:
         """Return received messages; None if the gateway has closed. Raises `ValueError`."""

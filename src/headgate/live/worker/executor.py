@@ -22,15 +22,18 @@ from headgate.core.clock import NEVER_NS
 from headgate.core.model import Variant
 from headgate.functions.batch_runner import BatchRunner
 from headgate.functions.error_text import error_text
+from headgate.functions.loader import LoadedFunction
 from headgate.functions.tensor import Block, TaskInputs, TaskResult
 from headgate.live.ipc.messages import MESSAGE_BYTES_MAX, BatchRan, frame
 from headgate.live.ipc.shared_memory import INLINE_BYTES_MAX, Arena
 from headgate.live.telemetry.logs import INTERNAL_ERROR_EXIT, exit_process
+from headgate.live.worker.begun_requests import BegunRequests
 from headgate.live.worker.connection import GatewayConnection
 from headgate.live.worker.model_cache import Loader, LoadError, ModelCache
 from headgate.live.worker.trial_load import run_trial
 from headgate.system.threads import DaemonThreads
 
+OUTCOME_UNKNOWN: Final = "a request with this id has begun before, and its outcome is unknown"
 PROBLEM_BYTES_MAX: Final = 8192  # upper bound for an error in a message
 _LOG: Final = logging.getLogger(__name__)
 
@@ -113,6 +116,7 @@ class BatchJob(Job):
     connection: GatewayConnection
     callback: Callable[[BatchJob], None]
     limit_ns: int
+    begun: BegunRequests | None = None  # None: tasks run however often they have before
     reply = b""
 
     def __post_init__(self) -> None:
@@ -120,15 +124,33 @@ class BatchJob(Job):
 
     def run(self) -> None:
         runner = self.runner
-        results = runner.run(self.tasks)
+        if self.begun is not None and any(task.run_once_key for task in self.tasks):
+            new, begun_before = self._enter(self.begun, self.tasks)
+            results = (runner.run(new) if new else []) + begun_before
+        else:
+            results = runner.run(self.tasks)
         _share_outputs(results, self.connection.arena)
         ended_ns = monotonic_ns()
         runner.mean_exec_ns += (ended_ns - self.began_ns - runner.mean_exec_ns) / 8
         for task in self.tasks:
             task.inputs.clear()
-        batch_id = self.action.batch_id % GatewayConnection.IDS
+        batch_id = self.action.batch_id
         returned = self.connection.take_released()
         self.reply = self._frame(BatchRan(batch_id, self.began_ns, ended_ns, results, returned))
+
+    @staticmethod
+    def _enter(
+        begun: BegunRequests, tasks: list[TaskInputs]
+    ) -> tuple[list[TaskInputs], list[TaskResult]]:
+        """Return the tasks that may run, and the results of those that have begun before."""
+        new: list[TaskInputs] = []
+        begun_before: list[TaskResult] = []
+        for task in tasks:
+            if not task.run_once_key or begun.try_begin(task.run_once_key):
+                new.append(task)
+            else:
+                begun_before.append(TaskResult(task.task_id, [], OUTCOME_UNKNOWN, 503))
+        return new, begun_before
 
     def _frame(self, ran: BatchRan) -> bytes:
         """Encode the results. A result that cannot be encoded, or has no room, fails on its own."""
@@ -157,14 +179,15 @@ class BatchJob(Job):
 @final
 @dataclass(eq=False)
 class PrepareJob(Job):
-    """Prepares an instance; afterwards either `runner` or `error` is set."""
+    """Prepares an instance; afterwards either `loaded` or `error` is set."""
 
     action: StartInstance | LoadWeights
     variant: Variant
     model_cache: ModelCache | None
     callback: Callable[[PrepareJob], None]
     limit_ns: int
-    runner: BatchRunner | None = None
+    shape_id: int = 0  # of the instance
+    loaded: LoadedFunction | None = None
     error: str = ""
 
     def __post_init__(self) -> None:
@@ -175,7 +198,7 @@ class PrepareJob(Job):
         if self.model_cache is None:
             return
         try:
-            self.runner = self.model_cache.acquire(self.variant)
+            self.loaded = self.model_cache.acquire(self.variant, self.shape_id)
         except BaseException as error:  # possibly out of memory
             self.error = str(error) if isinstance(error, LoadError) else error_text(error)
 
@@ -186,10 +209,10 @@ class PrepareJob(Job):
 @final
 @dataclass(eq=False)
 class UnloadJob(Job):
-    """Unloads a model."""
+    """Unloads a function."""
 
     variant: Variant
-    runner: BatchRunner
+    loaded: LoadedFunction
     model_cache: ModelCache
     limit_ns: int
 
@@ -197,7 +220,7 @@ class UnloadJob(Job):
         self.description = f"unloading {self.variant.name!r}"
 
     def run(self) -> None:
-        self.model_cache.release(self.variant, self.runner, keep=False)
+        self.model_cache.release(self.variant, self.loaded, keep=False)
 
 
 @final

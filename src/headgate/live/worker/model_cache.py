@@ -8,12 +8,17 @@ that has succeeded.
 A gateway that restarts finds its models in the cache and need not wait for weights. Cached models
 are evicted when their memory is needed. The size of a model that does not declare it is known only
 after its first load; until then it is assumed to need all memory.
+
+Where a shape is chosen at dispatch, a function is loaded for all its shapes at once: to load one of
+them with the first batch that needs it would make that batch late. Where an instance starts with
+its shape, it is loaded for that one.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,10 +29,9 @@ from typing import Final, final
 from headgate.config.options import VariantSource
 from headgate.core.clock import SECOND_NS
 from headgate.core.errors import ConfigError
-from headgate.core.model import UNLIMITED, App, Pool, Variant
-from headgate.functions.batch_runner import BatchRunner
+from headgate.core.model import UNLIMITED, App, Compute, Pool, Variant
 from headgate.functions.error_text import error_text
-from headgate.functions.loader import load_runner
+from headgate.functions.loader import LoadedFunction, load_function
 from headgate.live.ipc.crash_markers import LOAD, CrashMarkers
 
 _LOG: Final = logging.getLogger(__name__)
@@ -69,27 +73,30 @@ class Loader:
         self._failures: dict[int, _Failure] = {}  # by variant id
         self._trial_of: int | None = None  # the variant whose trial is running
 
-    def load(self, variant: Variant, make_room: Callable[[], bool]) -> BatchRunner:
-        """Load a model and return its runner. Raises `LoadError`.
+    def load(
+        self, variant: Variant, core_counts: Sequence[int], make_room: Callable[[], bool]
+    ) -> LoadedFunction:
+        """Load a function for batches on these numbers of cores. Raises `LoadError`.
 
         If memory runs out, `make_room` is called, and the load is repeated if it has freed any.
         """
         began_ns = monotonic_ns()
+        app, sources, base = self.app, self.sources, self.base
         try:
             with self.markers.during(LOAD, self.node_id, variant.id):
                 try:
-                    runner = load_runner(self.app, self.sources, self.base, variant)
+                    loaded = load_function(app, sources, base, variant, core_counts)
                 except MemoryError:
                     if not make_room():
                         raise
-                    runner = load_runner(self.app, self.sources, self.base, variant)
+                    loaded = load_function(app, sources, base, variant, core_counts)
         except BaseException as error:  # a model may raise anything
             reason = self.record_failure(variant, error)
             if monotonic_ns() - began_ns > FAST_FAILURE_NS:
                 self.markers.mark_suspect(LOAD, variant.id, reason)
             raise LoadError(reason) from None
         self._failures.pop(variant.id, None)
-        return runner
+        return loaded
 
     def record_failure(self, variant: Variant, error: BaseException) -> str:
         """Record that a function cannot be loaded; return why."""
@@ -186,20 +193,33 @@ class ModelCache:
         loader: Loader,
         *,
         own_bytes: int = 0,  # memory of the process without any model
+        cores: int | None = None,  # that the process may use; by default all of its affinity
     ) -> None:
         self._loader = loader
         self._pool = pool
+        self._cores = len(os.sched_getaffinity(0)) if cores is None else cores
         self._own_bytes = own_bytes
         # By variant id; None: unknown.
         self._sizes_bytes = [variant.profile.memory_bytes or None for variant in app.variants]
         self._in_use: Counter[int] = Counter()  # instances by variant id
-        self._cached: list[tuple[Variant, BatchRunner]] = []  # least recently used first
+        self._cached: list[tuple[Variant, LoadedFunction]] = []  # least recently used first
         self._lock = Lock()
 
-    def acquire(self, variant: Variant) -> BatchRunner:
-        """Return a runner for the exclusive use of an instance. Raises `LoadError`."""
+    def cores_of(self, variant: Variant, shape_id: int) -> int:
+        """Return the cores of a batch in a shape, and so its threads; 0: all of the process.
+
+        At most those that the process may use: more threads would only wait for each other.
+        """
+        return min(variant.shapes[shape_id].shape.cores, self._cores)
+
+    def acquire(self, variant: Variant, shape_id: int = 0) -> LoadedFunction:
+        """Return a function for the exclusive use of an instance. Raises `LoadError`.
+
+        `shape_id` is the shape of the instance, which counts where instances have one.
+        """
+        core_counts = self._core_counts(variant, shape_id)
         with self._lock:
-            cached = next((entry for entry in self._cached if entry[0] is variant), None)
+            cached = self._find(variant, core_counts)
             if cached is not None:
                 self._cached.remove(cached)
             self._in_use[variant.id] += 1
@@ -208,26 +228,30 @@ class ModelCache:
         self.evict_for(variant)
         self._evict_excess()
         try:
-            return self._loader.load(variant, self.clear)
+            return self._loader.load(variant, core_counts, self.clear)
         except BaseException:
             with self._lock:
                 self._in_use[variant.id] -= 1
             raise
 
-    def has(self, variant: Variant) -> bool:
-        with self._lock:
-            return any(entry[0] is variant for entry in self._cached)
+    def size_bytes(self, variant: Variant) -> int:
+        """Return the size of a model, declared or measured; 0 if it is unknown."""
+        return self._sizes_bytes[variant.id] or 0
 
-    def release(self, variant: Variant, runner: BatchRunner, *, keep: bool) -> None:
-        """Return a runner: to the cache with `keep`, else its model is unloaded."""
+    def has(self, variant: Variant, shape_id: int = 0) -> bool:
+        with self._lock:
+            return self._find(variant, self._core_counts(variant, shape_id)) is not None
+
+    def release(self, variant: Variant, loaded: LoadedFunction, *, keep: bool) -> None:
+        """Return a function: to the cache with `keep`, else its models are unloaded."""
         with self._lock:
             self._in_use[variant.id] -= 1
             if keep:
-                self._cached.append((variant, runner))
+                self._cached.append((variant, loaded))
         if keep:
             self._evict_excess()
         else:
-            runner.unload()
+            loaded.unload()
 
     def evict_for(self, variant: Variant) -> None:
         """Evict everything for a model of unknown size, if the pool limits memory."""
@@ -264,6 +288,25 @@ class ModelCache:
         gc.collect()  # the memory is needed now
         return True
 
+    def _core_counts(self, variant: Variant, shape_id: int) -> tuple[int, ...]:
+        """Return the cores that batches of an instance may have, those of its own shape first."""
+        cores = [self.cores_of(variant, shape_id)]
+        if self._pool.compute == Compute.PER_BATCH:
+            cores += [
+                self.cores_of(variant, id)
+                for id, times in enumerate(variant.shapes)
+                if self._pool.has_room_for(times.shape)
+            ]
+        return tuple(dict.fromkeys(cores))
+
+    def _find(
+        self, variant: Variant, core_counts: tuple[int, ...]
+    ) -> tuple[Variant, LoadedFunction] | None:
+        for entry in self._cached:
+            if entry[0] is variant and entry[1].core_counts == core_counts:
+                return entry
+        return None
+
     def _evict_excess(self) -> None:
         """Evict cached models until the rest fits the memory of the pool."""
         evicted = []
@@ -271,8 +314,8 @@ class ModelCache:
             held = self._in_use + Counter(variant.id for variant, _ in self._cached)
             held_bytes = sum((self._sizes_bytes[id] or 0) * count for id, count in held.items())
             while self._cached and held_bytes + self._own_bytes > self._pool.memory_bytes:
-                variant, runner = self._cached.pop(0)
+                variant, loaded = self._cached.pop(0)
                 held_bytes -= self._sizes_bytes[variant.id] or 0
-                evicted.append(runner)
-        for runner in evicted:
-            runner.unload()
+                evicted.append(loaded)
+        for loaded in evicted:
+            loaded.unload()

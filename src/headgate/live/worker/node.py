@@ -1,13 +1,16 @@
 """A live node: the `Backend` of the core decides, threads do the work.
 
-It is the counterpart of the simulator's node, action by action. Instances and batches belong to the
-gateway that requested them. When a gateway disconnects, its held batches are dropped and its
-instances stop once they are idle, but their models stay in the cache for the next gateway.
+It is the counterpart of the simulator's node, action by action. Instances belong to the worker:
+every gateway learns of them, whoever started them, and may use and stop them. So a gateway that
+disconnects stops nothing. Its held batches are dropped, and the results of those that run; its
+instances stay for the other gateways, or for the next one. Ids of instances and batches are unique
+across gateways: each has a range of its own.
 """
 
 from __future__ import annotations
 
 import logging
+from bisect import insort
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,20 +26,41 @@ from headgate.core.actions import (
     StartInstance,
     StopInstance,
 )
-from headgate.core.backend import Backend, Drain, Effect, Ended, IdleTimer, Message, SchedulerLeft
+from headgate.core.backend import (
+    NO_ROOM,
+    STOPPED,
+    Backend,
+    Drain,
+    Effect,
+    Ended,
+    IdleTimer,
+    Message,
+    ResidentInstance,
+    SchedulerLeft,
+)
 from headgate.core.clock import NEVER_NS
 from headgate.core.events import (
     BatchRefused,
     Event,
+    InstanceAppeared,
     InstanceStarted,
     InstanceStopped,
+    InstanceUseChanged,
     WeightsEvicted,
     WeightsLoaded,
 )
-from headgate.core.model import App, Pool, Variant
-from headgate.functions.batch_runner import BatchRunner
+from headgate.core.model import App, Compute, Pool, Variant
+from headgate.functions.loader import LoadedFunction
 from headgate.functions.tensor import TaskInputs
-from headgate.live.ipc.messages import FunctionLoaded, MeasuredFunction, RunBatch, frame
+from headgate.live.ipc.messages import (
+    FunctionLoaded,
+    InstanceStage,
+    MeasuredFunction,
+    PresentInstance,
+    RunBatch,
+    frame,
+)
+from headgate.live.worker.begun_requests import BegunRequests
 from headgate.live.worker.connection import GatewayConnection
 from headgate.live.worker.executor import BatchJob, Executor, PrepareJob, TrialJob, UnloadJob
 from headgate.live.worker.model_cache import LOAD_TIMEOUT_FACTOR, Loader, ModelCache
@@ -60,23 +84,43 @@ class WorkerNode:
     measured: dict[int, MeasuredFunction]  # by variant id; updated here
     executor: Executor
     hang_ns: int
+    begun: BegunRequests
 
     def __post_init__(self) -> None:
         self.backend = Backend(self.pool, self.app.variants)
-        self._connections: dict[int, GatewayConnection] = {}  # by `first_id`
-        self._runners: dict[int, tuple[Variant, BatchRunner]] = {}  # by instance
-        self._held_tasks: dict[int, list[TaskInputs]] = {}  # inputs by batch that has not begun
+        self._connections: dict[GatewayConnection, None] = {}  # a set, in order of arrival
+        self._loaded: dict[int, tuple[Variant, LoadedFunction]] = {}  # by instance
+        # By batch that has not begun: its gateway and its inputs.
+        self._held: dict[int, tuple[GatewayConnection, list[TaskInputs]]] = {}
+        # By instance that has not started: the gateway that ordered it, which may have left.
+        self._starters: dict[int, GatewayConnection] = {}
         self._idle_timers: deque[IdleTimer] = deque()  # the next one first
 
     def add_gateway(self, connection: GatewayConnection) -> None:
-        """Accept actions of a gateway."""
-        self._connections[connection.first_id] = connection
+        """Accept actions of a gateway, and tell it of every instance from now on."""
+        self._connections[connection] = None
 
     def remove_gateway(self, connection: GatewayConnection) -> None:
-        """Drop the batches and instances of a gateway that has disconnected."""
-        del self._connections[connection.first_id]
-        first_id = connection.first_id
-        self._handle(SchedulerLeft(range(first_id, first_id + GatewayConnection.IDS)))
+        """Drop the batches of a gateway that has disconnected. Its instances stay."""
+        del self._connections[connection]
+        ids = frozenset(id for id, (owner, _) in self._held.items() if owner is connection)
+        self._handle(SchedulerLeft(ids))
+
+    def present_instances(self) -> list[PresentInstance]:
+        """Return the instances that exist now, for the `Hello` to a gateway."""
+        return [
+            PresentInstance(
+                each.id, each.variant.id, each.shape_id, self._stage(each), each.is_in_use
+            )
+            for each in self.backend.instances.values()
+        ]
+
+    def _stage(self, instance: ResidentInstance) -> InstanceStage:
+        if instance.stop_reason:
+            return "stopping"
+        if instance.id not in self._loaded:
+            return "starting"
+        return "ready" if instance.is_ready or instance.running else "evicted"
 
     @property
     def is_draining(self) -> bool:
@@ -88,11 +132,14 @@ class WorkerNode:
 
     def dispatch(self, connection: GatewayConnection, run: RunBatch) -> None:
         """Begin, hold or refuse a batch. Raises `ValueError` if the message is invalid."""
-        batch_id = connection.local_id(run.batch_id)
-        instance_id = connection.local_id(run.instance_id)
+        batch_id, instance_id = run.batch_id, run.instance_id
+        if batch_id < 0:
+            raise ValueError(f"{batch_id} is not a valid id")
         resident = self.backend.instances.get(instance_id)
-        if resident is not None and not 0 <= run.shape_id < len(resident.variant.shapes):
-            raise ValueError(f"variant {resident.variant.id} has no shape {run.shape_id}")
+        if resident is not None:
+            self._check_shape(resident, run.shape_id)
+        if batch_id in self._held:
+            raise ValueError(f"batch {batch_id} exists already")
         connection.resolve_blocks(run)
         action = Dispatch(
             batch_id,
@@ -104,51 +151,103 @@ class WorkerNode:
             instance_id,
             shape_id=run.shape_id,
         )
-        if batch_id in self._held_tasks:
-            raise ValueError(f"batch {run.batch_id} exists already")
-        self._held_tasks[batch_id] = run.tasks
+        self._held[batch_id] = (connection, run.tasks)
         self._handle(action)
+
+    def _check_shape(self, instance: ResidentInstance, shape_id: int) -> None:
+        """Raise `ValueError` if an instance is not loaded for batches in a shape."""
+        shapes = instance.variant.shapes
+        if not 0 <= shape_id < len(shapes):
+            raise ValueError(f"variant {instance.variant.id} has no shape {shape_id}")
+        if shape_id == instance.shape_id:
+            return
+        if self.pool.compute != Compute.PER_BATCH:
+            raise ValueError(f"instance {instance.id} has the shape {instance.shape_id}")
+        if not self.pool.has_room_for(shapes[shape_id].shape):
+            raise ValueError(f"shape {shape_id} does not fit this node")
 
     def execute(self, connection: GatewayConnection, action: Action) -> None:
         """Execute any other action. Raises `ValueError` if it is invalid."""
         if isinstance(action, CancelBatch):
-            batch_id = connection.local_id(action.batch_id)
-            self._handle(CancelBatch(batch_id, self.pool.id, self.id))
+            held = self._held.get(action.batch_id)
+            if held is not None and held[0] is connection:
+                self._handle(CancelBatch(action.batch_id, self.pool.id, self.id))
             return
         if not isinstance(action, StartInstance | LoadWeights | EvictWeights | StopInstance):
             raise ValueError(f"{type(action).__name__} is not for a worker")
-        instance_id = connection.local_id(action.instance_id)
+        instance_id = action.instance_id
         if isinstance(action, StartInstance):
             self._start_instance(connection, action)
         elif isinstance(action, EvictWeights):
             self._handle(EvictWeights(instance_id, self.id))
         elif isinstance(action, StopInstance):
-            self._handle(StopInstance(instance_id, self.id))
-        elif instance_id in self.backend.instances and instance_id not in self._runners:
-            raise ValueError(f"instance {action.instance_id} has not been started yet")
+            self._stop_instance(connection, instance_id)
+        elif instance_id in self.backend.instances and instance_id not in self._loaded:
+            raise ValueError(f"instance {instance_id} has not been started yet")
         else:
             self._handle(LoadWeights(instance_id, self.id))
 
     def _start_instance(self, connection: GatewayConnection, action: StartInstance) -> None:
-        instance_id = connection.local_id(action.instance_id)
+        instance_id = action.instance_id
+        if instance_id < 0:
+            raise ValueError(f"{instance_id} is not a valid id")
         if instance_id in self.backend.instances:
-            raise ValueError(f"instance {action.instance_id} exists already")
+            raise ValueError(f"instance {instance_id} exists already")
         variants = self.app.variants
         is_known = 0 <= action.variant_id < len(variants)
         if not is_known or self.pool.id not in variants[action.variant_id].pool_ids:
             raise ValueError(f"variant {action.variant_id} does not run on this node")
         if not 0 <= action.shape_id < len(variants[action.variant_id].shapes):
             raise ValueError(f"variant {action.variant_id} has no shape {action.shape_id}")
-        blocked = "" if self.is_draining else self._load_block_reason(variants[action.variant_id])
+        blocked = "" if self.is_draining else self._load_block_reason(action)
         if blocked:
             connection.report(InstanceStopped(action.instance_id, blocked))
+        elif not self._has_memory(variants[action.variant_id]):
+            self._refuse_start(connection, instance_id)
         else:
-            variant_id, shape_id = action.variant_id, action.shape_id
-            self._handle(StartInstance(instance_id, variant_id, self.pool.id, self.id, shape_id))
+            variant_id, shape_id, nth = action.variant_id, action.shape_id, action.nth
+            self._starters[instance_id] = connection
+            start = StartInstance(instance_id, variant_id, self.pool.id, self.id, shape_id, nth)
+            self._handle(start)
 
-    def _load_block_reason(self, variant: Variant) -> str:
+    def _has_memory(self, variant: Variant) -> bool:
+        """Whether a model fits beside those that are here to stay.
+
+        A gateway starts only what fits, as far as it knows; another may have been faster.
+        """
+        staying = [
+            each.variant
+            for each in self.backend.instances.values()
+            if self._stage(each) not in ("stopping", "evicted") and not each.is_evicting
+        ]
+        size_bytes = self.model_cache.size_bytes
+        return sum(map(size_bytes, staying)) + size_bytes(variant) <= self.pool.memory_bytes
+
+    def _refuse_start(self, connection: GatewayConnection, instance_id: int) -> None:
+        """Tell a gateway what is here instead: it had no room for the news, with its own start."""
+        connection.report(InstanceStopped(instance_id, NO_ROOM))
+        for each in self.backend.instances.values():
+            if self._stage(each) == "ready":
+                id, variant_id, shape_id = each.id, each.variant.id, each.shape_id
+                connection.report(InstanceAppeared(id, variant_id, self.id, shape_id))
+
+    def _stop_instance(self, connection: GatewayConnection, instance_id: int) -> None:
+        """Stop an instance as soon as its work has ended.
+
+        It takes no more batches, so the other gateways are told at once that it is gone. Their
+        batches that run on it end as usual.
+        """
+        self._handle(StopInstance(instance_id, self.id))
+        if instance_id in self.backend.instances:
+            for other in self._connections:
+                if other is not connection:
+                    other.report(InstanceStopped(instance_id, STOPPED))
+
+    def _load_block_reason(self, start: StartInstance) -> str:
         """Return why a function must not be loaded now; may begin a trial, which uses no slot."""
-        reason = "" if self.model_cache.has(variant) else self.loader.block_reason(variant)
+        variant = self.app.variants[start.variant_id]
+        is_cached = self.model_cache.has(variant, start.shape_id)
+        reason = "" if is_cached else self.loader.block_reason(variant)
         if reason and self.loader.try_begin_trial(variant):
             limit_ns, memory_bytes = LOAD_TIMEOUT_FACTOR * self.hang_ns, self.pool.memory_bytes
             self.executor.submit(
@@ -162,9 +261,8 @@ class WorkerNode:
     def _apply(self, effects: list[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, IdleTimer):
-                self._idle_timers.append(effect)  # every timer runs equally long
+                insort(self._idle_timers, effect, key=lambda timer: timer.at_ns)
             elif isinstance(effect, Event):
-                self._clean_up(effect)
                 self._report(effect)
             else:
                 self._begin(effect)
@@ -172,58 +270,56 @@ class WorkerNode:
     def _begin(self, action: Action) -> None:
         if isinstance(action, Dispatch):
             assert action.instance_id is not None
-            _, runner = self._runners[action.instance_id]
-            connection = self._connections[
-                action.batch_id - action.batch_id % GatewayConnection.IDS
-            ]
-            tasks = self._held_tasks.pop(action.batch_id)
-            job = BatchJob(action, tasks, runner, connection, self._on_batch_done, self.hang_ns)
+            variant, loaded = self._loaded[action.instance_id]
+            runner = loaded.on(self.model_cache.cores_of(variant, action.shape_id))
+            connection, tasks = self._held.pop(action.batch_id)
+            on_done, hang_ns, begun = self._on_batch_done, self.hang_ns, self.begun
+            job = BatchJob(action, tasks, runner, connection, on_done, hang_ns, begun)
             # Inline only with a single slot: with more, batches in other slots would wait for the
             # reading thread.
             runs_inline = self.pool.slots == 1 and runner.mean_exec_ns < SHORT_NS
             self.executor.submit(job, runs_inline=runs_inline)
             return
         assert isinstance(action, StartInstance | LoadWeights)
-        variant = self.backend.instances[action.instance_id].variant
+        instance = self.backend.instances[action.instance_id]
+        variant, shape_id = instance.variant, instance.shape_id
         model_cache = self.model_cache if isinstance(action, StartInstance) else None
         limit_ns = LOAD_TIMEOUT_FACTOR * self.hang_ns
-        self.executor.submit(PrepareJob(action, variant, model_cache, self._on_prepared, limit_ns))
+        self.executor.submit(
+            PrepareJob(action, variant, model_cache, self._on_prepared, limit_ns, shape_id)
+        )
 
     def _on_batch_done(self, job: BatchJob) -> None:
-        action = job.action
-        effects = self.backend.handle(monotonic_ns(), Ended(action))
-        connection = self._connections.get(
-            action.batch_id - action.batch_id % GatewayConnection.IDS
-        )
-        if connection is not None:
-            connection.send(job.reply)
+        effects = self.backend.handle(monotonic_ns(), Ended(job.action))
+        if job.connection in self._connections:
+            job.connection.send(job.reply)
         self._apply(effects)
 
     def _on_prepared(self, job: PrepareJob) -> None:
         action = job.action
         instance_id = action.instance_id
-        has_failed = isinstance(action, StartInstance) and job.runner is None
+        has_failed = isinstance(action, StartInstance) and job.loaded is None
         effects = self.backend.handle(monotonic_ns(), Ended(action, has_failed))
-        if has_failed:
+        if isinstance(action, LoadWeights):
+            self._report_instance(WeightsLoaded(instance_id))
+        elif job.loaded is None:
             if job.variant.id in self.measured:
                 self.measured[job.variant.id].problem = job.error
-            self._report(InstanceStopped(instance_id, job.error))
-        elif job.runner is not None:
-            self._runners[instance_id] = (job.variant, job.runner)
-            self._report(InstanceStarted(instance_id, self.id))
-            self._report_recovered(job.variant, job.runner)
+            self._report_instance(InstanceStopped(instance_id, job.error))
         else:
-            self._report(WeightsLoaded(instance_id))
+            self._loaded[instance_id] = (job.variant, job.loaded)
+            self._report_started(job.variant, action)
+            self._report_recovered(job.variant, job.loaded)
         self._apply(effects)
 
-    def _report_recovered(self, variant: Variant, runner: BatchRunner) -> None:
+    def _report_recovered(self, variant: Variant, loaded: LoadedFunction) -> None:
         """If a function had failed to load before, send its signature to every gateway."""
         measured = self.measured.get(variant.id)
         if measured is not None and measured.problem:
             measured.problem = ""
-            measured.signature = runner.signature
+            measured.signature = loaded.runner.signature
             _LOG.info("%s: loaded after earlier failures", variant.name)
-            for connection in self._connections.values():
+            for connection in self._connections:
                 connection.send(frame(FunctionLoaded(measured)))
 
     def next_timer_ns(self) -> int:
@@ -234,31 +330,38 @@ class WorkerNode:
         while self._idle_timers and self._idle_timers[0].at_ns <= now_ns:
             self._apply(self.backend.handle(now_ns, self._idle_timers.popleft()))
 
-    def _clean_up(self, event: Event) -> None:
-        """Free what the worker kept for a batch or an instance that is over."""
-        if isinstance(event, BatchRefused):
-            del self._held_tasks[event.batch_id]
-        elif isinstance(event, InstanceStopped) and event.instance_id in self._runners:
-            variant, runner = self._runners.pop(event.instance_id)
-            # A gateway that is connected wants the memory back; the next one may want the model.
-            owner_id = event.instance_id - event.instance_id % GatewayConnection.IDS
-            if self.is_draining or owner_id not in self._connections:
-                self.model_cache.release(variant, runner, keep=True)
-            else:
-                limit_ns = LOAD_TIMEOUT_FACTOR * self.hang_ns
-                self.executor.submit(UnloadJob(variant, runner, self.model_cache, limit_ns))
-
     def _report(self, event: Event) -> None:
-        """Send an event to the gateway that it concerns, with the gateway's own id."""
+        """Report an event of the Backend, and free what the worker kept for what is over."""
         if isinstance(event, BatchRefused):
-            local_id = event.batch_id
-            event.batch_id = id = local_id % GatewayConnection.IDS
-        else:
-            assert isinstance(
-                event, InstanceStarted | InstanceStopped | WeightsEvicted | WeightsLoaded
-            )
-            local_id = event.instance_id
-            event.instance_id = id = local_id % GatewayConnection.IDS
-        connection = self._connections.get(local_id - id)
-        if connection is not None:
+            connection, _ = self._held.pop(event.batch_id)
+            if connection in self._connections:
+                connection.report(event)
+            return
+        assert isinstance(event, InstanceStopped | InstanceUseChanged | WeightsEvicted)
+        if isinstance(event, InstanceStopped) and event.instance_id in self._loaded:
+            variant, loaded = self._loaded.pop(event.instance_id)
+            if self.is_draining:
+                self.model_cache.release(variant, loaded, keep=True)
+            else:  # whoever stopped it wants the memory back
+                limit_ns = LOAD_TIMEOUT_FACTOR * self.hang_ns
+                self.executor.submit(UnloadJob(variant, loaded, self.model_cache, limit_ns))
+        self._report_instance(event)
+
+    def _report_instance(
+        self, event: InstanceStopped | InstanceUseChanged | WeightsEvicted | WeightsLoaded
+    ) -> None:
+        """Tell every gateway what has become of an instance."""
+        if isinstance(event, InstanceStopped):
+            self._starters.pop(event.instance_id, None)
+        for connection in self._connections:
             connection.report(event)
+
+    def _report_started(self, variant: Variant, action: StartInstance) -> None:
+        """Tell every gateway of a new instance; the one that ordered it waits for its start."""
+        instance_id, shape_id = action.instance_id, action.shape_id
+        starter = self._starters.pop(instance_id, None)
+        for connection in self._connections:
+            if connection is starter:
+                connection.report(InstanceStarted(instance_id, self.id))
+            else:
+                connection.report(InstanceAppeared(instance_id, variant.id, self.id, shape_id))

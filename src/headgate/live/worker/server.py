@@ -42,6 +42,7 @@ from headgate.live.ipc.messages import (
     RunBatch,
 )
 from headgate.live.telemetry.logs import HUNG_EXIT, exit_process
+from headgate.live.worker.begun_requests import BegunRequests, create_memory
 from headgate.live.worker.connection import UNSENT_BYTES_MAX, GatewayConnection
 from headgate.live.worker.executor import Executor, Job
 from headgate.live.worker.model_cache import LOAD_TIMEOUT_FACTOR, Loader, ModelCache
@@ -70,6 +71,7 @@ class Server:
         base: str,
         *,
         heartbeat_fd: int | None,
+        begun_fd: int | None,
         hang_ns: int,
     ) -> None:
         self._listener = listener
@@ -106,10 +108,10 @@ class Server:
             self._warmup.measured,
             self._executor,
             hang_ns,
+            BegunRequests(create_memory() if begun_fd is None else begun_fd),
         )
         self._epoll = select.epoll()
         self._connections: dict[int, GatewayConnection] = {}  # by descriptor
-        self._accepted = 0
         self._is_stop_requested = False
         self._is_single_request = False  # the last batch had a single request
         self._busy_epoll = BusyEpoll(self._epoll)
@@ -192,14 +194,14 @@ class Server:
             sock.close()
             return
         sock.setblocking(False)
-        connection = GatewayConnection(sock, self._accepted, self._arena_bytes)
-        self._accepted += 1
+        connection = GatewayConnection(sock, self._arena_bytes)
         self._connections[sock.fileno()] = connection
         self._epoll.register(sock.fileno(), select.EPOLLIN)
         self._node.add_gateway(connection)
         try:
+            functions = list(self._warmup.measured.values())
             connection.send_hello(
-                Hello(self._spec.id, os.getpid(), list(self._warmup.measured.values()))
+                Hello(self._spec.id, os.getpid(), functions, self._node.present_instances())
             )
         except OSError:
             self._close(connection)

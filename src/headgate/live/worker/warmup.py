@@ -76,7 +76,8 @@ class Warmup(Job):
         assert source is not None
         self.model_cache.evict_for(variant)
         before_ns, before_bytes = monotonic_ns(), private_bytes()
-        runner = self.model_cache.acquire(variant)
+        loaded = self.model_cache.acquire(variant)
+        runner = loaded.runner  # of the function's own shape, whose times it measures
         start_ns = monotonic_ns() - before_ns
         keep = False
         try:
@@ -87,7 +88,7 @@ class Warmup(Job):
         except BaseException as error:  # it exceeds its pool, or exhausts memory
             raise LoadError(self.loader.record_failure(variant, error)) from None
         finally:
-            self.model_cache.release(variant, runner, keep=keep)
+            self.model_cache.release(variant, loaded, keep=keep)
         return MeasuredFunction(variant.name, runner.signature, exec_ns, start_ns, memory_bytes)
 
     def _measure(self, variant: Variant, runner: BatchRunner, batch: int) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headgate.core.model import FaasOffering, InstanceType
+from headgate.planning.capacity.latency_model import Characterisation, profile_of
 from headgate.planning.capacity.mix import (
     FaasChoice,
     LoadProfile,
@@ -23,7 +24,6 @@ from headgate.planning.capacity.sizing import (
     instance_capacity,
     knee_size,
 )
-from headgate.planning.latency_model import Characterisation, profile_of
 
 INSTANCES_MAX: Final = 100
 _INSTANCES_ANY: Final = 100_000

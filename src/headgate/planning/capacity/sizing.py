@@ -14,7 +14,7 @@ from typing import Final
 
 from headgate.core.clock import MILLISECOND_NS
 from headgate.core.model import FaasOffering, InstanceType
-from headgate.planning.latency_model import Characterisation
+from headgate.planning.capacity.latency_model import Characterisation
 
 TOLERANCE: Final = 0.05  # a time within 5 % of the best counts as the best
 

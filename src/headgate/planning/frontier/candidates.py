@@ -14,7 +14,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Final
 
-from headgate.core.clock import HOUR_NS, NEVER_NS, SECOND_NS
+from headgate.core.clock import NEVER_NS, SECOND_NS
 from headgate.core.errors import ConfigError
 from headgate.core.model import App, Compute, Function, Pipeline, Pool, Shape, Variant
 from headgate.planning.frontier.configs import StageConfig, check_configs, cost_units
@@ -105,12 +105,7 @@ def _candidate(
 ) -> StageConfig:
     shape, run_ns = variant.shapes[shape_id].shape, variant.exec_ns(batch, shape_id)
     start_ns = variant.profile.cold_start_ns if is_cold else 0
-    if pool.faas is None:
-        part = _part(pool, shape)
-        held_ns = run_ns + start_ns
-        usd = pool.usd_per_hour * part * held_ns / HOUR_NS + pool.compute_usd(shape, held_ns)
-    else:
-        usd = pool.faas.usd(run_ns + (start_ns if pool.faas.bills_cold_start else 0))
+    usd = pool.batch_usd(shape, run_ns, start_ns)
     return StageConfig(
         time_ns=start_ns + run_ns + 2 * pool.network_ns,
         cost=cost_units(usd / batch),
@@ -121,15 +116,6 @@ def _candidate(
         place=pool.id,
         start_ns=start_ns,
         shape_id=shape_id,
-    )
-
-
-def _part(pool: Pool, shape: Shape) -> float:
-    """The part of a node that a batch in a shape holds."""
-    return max(
-        1 / pool.slots,
-        shape.cpu_milli / max(1, pool.cpu_milli),
-        shape.gpu_sevenths / max(1, pool.gpu_sevenths),
     )
 
 
@@ -204,7 +190,7 @@ def _packed(app: App, function: Function) -> list[StageConfig]:
         pool = app.pools[config.place]
         shape = Shape(config.cpu_milli, config.gpu_sevenths)
         if pool.faas is None and pool.compute != Compute.PER_BATCH:
-            waste = 1.0 / pool.count_of(shape) / _part(pool, shape)
+            waste = 1.0 / pool.count_of(shape) / pool.part_of(shape)
             config = replace(config, cost=int(config.cost * waste))
         packed.append(config)
     return packed

@@ -4,6 +4,7 @@ They know the rules that every run must keep, and nothing of the Scheduler's int
 error in the Scheduler cannot hide itself.
 """
 
+from headgate.core.clock import NEVER_NS
 from headgate.core.model import App
 from headgate.sim.checkers.batches import (
     AttemptLimits,
@@ -58,6 +59,7 @@ def all_checkers(
     allows_losses: bool = False,
     has_decision_cost: bool = False,
     is_drained: bool = False,
+    limit_ns: int = NEVER_NS,
     wait_max_ns: int | None = None,
     events_max: int = EVENTS_MAX,
 ) -> Checkers:
@@ -65,9 +67,9 @@ def all_checkers(
 
     `allows_duplicates`: completions may be reported twice. `allows_losses`: completions may never
     be reported. `has_decision_cost`: decisions take time, so that events and actions cross.
-    `is_drained`: the run went on until nothing was in flight. `wait_max_ns`: no request may wait
-    longer than this for its first dispatch. `events_max`: a run of more events is taken to be in
-    an endless loop and is stopped.
+    `is_drained`: the run went on until nothing was in flight, or to `limit_ns`. `wait_max_ns`: no
+    request may wait longer than this for its first dispatch. `events_max`: a run of more events is
+    taken to be in an endless loop and is stopped.
     """
     checkers: list[Checker] = [
         Clock(events_max),
@@ -80,6 +82,7 @@ def all_checkers(
             allows_losses=allows_losses,
             has_decision_cost=has_decision_cost,
             is_drained=is_drained,
+            limit_ns=limit_ns,
         ),
         AttemptLimits(app),
         BatchLimits(app),

@@ -7,7 +7,7 @@ and instances, within slots and memory.
 from __future__ import annotations
 
 from collections import Counter
-from typing import final
+from typing import Final, final
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from headgate.core.actions import (
     StartInstance,
     StopInstance,
 )
+from headgate.core.clock import NEVER_NS, SECOND_NS
 from headgate.core.events import (
     BatchFailed,
     BatchFinished,
@@ -43,6 +44,8 @@ from headgate.core.records import STAGES_MAX
 from headgate.metrics.columns import RunColumns, SpanKind
 from headgate.sim.checkers.checker import Checker, ended_batch
 
+_IN_PROGRESS_NS: Final = 60 * SECOND_NS  # longer than any start of a random case
+
 
 @final
 class Completions(Checker):
@@ -59,8 +62,10 @@ class Completions(Checker):
         allows_losses: bool = False,
         has_decision_cost: bool = False,
         is_drained: bool = False,
+        limit_ns: int = NEVER_NS,
     ) -> None:
         super().__init__()
+        self._limit_ns = limit_ns
         self._allows_duplicates = allows_duplicates
         self._allows_losses = allows_losses
         self._has_decision_cost = has_decision_cost
@@ -70,8 +75,8 @@ class Completions(Checker):
         self._given_up: dict[int, None] = {}
         self._started: dict[int, int] = {}  # instance id -> Scheduler
         self._appeared: set[tuple[int, int]] = set()  # (Scheduler, instance id)
-        # Actions on instances that have not ended: (kind, instance id) -> node id.
-        self._pending: dict[tuple[type[Action], int], int | None] = {}
+        # Actions on instances that have not ended: (kind, instance id) -> node id, Scheduler, time.
+        self._pending: dict[tuple[type[Action], int], tuple[int | None, int, int]] = {}
         self._timers: dict[tuple[int, TimerKey], int] = {}
 
     def check_action(self, now_ns: int, scheduler: int, action: Action) -> None:
@@ -85,7 +90,11 @@ class Completions(Checker):
                 if action.instance_id in self._started:
                     self.report(now_ns, f"instance {action.instance_id} is started twice")
                 self._started[action.instance_id] = scheduler
-            self._pending[type(action), action.instance_id] = action.node_id
+            self._pending[type(action), action.instance_id] = (
+                action.node_id,
+                scheduler,
+                now_ns,
+            )
         elif isinstance(action, SetTimer):
             self._timers[scheduler, action.key] = action.at_ns
         elif isinstance(action, CancelTimer):
@@ -97,7 +106,7 @@ class Completions(Checker):
         elif isinstance(event, TimerFired):
             self._fire(now_ns, scheduler, event.key)
         elif isinstance(event, NodeLost):
-            self._pending = {k: n for k, n in self._pending.items() if n != event.node_id}
+            self._pending = {k: n for k, n in self._pending.items() if n[0] != event.node_id}
         elif isinstance(
             event,
             InstanceStarted | InstanceAppeared | InstanceStopped | WeightsLoaded | WeightsEvicted,
@@ -106,13 +115,28 @@ class Completions(Checker):
                 self.report(now_ns, f"instance {event.instance_id} was never started")
             self._end_action(now_ns, scheduler, event.instance_id, event)
 
+    def on_gateway_crashed(self, now_ns: int, scheduler: int) -> None:
+        """Nobody hears any more how the actions of this Scheduler end."""
+        for batch_id, sender in self._senders.items():
+            if sender == scheduler:
+                self._in_flight.pop(batch_id, None)
+                self._given_up.pop(batch_id, None)
+        self._pending = {k: n for k, n in self._pending.items() if n[1] != scheduler}
+
     def finish(self, run: RunColumns) -> None:
-        """After a drained run, report everything that has not ended."""
+        """After a drained run, report everything that has not ended.
+
+        A policy that plans gives orders for ever: what it ordered right before the limit of the run
+        is in progress when the run is cut off.
+        """
         if not self._is_drained:
             return
         for batch_id in () if self._allows_losses else (*self._in_flight, *self._given_up):
             self.report(run.end_ns, f"batch {batch_id} has not ended")
-        for kind, instance_id in self._pending:
+        cut_ns = self._limit_ns - _IN_PROGRESS_NS if run.end_ns >= self._limit_ns else NEVER_NS
+        for (kind, instance_id), (_, _, ordered_ns) in self._pending.items():
+            if ordered_ns >= cut_ns:
+                continue
             self.report(run.end_ns, f"{kind.__name__} of instance {instance_id} has not ended")
 
     def _end_batch(self, now_ns: int, scheduler: int, batch_id: int, is_finished: bool) -> None:
@@ -425,12 +449,17 @@ def _spans_of(run: RunColumns, node_id: int) -> list[tuple[int, bool, int, int]]
 class Memory(Checker):
     """The weights on a node fit into its device memory and its host memory.
 
-    Weights count as moved in the order in which the actions that move them are returned.
+    Weights count as moved in the order in which the actions that move them are returned. When a
+    gateway has crashed, the instances that it was starting count again when the others see them;
+    and when it was the last one, whatever the next one is told of.
     """
 
     def __init__(self, app: App) -> None:
         super().__init__()
         self._app = app
+        self._alive: set[int] = set()  # Schedulers
+        self._starting: dict[int, int] = {}  # instance id -> Scheduler
+        self._stopping: set[int] = set()  # instance ids
         self._pools: dict[int, Pool] = {}  # by node id
         self._bytes: dict[int, int] = {}  # by instance id
         self._device: dict[int, dict[int, None]] = {}  # node id -> instance ids
@@ -438,8 +467,15 @@ class Memory(Checker):
         self._unplaced: set[int] = set()  # instances whose pool has yet to pick a node
 
     def check_event(self, now_ns: int, scheduler: int, event: Event) -> None:
+        if isinstance(event, InstanceStarted | InstanceStopped):
+            self._starting.pop(event.instance_id, None)
         if isinstance(event, NodeJoined):
+            self._alive.add(scheduler)
             self._pools[event.node_id] = self._app.pools[event.pool_id]
+        elif isinstance(event, InstanceAppeared):
+            is_new = event.instance_id not in self._device.get(event.node_id, {})
+            if is_new and event.instance_id not in self._stopping:
+                self._put(now_ns, self._device, event.node_id, event.instance_id)
         elif isinstance(event, NodeLost):
             self._device.pop(event.node_id, None)
             self._host.pop(event.node_id, None)
@@ -449,8 +485,19 @@ class Memory(Checker):
             self._unplaced.discard(event.instance_id)
             self._put(now_ns, self._device, event.node_id, event.instance_id)
 
+    def on_gateway_crashed(self, now_ns: int, scheduler: int) -> None:
+        self._alive.discard(scheduler)
+        for instance_id, starter in list(self._starting.items()):
+            if starter == scheduler:
+                del self._starting[instance_id]
+                self._forget(instance_id)
+        if not self._alive:
+            self._device.clear()
+            self._host.clear()
+
     def check_action(self, now_ns: int, scheduler: int, action: Action) -> None:
         if isinstance(action, StartInstance):
+            self._starting[action.instance_id] = scheduler
             profile = self._app.variants[action.variant_id].profile
             self._bytes[action.instance_id] = profile.memory_bytes
             if action.node_id is None:
@@ -458,6 +505,7 @@ class Memory(Checker):
             else:
                 self._put(now_ns, self._device, action.node_id, action.instance_id)
         elif isinstance(action, StopInstance):
+            self._stopping.add(action.instance_id)
             self._forget(action.instance_id)
         elif isinstance(action, LoadWeights):
             self._put(now_ns, self._device, action.node_id, action.instance_id)

@@ -13,6 +13,8 @@ from headgate.core.events import (
     BatchLost,
     BatchRefused,
     Event,
+    InstanceAppeared,
+    NodeJoined,
     TimerFired,
 )
 from headgate.metrics.columns import RunColumns
@@ -34,6 +36,9 @@ class Checker(Observer):
 
     def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
         self.check_event(now_ns, scheduler, event)
+        if isinstance(event, NodeJoined) and event.instances:
+            for appeared in _with_node(event):
+                self.check_event(now_ns, scheduler, appeared)
         for action in actions:
             self.check_action(now_ns, scheduler, action)
 
@@ -55,6 +60,15 @@ class Checker(Observer):
         """Raise `InvariantError` if there was any violation."""
         if self.violations:
             raise InvariantError("\n".join(self.violations))
+
+
+def _with_node(event: NodeJoined) -> list[InstanceAppeared]:
+    """The instances that a node brings along, as if each had appeared after it."""
+    flat = event.instances
+    return [
+        InstanceAppeared(flat[place], flat[place + 1], event.node_id, flat[place + 2])
+        for place in range(0, len(flat), 3)
+    ]
 
 
 def ended_batch(event: Event) -> int | None:
@@ -82,6 +96,14 @@ class Checkers(Checker):
     def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
         for checker in self._checkers:
             checker.on_event(now_ns, scheduler, event, actions)
+
+    def on_gateway_crashed(self, now_ns: int, scheduler: int) -> None:
+        for checker in self._checkers:
+            checker.on_gateway_crashed(now_ns, scheduler)
+
+    def on_turned_away(self, now_ns: int, request_id: int, pipeline: int) -> None:
+        for checker in self._checkers:
+            checker.on_turned_away(now_ns, request_id, pipeline)
 
     def finish(self, run: RunColumns) -> None:
         """Finish all checkers and collect their violations."""

@@ -13,6 +13,7 @@ from headgate.core.actions import (
     StartInstance,
     StopInstance,
 )
+from headgate.core.backend import NO_ROOM, STARTED_ALREADY
 from headgate.core.circuit_breaker import DAY_NS
 from headgate.core.clock import MINUTE_NS, SECOND_NS
 from headgate.core.events import (
@@ -28,10 +29,15 @@ from headgate.core.events import (
     TimerFired,
     WeightsLoaded,
 )
+from headgate.core.ids import owner
 from headgate.core.model import App, FaasPlatform, Pool
 from headgate.sim.checkers.checker import Checker, ended_batch
 
 _ROUNDING: Final = 1e-9
+
+
+# Another Scheduler was faster: the start was never tried.
+_FORESTALLED: Final = (NO_ROOM, STARTED_ALREADY)
 
 
 @final
@@ -99,7 +105,8 @@ class Budgets(Checker):
 class StartBackoff(Checker):
     """A variant that failed to start is not started during the back-off, then once, as a probe.
 
-    Starts for which the pool picks the node are not checked: the pool may have had no free node.
+    Each Scheduler knows of its own starts, and of instances of others that appear. Starts for which
+    the pool picks the node are not checked: the pool may have had no free node.
     """
 
     def __init__(self, app: App) -> None:
@@ -108,13 +115,14 @@ class StartBackoff(Checker):
         self._up: set[int] = set()  # node ids
         self._starting: dict[int, StartInstance] = {}  # by instance id
         self._ready: dict[int, tuple[int, int]] = {}  # by instance id: node and variant
-        # By variant id: when its back-off ends, and the instance id of the probe, if there is one.
-        self._barred: dict[int, tuple[int, int | None]] = {}
+        # By Scheduler and variant id: when its back-off ends, and the instance id of the probe, if
+        # there is one.
+        self._barred: dict[tuple[int, int], tuple[int, int | None]] = {}
 
     def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
         """Lift a back-off whose timer starts nothing: the variant runs wherever it can."""
         if isinstance(event, TimerFired) and event.key[0] == "probe" and not actions:
-            self._barred.pop(event.key[1], None)
+            self._barred.pop((scheduler, event.key[1]), None)
         super().on_event(now_ns, scheduler, event, actions)
 
     def check_event(self, now_ns: int, scheduler: int, event: Event) -> None:
@@ -127,16 +135,19 @@ class StartBackoff(Checker):
             start = self._starting.pop(event.instance_id, None)
             if start is not None:
                 self._ready[event.instance_id] = (event.node_id, start.variant_id)
-                self._barred.pop(start.variant_id, None)
+                self._barred.pop((scheduler, start.variant_id), None)
+        elif isinstance(event, InstanceAppeared):
+            self._barred.pop((scheduler, event.variant_id), None)
         elif isinstance(event, InstanceStopped):
             self._ready.pop(event.instance_id, None)
             start = self._starting.pop(event.instance_id, None)
-            if start is not None:
-                self._failed(now_ns, start.variant_id, event.instance_id)
+            is_own = scheduler == owner(event.instance_id)  # else it had started
+            if start is not None and is_own and event.reason not in _FORESTALLED:
+                self._failed(now_ns, scheduler, start.variant_id, event.instance_id)
         elif isinstance(event, LoadFailed):
             is_running = (event.node_id, event.variant_id) in self._ready.values()
             if not is_running and event.node_id in self._up:
-                self._failed(now_ns, event.variant_id, None)
+                self._failed(now_ns, scheduler, event.variant_id, None)
 
     def check_action(self, now_ns: int, scheduler: int, action: Action) -> None:
         """Report a start within the back-off; a start after it is the probe."""
@@ -145,24 +156,28 @@ class StartBackoff(Checker):
             self._starting.pop(action.instance_id, None)
         elif isinstance(action, StartInstance) and action.node_id is not None:
             self._starting[action.instance_id] = action
-            until_ns, probe = self._barred.get(action.variant_id, (now_ns, None))
+            key = (scheduler, action.variant_id)
+            until_ns, probe = self._barred.get(key, (now_ns, None))
             if now_ns < until_ns or probe in self._starting:
                 self.report(now_ns, f"variant {action.variant_id} is started while it is barred")
-            if action.variant_id in self._barred:
-                self._barred[action.variant_id] = (until_ns, action.instance_id)
+            if key in self._barred:
+                self._barred[key] = (until_ns, action.instance_id)
 
-    def _failed(self, now_ns: int, variant_id: int, instance_id: int | None) -> None:
-        barred = self._barred.get(variant_id)
+    def _failed(
+        self, now_ns: int, scheduler: int, variant_id: int, instance_id: int | None
+    ) -> None:
+        barred = self._barred.get((scheduler, variant_id))
         if barred is None or (instance_id is not None and barred[1] == instance_id):
-            self._barred[variant_id] = (now_ns + self._backoff_ns, None)
+            self._barred[scheduler, variant_id] = (now_ns + self._backoff_ns, None)
 
     def _lose(self, now_ns: int, node_id: int) -> None:
         self._up.discard(node_id)
         for instance_id, start in list(self._starting.items()):
             if start.node_id == node_id:
                 del self._starting[instance_id]
-                if self._barred.get(start.variant_id, (0, None))[1] == instance_id:
-                    self._failed(now_ns, start.variant_id, instance_id)
+                scheduler = owner(instance_id)
+                if self._barred.get((scheduler, start.variant_id), (0, None))[1] == instance_id:
+                    self._failed(now_ns, scheduler, start.variant_id, instance_id)
         self._ready = {i: place for i, place in self._ready.items() if place[0] != node_id}
 
 
@@ -171,26 +186,36 @@ class SuspectTasks(Checker):
     """A task that ran alone on a node that died never runs again.
 
     Tasks that ran together when a node died are suspects: each runs again in a batch of its own,
-    and of one function only one suspect runs at a time.
+    and of one function only one suspect runs at a time. So is a task that ran alone on a node that
+    may hold batches of several gateways, because its gateway cannot know.
     """
 
     def __init__(self, app: App) -> None:
         super().__init__()
         self._app = app
+        self._schedulers: set[int] = set()  # that have had an event
         self._ready: set[tuple[int, int]] = set()  # (Scheduler, instance id)
         self._in_flight: dict[int, tuple[int, Dispatch]] = {}  # by batch id: Scheduler, action
         self._not_alone: set[int] = set()  # ids of batches that another ran beside at a crash
         self._guilty: set[int] = set()  # task ids
         self._suspects: set[int] = set()  # task ids
-        self._suspects_running: Counter[int] = Counter()  # by function id
+        # By Scheduler and function id: Schedulers do not know each other's suspects.
+        self._suspects_running: Counter[tuple[int, int]] = Counter()
 
     def check_event(self, now_ns: int, scheduler: int, event: Event) -> None:
+        self._schedulers.add(scheduler)
         if isinstance(event, InstanceStarted | InstanceAppeared | WeightsLoaded):
             self._ready.add((scheduler, event.instance_id))
         elif isinstance(event, BatchLost):
             self._lost(event)
         elif (batch_id := ended_batch(event)) is not None:
             self._end(batch_id)
+
+    def on_gateway_crashed(self, now_ns: int, scheduler: int) -> None:
+        """Nobody hears how its batches end, and no task of them runs again."""
+        for batch_id, (sender, _) in list(self._in_flight.items()):
+            if sender == scheduler:
+                self._end(batch_id)
 
     def check_action(self, now_ns: int, scheduler: int, action: Action) -> None:
         if isinstance(action, LoadWeights):
@@ -202,17 +227,17 @@ class SuspectTasks(Checker):
             if task_id in self._guilty:
                 self.report(now_ns, f"task {task_id} was alone when a node died, and runs again")
             if task_id in self._suspects:
-                function_id = self._app.variants[action.variant_id].function_id
-                self._suspects_running[function_id] += 1
-                if len(action.task_ids) > 1 or self._suspects_running[function_id] > 1:
+                key = (scheduler, self._app.variants[action.variant_id].function_id)
+                self._suspects_running[key] += 1
+                if len(action.task_ids) > 1 or self._suspects_running[key] > 1:
                     self.report(now_ns, f"task {task_id} is a suspect, and not alone")
 
     def _end(self, batch_id: int) -> None:
-        _, dispatch = self._in_flight.pop(batch_id, (0, None))
+        scheduler, dispatch = self._in_flight.pop(batch_id, (0, None))
         if dispatch is not None:
-            function_id = self._app.variants[dispatch.variant_id].function_id
+            key = (scheduler, self._app.variants[dispatch.variant_id].function_id)
             suspects = self._suspects.intersection(dispatch.task_ids)
-            self._suspects_running[function_id] -= len(suspects)
+            self._suspects_running[key] -= len(suspects)
 
     def _lost(self, event: BatchLost) -> None:
         scheduler, dispatch = self._in_flight.get(event.batch_id, (0, None))
@@ -224,7 +249,9 @@ class SuspectTasks(Checker):
             for batch_id, (sender, other) in self._in_flight.items()
             if other.node_id == dispatch.node_id and self._had_begun(sender, other)
         ]
-        was_alone = not others and event.batch_id not in self._not_alone
+        pool = self._app.pools[dispatch.pool_id]
+        may_be_shared = len(self._schedulers) > 1 and (pool.slots > 1 or pool.queue_max > 0)
+        was_alone = not (others or may_be_shared or event.batch_id in self._not_alone)
         self._not_alone.update(others)
         if len(dispatch.task_ids) == 1 and (was_alone or dispatch.task_ids[0] in self._suspects):
             self._guilty.update(dispatch.task_ids)

@@ -14,22 +14,45 @@ from headgate.core.states import OUTCOME_NAMES, Outcome, Rejection
 from headgate.metrics.columns import RunColumns
 from headgate.sim.checkers.checker import Checker, ended_batch
 
+NOBODY: Final = -1  # in place of a Scheduler, for a request that none received
+
 
 @final
 class Conservation(Checker):
-    """Every request is settled exactly once, by the Scheduler at which it arrived."""
+    """Every request is settled exactly once, by the Scheduler at which it arrived.
+
+    When a gateway crashes, its open requests fail at that moment. Where decisions take time, one
+    that its Scheduler had settled fails all the same if the answer had not left, and a request
+    that nobody saw may have waited for its Scheduler.
+    """
 
     def __init__(self, *, has_decision_cost: bool = False) -> None:
         super().__init__()
         self._has_decision_cost = has_decision_cost
+        self._has_crashes = False
         self._arrived: dict[int, int] = {}  # request id -> Scheduler
         self._settled: dict[int, tuple[int, int]] = {}  # request id -> (time, outcome)
+        self._lost: set[int] = set()  # settled by a Scheduler whose gateway has crashed since
 
     def check_event(self, now_ns: int, scheduler: int, event: Event) -> None:
         if isinstance(event, RequestArrived):
             if event.request_id in self._arrived:
                 self.report(now_ns, f"request {event.request_id} arrived twice")
             self._arrived[event.request_id] = scheduler
+
+    def on_gateway_crashed(self, now_ns: int, scheduler: int) -> None:
+        self._has_crashes = True
+        for request_id, receiver in self._arrived.items():
+            if receiver == scheduler:
+                if request_id not in self._settled:
+                    self._settled[request_id] = (now_ns, Outcome.FAILED)
+                elif self._has_decision_cost:
+                    self._lost.add(request_id)
+
+    def on_turned_away(self, now_ns: int, request_id: int, pipeline: int) -> None:
+        self._has_crashes = True
+        self._arrived[request_id] = NOBODY
+        self._settled[request_id] = (now_ns, Outcome.FAILED)
 
     def check_action(self, now_ns: int, scheduler: int, action: Action) -> None:
         if not isinstance(action, Settle):
@@ -46,8 +69,12 @@ class Conservation(Checker):
     def finish(self, run: RunColumns) -> None:
         """Report requests that were never settled, or whose rows in the columns differ."""
         rows = run.requests
-        if len(rows) != len(self._arrived):
+        waited = self._has_crashes and self._has_decision_cost
+        if len(rows) != len(self._arrived) and not (waited and len(rows) > len(self._arrived)):
             self.report(run.end_ns, f"{len(self._arrived)} requests have {len(rows)} rows")
+        open_rows = (rows.finished_ns == NEVER_NS).nonzero()[0].tolist()
+        for request_id in open_rows:
+            self.report(run.end_ns, f"request {request_id} has no outcome in the columns")
         for request_id in self._arrived:
             if request_id not in self._settled:
                 self.report(run.end_ns, f"request {request_id} was never settled")
@@ -55,6 +82,8 @@ class Conservation(Checker):
             settled_ns, outcome = self._settled[request_id]
             if request_id >= len(rows):
                 self.report(run.end_ns, f"request {request_id} has no row")
+            elif request_id in self._lost and rows.outcome[request_id] == Outcome.FAILED:
+                continue
             elif rows.outcome[request_id] != outcome or (
                 rows.finished_ns[request_id] != settled_ns and not self._has_decision_cost
             ):
@@ -260,10 +289,17 @@ class Starvation(Checker):
         super().__init__()
         self._wait_max_ns = wait_max_ns
         self._waiting: dict[int, int] = {}  # request id -> since when
+        self._receivers: dict[int, int] = {}  # request id -> Scheduler
 
     def check_event(self, now_ns: int, scheduler: int, event: Event) -> None:
         if isinstance(event, RequestArrived):
             self._waiting[event.request_id] = now_ns
+            self._receivers[event.request_id] = scheduler
+
+    def on_gateway_crashed(self, now_ns: int, scheduler: int) -> None:
+        for request_id in list(self._waiting):
+            if self._receivers[request_id] == scheduler:
+                self._stop_waiting(now_ns, request_id)
 
     def check_action(self, now_ns: int, scheduler: int, action: Action) -> None:
         if isinstance(action, Dispatch):

@@ -98,6 +98,32 @@ _RESULTS: Mapping[str, tuple[Settlement, str, int]] = {
         "",
         500,
     ),
+    "explained": (
+        Settlement(
+            Outcome.REJECTED,
+            Rejection.OVERLOADED,
+            predicted_ns=240_000_000,
+            retry_ns=1_200_000_000,
+            stage="classify",
+            predicted_usd=2.5e-6,
+            margin_ns=15_000_000,
+            accepted_ns=255_000_000,
+            accepted_usd=4e-6,
+            short_of="cpu",
+            short_ns=180_000_000,
+            objective_ns=200_000_000,
+            objective_usd=3e-6,
+        ),
+        "",
+        500,
+    ),
+    "over_cost": (
+        Settlement(
+            Outcome.REJECTED, Rejection.OVER_COST, predicted_usd=5e-6, accepted_usd=5e-6, retry_ns=5
+        ),
+        "",
+        500,
+    ),
     "infeasible": (Settlement(Outcome.REJECTED, Rejection.INFEASIBLE, retry_ns=5), "", 500),
     "too_large": (Settlement(Outcome.REJECTED, Rejection.TOO_LARGE), "", 500),
     "too_large_at_last": (Settlement(Outcome.FAILED, Failure.TOO_LARGE), "", 500),

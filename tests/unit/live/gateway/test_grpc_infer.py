@@ -121,6 +121,46 @@ def test_unknown_names_are_refused(phase: GatewayPhase, model: str, code: Status
     run(scenario)
 
 
+def test_a_refusal_says_why_in_its_trailers() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = "explained"
+        code, _ = await rig.refused(timeout_s=None)
+        assert code is StatusCode.RESOURCE_EXHAUSTED
+        expected = {
+            "headgate-reason": "overloaded",
+            "headgate-deadline-ms": "200.000",
+            "headgate-predicted-ms": "240.000",
+            "headgate-margin-ms": "15.000",
+            "headgate-accepted-ms": "255.000",
+            "headgate-accepted-usd": "4e-06",
+            "headgate-predicted-usd": "2.5e-06",
+            "headgate-objective-usd": "3e-06",
+            "headgate-short-of": "cpu",
+            "headgate-short-ms": "180.000",
+            "headgate-stage": "classify",
+        }
+        assert {name: rig.trailers[name] for name in expected} == expected
+
+    run(scenario)
+
+
+def test_a_cost_objective_comes_by_metadata_or_parameter() -> None:
+    async def scenario(rig: Rig) -> None:
+        request = rig.row()
+        request.parameters["cost_usd"].double_param = 0.25
+        await rig.ask("ModelInfer", request, timeout_s=None)
+        await rig.infer(timeout_s=None, metadata=(("x-request-cost-usd", "0.5"),))
+        await rig.infer(timeout_s=None)
+        assert [call.cost_usd for call in rig.runtime.calls] == [0.25, 0.5, 0.0]
+        for usd in (float("nan"), float("inf"), 0.0, -1.0):
+            request.parameters["cost_usd"].double_param = usd
+            code, text = await rig.refused(request, timeout_s=None)
+            assert code is StatusCode.INVALID_ARGUMENT
+            assert "must be a number of dollars above 0" in text
+
+    run(scenario)
+
+
 def test_the_rpc_deadline_takes_precedence_over_the_parameter() -> None:
     async def scenario(rig: Rig) -> None:
         request = rig.row()
@@ -146,7 +186,10 @@ def test_the_rpc_deadline_takes_precedence_over_the_parameter() -> None:
 
 @pytest.mark.parametrize("by_rpc", [True, False])
 def test_at_the_deadline_the_rpc_fails_and_the_call_goes_on(by_rpc: bool) -> None:
-    """The runtime counts it as expired or late; a cancelled call would count as no miss."""
+    """The runtime counts it as expired or late; a cancelled call would count as no miss.
+
+    The timeout is long, since a tenth of it is what the request may take to arrive.
+    """
 
     async def scenario(rig: Rig) -> None:
         await rig.infer()  # so that none of the time goes into connecting
@@ -154,7 +197,7 @@ def test_at_the_deadline_the_rpc_fails_and_the_call_goes_on(by_rpc: bool) -> Non
         request = rig.row()
         if not by_rpc:
             request.parameters["timeout"].int64_param = 500_000
-        code, _ = await rig.refused(request, timeout_s=0.5 if by_rpc else None)
+        code, _ = await rig.refused(request, timeout_s=3.0 if by_rpc else None)
         assert code is StatusCode.DEADLINE_EXCEEDED
         await asyncio.sleep(0.05)
         assert len(rig.runtime.calls) == 2

@@ -13,6 +13,7 @@ from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.oip.json import STRINGS_MAX
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+NO_COSTS = (0, -1, -0.5, "nan", "inf", "1e999", "-1", "0", "", "$1", True)
 
 
 def test_infer() -> None:
@@ -105,6 +106,7 @@ def test_nested_data_is_flattened_in_order() -> None:
         (body(parameters={"timeout": -1}), "microseconds"),
         (body(parameters={"timeout": True}), "microseconds"),
         (body(parameters={"timeout": "1"}), "microseconds"),
+        *((body(parameters={"cost_usd": usd}), "a number of dollars above 0") for usd in NO_COSTS),
         (body(parameters={"priority": -1}), "priority"),
         (body(parameters={"priority": 0.5}), "priority"),
         (body(parameters={"binary_data_output": "yes"}), "true or false"),
@@ -175,6 +177,7 @@ def test_too_many_items_are_refused() -> None:
     [
         ("overloaded", 429, "overloaded"),
         ("infeasible", 422, "infeasible"),
+        ("over_cost", 422, "over_cost"),
         ("too_large", 413, "too_large"),
         ("too_large_at_last", 413, "too_large"),
         ("refuse", 400, "function_refused"),
@@ -192,6 +195,8 @@ def test_every_outcome_has_its_status(mode: str, status: int, reason: str) -> No
         reply = await client.reply()
         assert (reply.status, reply.json["reason"], reply.json["code"]) == (status, reason, status)
         assert reply.json["request_id"] == "abc"
+        assert reply.headers["x-headgate-reason"] == reason  # one word, wherever it is said
+        assert rig.responses(str(status), reason) == 1
         rig.runtime.mode = "echo"
         client.send(infer(body()))
         assert (await client.reply()).status == 200
@@ -208,6 +213,38 @@ def test_overload_has_a_retry_after() -> None:
             assert 1200 <= int(reply.headers["retry-after-ms"]) <= 1501
             assert int(reply.headers["retry-after-ms"]) == reply.json["retry_after_ms"]
             assert reply.json["predicted_ms"] == 300.0
+
+    run(scenario)
+
+
+def test_a_refusal_says_why_and_what_would_have_been_accepted() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = "explained"
+        reply = await rig.infer(body())
+        assert reply.status == 429
+        expected = {
+            "code": 429,
+            "reason": "overloaded",
+            "deadline_ms": 200.0,
+            "predicted_ms": 240.0,
+            "margin_ms": 15.0,
+            "accepted_ms": 255.0,
+            "objective_usd": 3e-6,
+            "predicted_usd": 2.5e-6,
+            "accepted_usd": 4e-6,
+            "short_of": "cpu",
+            "short_ms": 180.0,
+            "stage": "classify",
+        }
+        assert {name: reply.json[name] for name in expected} == expected
+        assert reply.json["error"] == (
+            "predicted to miss its deadline: the server is overloaded; "
+            "a deadline of 255 ms or a cost of $4e-06 would have been accepted"
+        )
+        rig.runtime.mode = "over_cost"
+        reply = await rig.infer(body())
+        assert reply.json["error"].endswith("; a cost of $5e-06 would have been accepted")
+        assert "retry-after" not in reply.headers  # a retry would not help
 
     run(scenario)
 
@@ -243,6 +280,32 @@ def test_ids_and_traces_are_sent_back() -> None:
         reply = await rig.infer(body(), "X-Request-Id: id-1", "traceparent: nonsense")
         assert reply.headers["x-request-id"] == "id-1"
         assert "traceparent" not in reply.headers
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("given", [b"0", b"-1", b"nan", b"inf", b"1e400", b"1,5", b"\xff", b"1 2"])
+def test_a_cost_header_that_is_no_cost_gets_one_line(given: bytes) -> None:
+    async def scenario(rig: Rig) -> None:
+        reply = await rig.infer(body(), f"X-Request-Cost-Usd: {given.decode('latin-1')}")
+        assert reply.status == 400
+        problem = reply.json["error"]
+        assert problem.startswith("x-request-cost-usd must be a number of dollars above 0, not '")
+        assert not rig.runtime.calls
+
+    run(scenario)
+
+
+def test_a_request_may_carry_a_cost_objective() -> None:
+    """The header takes precedence over the parameter; without either the objective counts."""
+
+    async def scenario(rig: Rig) -> None:
+        await rig.infer(body(), "X-Request-Cost-Usd: 2.5e-6")
+        await rig.infer(body(parameters={"cost_usd": 0.25}))
+        await rig.infer(body(parameters={"cost_usd": "0.5"}))
+        await rig.infer(body(parameters={"cost_usd": 2}), "x-request-cost-usd: 1")
+        await rig.infer(body())
+        assert [call.cost_usd for call in rig.runtime.calls] == [2.5e-6, 0.25, 0.5, 1.0, 0.0]
 
     run(scenario)
 

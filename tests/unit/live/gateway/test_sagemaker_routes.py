@@ -128,14 +128,15 @@ def test_malformed_bodies_are_refused(sent: object, kind: str, model: str) -> No
 
 def test_custom_attributes_set_deadline_priority_and_trace() -> None:
     async def scenario(rig: Rig) -> None:
-        attributes = f"timeout_ms=250;priority=1; traceparent={TRACE};other"
+        attributes = f"timeout_ms=250;cost_usd=0.5;priority=1; traceparent={TRACE};other"
         line = f"X-Amzn-SageMaker-Custom-Attributes: {attributes}"
         reply = await invoke(rig, body(), JSON, line)
         assert reply.headers["traceparent"] == TRACE
         (call,) = rig.runtime.calls
         assert (call.priority, call.is_hard, call.trace) == (-3, True, TRACE.encode())
         assert call.deadline_ns - call.arrived_ns == 250_000_000
-        for wrong in ("timeout_ms=soon", "priority=high"):
+        assert call.cost_usd == 0.5
+        for wrong in ("timeout_ms=soon", "priority=high", "cost_usd=free"):
             line = f"X-Amzn-SageMaker-Custom-Attributes: {wrong}"
             assert (await invoke(rig, body(), JSON, line)).status == 400
 

@@ -31,6 +31,7 @@ from headgate.lab.experiments._hybrid_app import (
     price_list,
 )
 from headgate.lab.harness import Case, Environment, PolicyCase, lognormal_truth
+from headgate.planning.capacity.latency_model import Characterisation, profile_of
 from headgate.planning.capacity.sizing import (
     SizeRow,
     cheapest_size,
@@ -39,7 +40,6 @@ from headgate.planning.capacity.sizing import (
     knee_size,
     largest_concurrency,
 )
-from headgate.planning.latency_model import Characterisation, profile_of
 from headgate.sim.ground_truth import GroundTruthConfig
 from headgate.workload import Arrivals
 from headgate.workload.arrivals import arrivals_at

@@ -22,7 +22,7 @@ from headgate.metrics.report.style import (
     number_log_axis,
     style_axes,
 )
-from headgate.planning.latency_model import Characterisation
+from headgate.planning.capacity.latency_model import Characterisation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -395,7 +395,7 @@ class RpcAdmission(grpc.GenericRpcHandler):
                 self._admit_waiting()
 
     async def _respond_error(self, rpc: Rpc, error: RequestError) -> NoReturn:
-        if error.retry_ns or error.status == 503:
+        if error.has_retry_time:
             error.retry_ns = self._context.retry_ns(error.retry_ns)
         status = status_of(error)
         self._count(rpc, status, error.reason or _DEFAULT_REASONS.get(status, ""))

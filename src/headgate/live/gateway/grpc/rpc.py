@@ -60,7 +60,9 @@ def trailers_of(error: RequestError) -> tuple[tuple[str, str], ...]:
             # gRPC's own retries use the second one.
             trailers += [("retry-after-ms", str(value)), ("grpc-retry-pushback-ms", str(value))]
         elif value:
-            text = f"{value:.3f}" if isinstance(value, float) else printable(str(value))
+            text = printable(str(value))
+            if isinstance(value, float):
+                text = f"{value:.6g}" if name.endswith("_usd") else f"{value:.3f}"
             trailers.append((f"headgate-{name.replace('_', '-')}", text))
     return tuple(trailers)
 
@@ -68,6 +70,11 @@ def trailers_of(error: RequestError) -> tuple[tuple[str, str], ...]:
 def printable(text: str) -> str:
     """Text as metadata can have it: gRPC fails the call over anything but printable ASCII."""
     return "".join(c if " " <= c <= "~" else "?" for c in text[:200]).strip()
+
+
+# Of a client's timeout: what a request that arrives late may have spent on its way. A client that
+# gives up within this share of its deadline is taken for one whose deadline has passed.
+_TRAVEL_SHARE = 0.1
 
 
 @final
@@ -108,6 +115,7 @@ class PendingCall:
 
         When the client cancels the RPC, the call is cancelled. An RPC that is cancelled at its
         deadline is different: its call is late rather than unwanted, and the runtime expires it.
+        The client's deadline passes before the server's, by the time that the request travelled.
         """
         timer = None
         self._cancel = lambda: api.cancel(call)
@@ -117,7 +125,8 @@ class PendingCall:
         try:
             response = await self._response
         except asyncio.CancelledError:
-            is_late = call.is_hard and api.now_ns() >= call.deadline_ns
+            travel_ns = int(_TRAVEL_SHARE * (call.deadline_ns - call.arrived_ns))
+            is_late = call.is_hard and api.now_ns() >= call.deadline_ns - travel_ns
             if self._response.cancelled() and not is_late:
                 api.cancel(call)
             raise

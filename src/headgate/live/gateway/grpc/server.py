@@ -31,7 +31,7 @@ from headgate.functions.tensor import TensorSpec
 from headgate.http.interface import SHUTDOWN_MESSAGE
 from headgate.live.call import Call, FrontEndApi, model_problem, server_problem
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.gateway.context import GatewayContext
+from headgate.live.gateway.context import GatewayContext, is_request_id
 from headgate.live.gateway.errors import RequestError, memory_exhausted
 from headgate.live.gateway.grpc.admission import (
     LOOKAHEAD_BYTES,
@@ -45,6 +45,7 @@ from headgate.live.gateway.http.responses import error_of
 from headgate.live.gateway.inference import (
     check_open,
     check_outputs,
+    cost_objective_usd,
     find_model,
     make_call,
     priority_of,
@@ -259,9 +260,11 @@ class InferenceService:
             timeout_ns=self._timeout_ns(rpc, parameters.get("timeout")),
             client_id=rpc.tenant.client_id,
             priority=priority_of(headers, parameters.get("priority")),
+            cost_usd=cost_objective_usd(headers, parameters.get("cost_usd")),
         )
         call.trace = traceparent(headers.get(b"traceparent", b"")) or None
         call.client_request_id = rpc.request_id
+        call.is_id_given = is_request_id(headers.get(b"x-request-id"))
         rpc.call = call
         return call, pending
 

@@ -133,8 +133,15 @@ def model_ready(request: HttpRequest) -> None:
 def metrics(request: HttpRequest) -> None:
     """The metrics, in the format that the scraper accepts."""
     accept = request.headers.get(b"accept", b"").decode("latin-1")
-    text, media_type = request.context.render_metrics(accept)
-    request.respond(200, b"Content-Type: %b\r\n" % media_type.encode(), text)
+
+    def respond(page: tuple[bytes, str]) -> None:
+        request.respond(200, b"Content-Type: %b\r\n" % page[1].encode(), page[0])
+
+    collect = request.context.collect_metrics
+    if collect is None:
+        respond(request.context.render_metrics(accept))
+    else:
+        request.respond_after(collect(accept), respond)
 
 
 def _model(request: HttpRequest) -> ServedModel:

@@ -40,7 +40,7 @@ _ERRORS: Final[Mapping[int, str]] = {
     413: "The request is too large.",
     414: "The request target is too long.",
     415: "Compressed bodies are not supported.",
-    422: "The deadline cannot be met, not even by an idle server.",
+    422: "Not even an idle server could meet the deadline within the cost objective.",
     424: "The model failed.",
     429: "The server is overloaded, or the client over a limit. `Retry-After` says when to retry.",
     431: "The headers are too many or too large.",
@@ -56,6 +56,12 @@ _TIMEOUT: Final[Document] = {
     "in": "header",
     "description": "The client's timeout in milliseconds; the response is 504 after that.",
     "schema": {"type": "string", "pattern": "^[1-9][0-9]{0,8}$"},
+}
+_COST: Final[Document] = {
+    "name": "X-Request-Cost-Usd",
+    "in": "header",
+    "description": "The most that the request may cost, in dollars; 422 if that is too little.",
+    "schema": {"type": "string", "pattern": "^[0-9]{1,12}(\\.[0-9]{1,24})?([eE][+-]?[0-9]{1,2})?$"},
 }
 
 
@@ -131,7 +137,7 @@ def _model_paths(names: list[str]) -> Document:
         paths[f"{path}/ready"] = ready | {"parameters": parameters}
         infer = {
             "summary": "Run a model",
-            "parameters": [_TIMEOUT],
+            "parameters": [_TIMEOUT, _COST],
             "requestBody": {"required": True, "content": _json(_ref(InferRequest))},
             "responses": {"200": outputs} | _errors(_INFER),
         }

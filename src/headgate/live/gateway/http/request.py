@@ -8,19 +8,19 @@ request ends: with a response, an error, its deadline, or a client that disconne
 from __future__ import annotations
 
 import logging
-from asyncio import TimerHandle
-from collections.abc import Callable, Mapping, Sequence
+from asyncio import Future, TimerHandle
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, cast, final
+from typing import Final, TypeVar, cast, final
 
-from headgate.core.states import Outcome, Settlement
+from headgate.core.states import DEADLINE_EXCEEDED, Outcome, Settlement
 from headgate.functions.tensor import Tensor
 from headgate.http.connection import HttpConnection
 from headgate.http.interface import STATUS_LINES, HttpError
 from headgate.live.call import Call, ServedModel
 from headgate.live.gateway.codec.client import Part, Result, TextJob
 from headgate.live.gateway.codec.text import ParsedRequest, ReadText, WriteText, write_text
-from headgate.live.gateway.context import AccessEntry, GatewayContext
+from headgate.live.gateway.context import AccessEntry, GatewayContext, is_request_id
 from headgate.live.gateway.errors import (
     RequestError,
     internal_error,
@@ -34,10 +34,16 @@ from headgate.live.gateway.http.responses import (
     deadline_exceeded,
     error_of,
     outcome_header,
+    reason_header,
     retry_headers,
     timing_header,
 )
-from headgate.live.gateway.inference import make_call, priority_of, timeout_ns
+from headgate.live.gateway.inference import (
+    cost_objective_usd,
+    make_call,
+    priority_of,
+    timeout_ns,
+)
 from headgate.live.gateway.oip.json import (
     check_response_size,
     elements_in,
@@ -51,6 +57,7 @@ _LOG: Final = logging.getLogger(__name__)
 _SHORT_BYTES: Final = 4096
 _CANCELLED: Final = Settlement(Outcome.CANCELLED)
 
+T = TypeVar("T")
 Handler = Callable[["HttpRequest"], None]
 Headers = Mapping[bytes, bytes]
 
@@ -178,6 +185,25 @@ class HttpRequest:
 
         self._run_in_codec(message, [text], on_read)
 
+    def respond_after(self, work: Coroutine[object, object, T], then: Callable[[T], None]) -> None:
+        """Pass the result of a coroutine to `then`, unless the client is gone by then."""
+        deferred = self.context.deferred
+
+        def on_done(task: Future[T]) -> None:
+            deferred.discard(cast("Future[object]", task))
+            if self._is_done or task.cancelled():
+                return
+            try:
+                then(task.result())
+            except RequestError as error:
+                self.respond_error(error)
+            except Exception:
+                self._respond_internal_error()
+
+        task = self.context.loop.create_task(work)
+        deferred.add(cast("Future[object]", task))  # the event loop itself would forget it
+        task.add_done_callback(on_done)
+
     def submit(
         self,
         model: ServedModel,
@@ -201,6 +227,7 @@ class HttpRequest:
             timeout_ns=timeout_ns(headers, parameters.get("timeout"), context.timeout_max_ns),
             client_id=self.tenant.client_id,
             priority=priority_of(headers, parameters.get("priority")),
+            cost_usd=cost_objective_usd(headers, parameters.get("cost_usd")),
         )
         # A short text keeps its reservation, which is at least as large as its tensors.
         if not held_bytes <= hold.size <= _SHORT_BYTES and not hold.resize(held_bytes):
@@ -208,6 +235,7 @@ class HttpRequest:
         self.body = b""
         self.call = call
         call.client_request_id = self.request_id
+        call.is_id_given = is_request_id(headers.get(b"x-request-id"))
         if self.trace:
             call.trace = self.trace
         if call.is_hard:
@@ -242,9 +270,10 @@ class HttpRequest:
             )
         if error.closes:
             self.closes = True
-        if error.retry_ns or error.status == 503:
+        if error.has_retry_time:
             error.retry_ns = self.context.retry_ns(error.retry_ns)
         status, headers, body = self.response_format.error(error, self.request_id)
+        headers += reason_header(error.reason)
         if error.retry_ns:
             headers += retry_headers(error.retry_ns)
         if error.allow:
@@ -339,7 +368,7 @@ class HttpRequest:
             return
         if self.call is None:  # the codec is still reading its text
             message = "the deadline has passed"
-            self.respond_error(RequestError(504, message, reason="deadline_exceeded"))
+            self.respond_error(RequestError(504, message, reason=DEADLINE_EXCEEDED))
             return
         # The runtime uses the tensors until the call ends: `on_result` releases the hold.
         hold = None

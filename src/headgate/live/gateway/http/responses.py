@@ -11,11 +11,18 @@ from msgspec import Struct
 from msgspec.json import Encoder
 
 from headgate.core.clock import SECOND_NS
-from headgate.core.states import OUTCOME_NAMES, Failure, Outcome, Rejection, Settlement
+from headgate.core.states import (
+    DEADLINE_EXCEEDED,
+    OUTCOME_NAMES,
+    Failure,
+    Outcome,
+    Rejection,
+    Settlement,
+)
 from headgate.live.call import INTERNAL, Call
 from headgate.live.gateway.codec.text import WriteText
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.gateway.errors import RequestError, internal_error
+from headgate.live.gateway.errors import OUTCOME_UNKNOWN, RequestError, internal_error
 
 JSON_HEADER: Final = b"Content-Type: application/json\r\n"
 FUNCTION_FAILED: Final = "the function failed"
@@ -27,6 +34,7 @@ _REJECTIONS: Final[Mapping[str, str]] = {
     Rejection.OVERLOADED: "predicted to miss its deadline: the server is overloaded",
     Rejection.UNFAIR: "client over its fair share",
     Rejection.INFEASIBLE: "the deadline cannot be met, not even by an idle server",
+    Rejection.OVER_COST: "what could meet the deadline costs more than the request may cost",
     Rejection.UNAVAILABLE: "no worker is available for this model",
     Rejection.FULL: "too many requests are open",
     Rejection.LOAD_FAILED: "a function of this model cannot be loaded; loading is retried",
@@ -35,12 +43,13 @@ _REJECTIONS: Final[Mapping[str, str]] = {
 # Other rejections are a matter of load, and get the configured overload status.
 _REJECTION_STATUSES: Final[Mapping[str, int]] = {
     Rejection.INFEASIBLE: 422,
+    Rejection.OVER_COST: 422,
     Rejection.TOO_LARGE: 413,
     Rejection.UNAVAILABLE: 503,
     Rejection.LOAD_FAILED: 503,
 }
 # Rejections that a retry cannot change, whatever the load.
-_FINAL_REJECTIONS: Final = (Rejection.INFEASIBLE, Rejection.TOO_LARGE)
+_FINAL_REJECTIONS: Final = (Rejection.INFEASIBLE, Rejection.OVER_COST, Rejection.TOO_LARGE)
 
 
 def json_headers(text_bytes: int) -> bytes:
@@ -71,6 +80,13 @@ class ErrorJson(Struct, gc=False, omit_defaults=True):
     # Fields of the `Settlement` of a rejected request: same names, `_ms` for `_ns`.
     predicted_ms: float | None = None
     stage: str = ""  # also of a failed one
+    predicted_usd: float = 0.0
+    margin_ms: float | None = None
+    accepted_ms: float | None = None
+    accepted_usd: float = 0.0
+    short_of: str = ""
+    short_ms: float | None = None
+    objective_usd: float = 0.0
 
 
 # By field of an error that is a field of a settlement: the settlement's name for it.
@@ -108,6 +124,7 @@ def error_fields(error: RequestError, request_id: bytes) -> ErrorJson:
         -(-error.retry_ns // 1_000_000),
     )
     if error.settlement is not None:
+        fields.deadline_ms = fields.deadline_ms or _ms(error.settlement.objective_ns)
         for name, source in _OF_SETTLEMENT:
             value = getattr(error.settlement, source)
             setattr(fields, name, _ms(value) if source.endswith("_ns") else value)
@@ -136,6 +153,10 @@ def error_of(call: Call, config: GatewayConfig, request_id: bytes) -> RequestErr
         return _rejected(call, settlement, config.overload_status)
     prefix = f"stage {settlement.stage}: " if settlement.stage else ""
     if outcome == Outcome.FAILED and call.error:
+        if call.status == 503:
+            return RequestError(
+                503, prefix + call.error, reason=OUTCOME_UNKNOWN, settlement=settlement
+            )
         is_refused = call.status < 500
         if not is_refused:
             extra = _log_extra(request_id)
@@ -160,7 +181,7 @@ def error_of(call: Call, config: GatewayConfig, request_id: bytes) -> RequestErr
 def deadline_exceeded(call: Call) -> RequestError:
     """The response at the deadline of a call that has not ended."""
     return RequestError(
-        504, "the deadline has passed", reason="deadline_exceeded", deadline_ns=_allowed_ns(call)
+        504, "the deadline has passed", reason=DEADLINE_EXCEEDED, deadline_ns=_allowed_ns(call)
     )
 
 
@@ -182,6 +203,15 @@ def outcome_header(call: Call) -> bytes:
     return b"X-Headgate-Outcome: %b\r\n" % OUTCOME_NAMES[outcome].encode()
 
 
+def reason_header(reason: str) -> bytes:
+    r"""The reason of an error: the word that the body, the metrics and the logs have, too.
+
+    >>> reason_header("over_cost"), reason_header("")
+    (b'X-Headgate-Reason: over_cost\r\n', b'')
+    """
+    return b"X-Headgate-Reason: %b\r\n" % reason.encode() if reason else b""
+
+
 def timing_header(call: Call, now_ns: int) -> bytes:
     """Queueing, execution and total time in milliseconds, as browsers show them."""
     total_ms = (now_ns - call.arrived_ns) * 1e-6
@@ -198,12 +228,26 @@ def _rejected(call: Call, settlement: Settlement, overload_status: int) -> Reque
     reason = settlement.reason
     return RequestError(
         _REJECTION_STATUSES.get(reason, overload_status),
-        _REJECTIONS.get(reason, "the request was rejected"),
+        _REJECTIONS.get(reason, "the request was rejected") + _what_helps(settlement),
         reason=reason,
         retry_ns=0 if reason in _FINAL_REJECTIONS else max(settlement.retry_ns, 1_000_000),
         deadline_ns=_allowed_ns(call),
         settlement=settlement,
     )
+
+
+def _what_helps(settlement: Settlement) -> str:
+    """What would have been accepted instead, as the rest of a sentence.
+
+    >>> _what_helps(Settlement(Outcome.REJECTED, accepted_ns=250_000_000, accepted_usd=2e-6))
+    '; a deadline of 250 ms or a cost of $2e-06 would have been accepted'
+    """
+    parts = []
+    if settlement.accepted_ns:
+        parts.append(f"a deadline of {settlement.accepted_ns * 1e-6:.4g} ms")
+    if settlement.accepted_usd:
+        parts.append(f"a cost of ${settlement.accepted_usd:.4g}")
+    return f"; {' or '.join(parts)} would have been accepted" if parts else ""
 
 
 def _failure_code(sentence: str) -> str:

@@ -1,0 +1,1 @@
+"""Parts of the experiment `swayam`: services, oracles, runs, tables and figures."""

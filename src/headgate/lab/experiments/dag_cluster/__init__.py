@@ -1,0 +1,1 @@
+"""The environments, runs and tables of the experiment `dag-admission`."""

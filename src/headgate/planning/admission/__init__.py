@@ -1,0 +1,1 @@
+"""Admission: which requests can be promised, where, in whose share, and at what cost."""

@@ -1,0 +1,521 @@
+"""Admission by promise: a request is admitted if every stage fits the calendar of a pool in time.
+
+For each stage, in topological order, a build is chosen whose calendar still balances with the stage
+in it; if there is none for a stage, the request is rejected. A pipeline's time is given to its
+stages in proportion to their service times and the waits found in the calendars (end-to-end
+deadline assignment: Chetto 1990; Kao and Garcia-Molina 1993).
+
+The promise is made with a margin: of every stage `z` standard deviations of its service time, and
+of the whole `z` per cent of the allowed time. `z` is controlled per pipeline by what became of its
+promises, so that fewer requests miss their deadline than the objective allows. One wrong profile
+taxes no other pipeline.
+
+The constants were chosen on the worlds with seeds 1 to 148 and 2000 to 2059 of `headgate fuzz
+--regret`, and on those of `tests/simulation/worlds.py` with seed 1; so were those of the other
+components.
+"""
+
+from __future__ import annotations
+
+from math import inf, sqrt
+from typing import Final, final
+
+from headgate.core.clock import NEVER_NS, SECOND_NS
+from headgate.core.records import STAGES_MAX, Request, Task
+from headgate.core.states import Outcome
+from headgate.core.view import View
+from headgate.planning.admission.cost_budgets import CostBudgets
+from headgate.planning.admission.feasibility import Feasibility, Promise
+from headgate.planning.admission.spillover import Spillover
+from headgate.planning.frontier.candidates import has_choice
+from headgate.planning.pools.build import Build
+from headgate.planning.pools.builds import Builds
+
+_Z_START: Final = 3.0
+_Z_MAX: Final = 8.0
+_Z_STEP: Final = 0.25  # of z per miss
+_MISS_TARGET: Final = 0.3  # misses to aim at, relative to what the objective allows
+_MARGIN_MAX: Final = 0.5  # of the slack
+_SENT_MARGIN: Final = 0.33
+_UNIT: Final = 0.01  # share of the allowed time that is kept per unit of z
+_EQUAL_SHARE: Final = 0.25  # of a pipeline's time that is divided equally
+_PROBE_EVERY: Final = 2  # objectives between two probes of a pipeline
+_TRIES: Final = 2  # divisions of a pipeline's time that are tried
+# Slack of a call, relative to that of a stage that waits for a node: the stages before it may be
+# late. Of 0, 0.25 and 0.5 the one with which quantiles are kept in the worlds 70043 and 80026.
+_CALL_SLACK: Final = 0.5
+_ROUNDING: Final = 1.001  # of a length, so that it is enough after it was rounded down
+
+
+@final
+class Margins:
+    """The margin of each pipeline, controlled by what became of its promises."""
+
+    def __init__(self, view: View) -> None:
+        self._allowed = [
+            _MISS_TARGET * (1.0 - pipeline.slo.quantile) for pipeline in view.app.pipelines
+        ]
+        self.z = [_Z_START for _ in view.app.pipelines]
+
+    def observe(self, pipeline_id: int, *, was_kept: bool) -> None:
+        """Move `z` so that misses are as frequent as the objective allows."""
+        missed = 0.0 if was_kept else 1.0
+        z = self.z[pipeline_id] + _Z_STEP * (missed - self._allowed[pipeline_id])
+        self.z[pipeline_id] = min(_Z_MAX, max(0.0, z))
+
+
+@final
+class AdmissionControl:
+    """Makes promises, and takes them back."""
+
+    def __init__(self, view: View, builds: Builds, spillover: Spillover) -> None:
+        self._view = view
+        self._builds = builds
+        self.margins = Margins(view)
+        self._promises: dict[int, list[Promise | None]] = {}  # by request id, by stage
+        self._booked: dict[int, Promise] = {}  # by task id: what is not sent yet
+        # Deviations of stages add as variances, so each keeps less where there are several.
+        self._depth_roots = [
+            sqrt(max(p.longest_to([1.0] * len(p.stages)))) for p in view.app.pipelines
+        ]
+        # By pipeline and stage: the other stages that wait for the same ones.
+        self._siblings = [
+            [
+                [i for i, other in enumerate(p.stages) if i != index and other.after == stage.after]
+                for index, stage in enumerate(p.stages)
+            ]
+            for p in view.app.pipelines
+        ]
+        self._has_choice = has_choice(view.app)
+        self._probe_ns = [0 for _ in view.app.pipelines]
+        self.late_stage: int | None = None  # of the last request: a stage that did not fit
+        self.budgets = CostBudgets(builds)
+        self.feasibility = Feasibility(view, builds, spillover, self.budgets)
+
+    def admit(self, request: Request) -> bool:
+        """Promise every stage of a request, or none; whether it is admitted.
+
+        A request without a deadline is best effort and needs no promise, but it must be able to pay
+        for some placement.
+        """
+        if request.deadline_ns <= self._view.now_ns:  # nothing could serve it: it is no load
+            return False
+        is_too_dear = self.budgets.is_below_least(request)
+        if request.deadline_ns == NEVER_NS:
+            if is_too_dear and not self._probe_best_effort(request):
+                return False
+            self.budgets.open(request)
+            self._observe_best_effort(request)
+            return True
+        promises = self._probe(request) if is_too_dear else self._promise(request)
+        if promises is None:
+            self.budgets.close(request.id)
+            return False
+        for task, promise in zip(request.tasks, promises, strict=True):
+            self._booked[task.id] = promise
+        self._promises[request.id] = list(promises)
+        return True
+
+    def try_out(self, request: Request, latency_ns: int, cost_usd: float) -> float | None:
+        """What a request would cost with these objectives, were it admitted now; None: it is not.
+
+        Nothing is booked, and no demand recorded.
+        """
+        promises: list[Promise] = []
+        was_share_used = self.feasibility.was_share_used
+        self.feasibility.is_trial, self.budgets.trial_usd = True, cost_usd
+        late = self._book_all(request, self._view.now_ns + latency_ns, promises)
+        self.feasibility.is_trial, self.budgets.trial_usd = False, None
+        self.feasibility.was_share_used = was_share_used
+        for promise in promises:
+            promise.release()
+        self.budgets.close(request.id)
+        return None if late is not None else sum(promise.usd for promise in promises)
+
+    def margin_ns(self, request: Request, latency_ns: int) -> int:
+        """The part of a latency objective that would be kept as a margin."""
+        if self._is_idle(request):
+            return 0
+        allowed_ns = float(latency_ns)
+        margin_ns = self._margin_ns(request, allowed_ns)
+        z = min(self.stage_z(request.tasks[0]), self._z_max(request, allowed_ns - margin_ns))
+        builds = [build for t in request.tasks for build in self._builds.of_function[t.function.id]]
+        deviation = max((build.deviation for build in builds), default=0.0)
+        return int(margin_ns + z * deviation * self._builds.isolated_ns(request, as_observed=True))
+
+    def booked(self, task: Task) -> Promise | None:
+        """The promise of a task that is not sent yet; None for best effort."""
+        return self._booked.get(task.id)
+
+    def release_task(self, task: Task) -> int:
+        """A task is sent: take its booking back, and return the work that was booked."""
+        promise = self._booked.pop(task.id, None)
+        if promise is None:
+            return 0
+        promise.release()
+        return promise.base_ns
+
+    def give_up(self, task: Task) -> None:
+        """A task cannot be in time any more: it is best effort from now on."""
+        self.release_task(task)
+        self._promises[task.request.id][task.id % STAGES_MAX] = None
+
+    def confirm(self, task: Task) -> Promise | None:
+        """The promise of a task that is ready now; a new one, or None, if its build cannot run it.
+
+        Its payload is known only now, and the pool may have lost its nodes.
+        """
+        promise = self._booked.get(task.id)
+        if promise is None or self._can_run(promise.build, task):
+            return promise
+        self.give_up(task)
+        self.feasibility.on_admitted_before()
+        stage = task.id % STAGES_MAX
+        anew = self.feasibility.fit(task.request, stage, self._view.now_ns, promise.due_ns, 0.0)
+        if anew is not None:
+            anew.book(self._view.now_ns)
+            self.budgets.set_aside(task, anew.usd)
+            self._booked[task.id] = self._promises[task.request.id][stage] = anew
+        return anew
+
+    def _can_run(self, build: Build, task: Task) -> bool:
+        if build.warm_pool is not None:
+            return self._view.fits_call(task, build.pool, build.variant)
+        return self._builds.is_usable(build)
+
+    def promise_again(self, task: Task) -> None:
+        """Book a task again that came back from an attempt without a result."""
+        promises = self._promises.get(task.request.id)
+        promise = None if promises is None else promises[task.id % STAGES_MAX]
+        if promise is not None and task.id not in self._booked:
+            self._booked[task.id] = promise
+            promise.book(self._view.now_ns)
+
+    def on_settled(self, request: Request, outcome: int) -> None:
+        """A request is settled: release what is left of it, and learn whether it was kept."""
+        promises = self._promises.pop(request.id, None)
+        self.budgets.close(request.id)
+        if promises is None:
+            return
+        for stage in range(len(promises)):
+            promise = self._booked.pop(request.id * STAGES_MAX + stage, None)
+            if promise is not None:
+                promise.release()
+        if outcome in (Outcome.MET, Outcome.LATE, Outcome.EXPIRED):
+            was_kept = outcome == Outcome.MET
+            self.margins.observe(request.pipeline.id, was_kept=was_kept)
+            allowed = 1.0 - request.pipeline.slo.quantile
+            for each in request.pipeline.stages:
+                self._builds.on_promise_settled(each.function.id, allowed, was_kept=was_kept)
+
+    def _promise(self, request: Request) -> list[Promise] | None:
+        """Book every stage of a request; None, and nothing is booked, if one cannot be in time."""
+        self.feasibility.observe(request)
+        promises: list[Promise] = []
+        self.late_stage = self._book_all(request, request.deadline_ns, promises)
+        if self.late_stage is not None:
+            return self._probe(request)
+        self.feasibility.on_promised(promises)
+        return promises
+
+    def _book_all(self, request: Request, deadline_ns: int, promises: list[Promise]) -> int | None:
+        """Book every stage in one of several ways; else nothing, and return one that is late."""
+        waits_ns = [0.0]
+        if len(request.tasks) > 1:
+            waits_ns = [self._wait_ns(request, index) for index in range(len(request.tasks))]
+            for index, siblings in enumerate(self._siblings[request.pipeline.id]):
+                waits_ns[index] += sum(self._beside_ns(request, index, i) for i in siblings)
+        late: int | None = None
+        for _ in range(_TRIES if len(waits_ns) > 1 else 1):
+            late = self._book(request, deadline_ns, waits_ns, promises)
+            if late is None:
+                return None
+            for promise in promises:
+                promise.release()
+            promises.clear()
+            waits_ns[late] = 2.0 * waits_ns[late] + self._builds.fastest_ns(
+                request.tasks[late].function.id, request.items
+            )
+        has_limit = len(waits_ns) > 1 and request.cost_usd < inf
+        if has_limit and self._book_plan(request, deadline_ns, promises):
+            return None
+        if len(waits_ns) > 1 and any(self._can_call_now(task) for task in request.tasks):
+            if self._book(request, deadline_ns, waits_ns, promises, for_calls=True) is None:
+                return None
+            for promise in promises:
+                promise.release()
+            promises.clear()
+        return late
+
+    def _book_plan(self, request: Request, deadline_ns: int, promises: list[Promise]) -> bool:
+        """Book the stages as the fastest plan within the cost objective has them, if that fits."""
+        plan = self.budgets.fastest_plan(request)
+        if plan is None:
+            return False
+        late = self._book(
+            request, deadline_ns, plan.stages_ns, promises, stages_usd=plan.stages_usd
+        )
+        if late is None:
+            return True
+        for promise in promises:
+            promise.release()
+        promises.clear()
+        return False
+
+    def _probe(self, request: Request) -> list[Promise] | None:
+        """Admit a request that only what was learnt forbids, now and then, to learn it again."""
+        now_ns, pipeline = self._view.now_ns, request.pipeline
+        if now_ns < self._probe_ns[pipeline.id] or not self._is_idle(request):
+            return None
+        promises: list[Promise] = []
+        for task in request.tasks:
+            builds = [
+                b
+                for b in self.budgets.cheapest_first(task)
+                if b.warm_pool is None
+                and self._builds.is_usable(b)
+                and self._builds.has_instance(b)
+            ]
+            if not builds or request.items > builds[0].items_max:
+                return None
+            work_ns = int(builds[0].profiled_ns(request.items))
+            bucket = builds[0].calendar.bucket(now_ns, request.deadline_ns)
+            promises.append(
+                Promise(
+                    builds[0], request.deadline_ns, now_ns, bucket, work_ns, 1.0, request.items,
+                    request.items, work_ns,
+                )
+            )  # fmt: skip
+        times_ns = [float(promise.work_ns) for promise in promises]
+        if now_ns + max(pipeline.longest_to(times_ns)) > request.deadline_ns:
+            return None
+        if not self.budgets.fits_profiles(request, [promise.build for promise in promises]):
+            return None
+        self._probe_ns[pipeline.id] = now_ns + _PROBE_EVERY * (request.deadline_ns - now_ns)
+        for promise in promises:
+            promise.book(self._view.now_ns)
+        return promises
+
+    def _probe_best_effort(self, request: Request) -> bool:
+        """The same for a request without a deadline, which observed times make too dear."""
+        now_ns, pipeline = self._view.now_ns, request.pipeline
+        if now_ns < self._probe_ns[pipeline.id] or not self._is_idle(request):
+            return False
+        rows = [self.budgets.cheapest_first(task)[:1] for task in request.tasks]
+        builds = [build for row in rows for build in row]
+        if len(builds) < len(rows) or not self.budgets.fits_profiles(request, builds):
+            return False
+        self._probe_ns[pipeline.id] = now_ns + SECOND_NS
+        return True
+
+    def _wait_ns(self, request: Request, stage: int) -> float:
+        """Estimate of the wait and service of a stage, on the build where it would end first."""
+        now_ns = self._view.now_ns
+        best_ns: float | None = None
+        for build in self._builds.of_function[request.tasks[stage].function.id]:
+            calendar = build.narrowest()
+            if build.warm_pool is not None and best_ns is not None:
+                continue
+            if calendar.lanes <= 0 or request.items > build.items_max:
+                continue
+            wait_ns = max(
+                calendar.free_in_ns(now_ns),
+                (calendar.work_ns + calendar.busy_ns(now_ns)) / calendar.supply,
+            )
+            total_ns = wait_ns + build.lane_ns(request.items)
+            if best_ns is None or total_ns < best_ns:
+                best_ns = total_ns
+        return best_ns or 0.0
+
+    def _beside_ns(self, request: Request, stage: int, sibling: int) -> float:
+        """Time by which a stage is later for one that is ready when it is, on the same nodes."""
+        builds = self._builds.of_function[request.tasks[stage].function.id]
+        others = self._builds.of_function[request.tasks[sibling].function.id]
+        if not builds or not others or builds[0].calendar is not others[0].calendar:
+            return 0.0
+        other, items = others[0], request.items
+        lanes = max(1.0, other.narrowest().supply)
+        if other is builds[0] and 2 * items <= other.items_best:  # in one batch
+            return (other.lane_ns(2 * items) - other.lane_ns(items)) / lanes
+        return other.lane_ns(min(items, other.items_max)) / lanes
+
+    def _divide(
+        self, request: Request, wanted_ns: list[float], allowed_ns: float, z: float
+    ) -> list[float]:
+        """Lengths of the stages, in proportion to which a pipeline's time is given to them.
+
+        Where shapes are chosen, what a stage wants is more than it needs: first the least that each
+        needs, then of what it wants as much as fits.
+        """
+        floor_ns = _EQUAL_SHARE * allowed_ns / len(wanted_ns)
+        if not self._has_choice:
+            return [wanted + floor_ns for wanted in wanted_ns]
+        least_ns = [self._least_ns(task, z) for task in request.tasks]
+        full_ns = [
+            max(least, wanted + floor_ns) for least, wanted in zip(least_ns, wanted_ns, strict=True)
+        ]
+        pipeline = request.pipeline
+        path_ns = max(pipeline.longest_to(full_ns))
+        if path_ns <= allowed_ns:
+            return full_ns
+        least_path_ns = max(pipeline.longest_to(least_ns))
+        part = max(0.0, allowed_ns - least_path_ns) / max(1.0, path_ns - least_path_ns)
+        return [
+            least + part * (full - least) for least, full in zip(least_ns, full_ns, strict=True)
+        ]
+
+    def _least_ns(self, task: Task, z: float) -> float:
+        """The least time that a task needs, with its margin."""
+        items = task.request.items
+        builds = self._builds.of_function[task.function.id]
+        return min(
+            (
+                build.fastest_ns(items, as_observed=True) * (1.0 + z * build.deviation)
+                for build in builds
+                if items <= build.items_max
+            ),
+            default=0.0,
+        )
+
+    def _divide_for_calls(self, request: Request, allowed_ns: float, z: float) -> list[float]:
+        """Lengths with which as many stages as possible, the first ones first, can be calls.
+
+        While the platform has concurrency to spare, a call waits for nobody: to give it a part of
+        the time in proportion to the wait for nodes would give it too little or too much. Most of
+        what is left goes to the other stages.
+        """
+        pipeline, items = request.pipeline, request.items
+        lengths_ns = [self._least_ns(task, z) for task in request.tasks]
+        waits = [1.0 for _ in lengths_ns]
+        for index, task in enumerate(request.tasks):
+            build = self._builds.faas[task.function.id]
+            if build is None or not self._can_call_now(task):
+                continue
+            longer_ns = lengths_ns.copy()
+            longer_ns[index] = max(longer_ns[index], _ROUNDING * build.cautious_ns(items, z))
+            if max(pipeline.longest_to(longer_ns)) <= allowed_ns:
+                lengths_ns, waits[index] = longer_ns, _CALL_SLACK
+        left_ns = allowed_ns - max(pipeline.longest_to(lengths_ns))
+        each_ns = max(0.0, left_ns) / max(1.0, *pipeline.longest_to(waits))
+        return [own + each_ns * wait for own, wait in zip(lengths_ns, waits, strict=True)]
+
+    def _can_call_now(self, task: Task) -> bool:
+        """Whether a platform has concurrency to spare for a task."""
+        build = self._builds.faas[task.function.id]
+        return (
+            build is not None
+            and task.request.items <= build.items_max
+            and build.calendar.free_in_ns(self._view.now_ns) == 0
+        )
+
+    def _book(
+        self,
+        request: Request,
+        deadline_ns: int,
+        wanted_ns: list[float],
+        promises: list[Promise],
+        *,
+        for_calls: bool = False,
+        stages_usd: list[float] | None = None,
+    ) -> int | None:
+        """Book the stages in turn; return the first that does not fit, or None.
+
+        Of a cost objective, the least is set aside for the stages that follow; or `stages_usd`, of
+        a plan in which the stages take `wanted_ns`.
+        """
+        now_ns = self._view.now_ns
+        self.budgets.open(request, stages_usd)
+        pipeline = request.pipeline
+        allowed_ns = float(deadline_ns - now_ns)
+        z = self.stage_z(request.tasks[0])
+        if self._is_idle(request):
+            z = 0.0
+        else:
+            # An idle system always tries, or a margin that is too large would never shrink.
+            allowed_ns -= self._margin_ns(request, allowed_ns)
+            z = min(z, self._z_max(request, allowed_ns))
+        ends = [1.0]
+        if len(wanted_ns) > 1:
+            if for_calls:
+                lengths_ns = self._divide_for_calls(request, allowed_ns, z)
+            elif stages_usd is not None:
+                lengths_ns = wanted_ns
+            else:
+                lengths_ns = self._divide(request, wanted_ns, allowed_ns, z)
+            to_ns, from_ns = pipeline.longest_to(lengths_ns), pipeline.longest_from(lengths_ns)
+            ends = [
+                to / max(1.0, to + after - own)
+                for to, after, own in zip(to_ns, from_ns, lengths_ns, strict=True)
+            ]
+        for index, end in enumerate(ends):
+            after = pipeline.stages[index].after
+            ready_ns = max((promises[i].due_ns for i in after), default=now_ns)
+            due_ns = now_ns + int(allowed_ns * end)
+            beside = [promises[i] for i in self._siblings[pipeline.id][index] if i < index]
+            promise = self.feasibility.fit(request, index, ready_ns, due_ns, z, beside)
+            if promise is None:
+                return index
+            promise.book(self._view.now_ns)
+            self.budgets.set_aside(request.tasks[index], promise.usd)
+            promises.append(promise)
+        return None
+
+    def _margin_ns(self, request: Request, allowed_ns: float) -> float:
+        """The time to keep between the promise and the deadline, beside that of the stages."""
+        most_ns = _MARGIN_MAX * (allowed_ns - self._builds.isolated_ns(request))
+        return max(0.0, min(most_ns, self.margins.z[request.pipeline.id] * _UNIT * allowed_ns))
+
+    def _z_max(self, request: Request, allowed_ns: float) -> float:
+        """The largest margin of stages for which a request may be refused: a part of its slack.
+
+        Where nothing is admitted, nothing is learnt, and a margin that is too large stays.
+        """
+        builds = [build for t in request.tasks for build in self._builds.of_function[t.function.id]]
+        deviation = max((build.deviation for build in builds), default=0.0)
+        least_ns = self._builds.isolated_ns(request, as_observed=True)
+        slack_ns = max(0.0, allowed_ns - least_ns)
+        return _MARGIN_MAX * slack_ns / max(1.0, least_ns * deviation)
+
+    def _is_idle(self, request: Request) -> bool:
+        """Whether nothing runs or waits where the request could run."""
+        for task in request.tasks:
+            for build in self._builds.of_function[task.function.id]:
+                calendar = build.calendar
+                if calendar.work_ns > 0 or calendar.last_end_ns() > 0:
+                    return False
+                if calendar.part < 1.0 and calendar.supply < 1.0:
+                    return False  # others use it
+        return True
+
+    def _observe_best_effort(self, request: Request) -> None:
+        """Record the load of a request without a deadline."""
+        for task in request.tasks:
+            builds = self.budgets.affordable(task)
+            if builds:
+                build, size = builds[0], builds[0].items_best
+                work_ns = build.lane_ns(size) / size * request.items * build.weight
+                self._builds.observe_load(build, work_ns)
+                self._builds.observe_admitted(build.pool.id, work_ns)
+
+    def is_in_time(self, task: Task, build: Build) -> bool:
+        """Whether a task would keep its promise on another build that began with it now."""
+        promise, items = self._booked.get(task.id), task.request.items
+        if promise is None or items > build.items_max or not self.budgets.allows(task, build):
+            return False
+        z = self.margins.z[task.request.pipeline.id]
+        return self._view.now_ns + build.cautious_ns(items, z) <= promise.due_ns
+
+    def left_ns(self, task: Task) -> float:
+        """The time that is left to a request, less its margin."""
+        request = task.request
+        left_ns = float(request.deadline_ns - self._view.now_ns)
+        allowed_ns = request.deadline_ns - request.arrival_ns
+        return left_ns - _SENT_MARGIN * self.margins.z[request.pipeline.id] * _UNIT * allowed_ns
+
+    def stage_z(self, task: Task) -> float:
+        """Standard deviations of its time that a stage keeps as a margin."""
+        pipeline_id = task.request.pipeline.id
+        return self.margins.z[pipeline_id] / self._depth_roots[pipeline_id]
+
+    def sent_z(self, task: Task) -> float:
+        return _SENT_MARGIN * self.stage_z(task)

@@ -1,0 +1,442 @@
+"""Feasibility: which build can run a stage in time, with everything that is promised already.
+
+A stage fits a build if the calendar of the build's pool still balances with it. The build that
+costs others least comes first, and calls of FaaS pools last. A class that has used its fair share
+of a pool leaves some of the calendar to others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import Final, final
+
+from headgate.core.clock import NEVER_NS
+from headgate.core.model import App
+from headgate.core.records import Request, Task
+from headgate.core.view import View
+from headgate.planning.admission.cost_budgets import CostBudgets
+from headgate.planning.admission.shares import ClassLoad, PoolShares
+from headgate.planning.admission.spillover import Spillover
+from headgate.planning.pools.build import Build
+from headgate.planning.pools.builds import Builds
+
+_LEFT_TO_OTHERS: Final = 0.25  # of the calendar, by a class that has used its share
+# By one that has not, but wants more: it would fill the calendar, and a class with few requests
+# would find it full.
+_LEFT_BY_LARGE: Final = 0.125
+_SHAPE_TIMES: Final = (1.0, 0.7, 0.5, 0.35, 0.25)  # parts of a window in which shapes are tried
+_PRICE_MIN: Final = 0.1  # of the time of a pool without a backlog
+_DEFAULT_OBJECTIVE_NS: Final = 1e9  # where no pipeline has one, and clients claim deadlines
+
+
+@final
+class Promise:
+    """What is booked for one task: on which build, until when, and how much work."""
+
+    __slots__ = (
+        "base_ns",
+        "batches",
+        "bucket",
+        "build",
+        "due_ns",
+        "items",
+        "order_ns",
+        "own_bucket",
+        "size",
+        "start_ns",
+        "usd",
+        "work_ns",
+    )
+
+    def __init__(
+        self,
+        build: Build,
+        due_ns: int,
+        start_ns: int,
+        bucket: int,
+        work_ns: int,
+        batches: float,
+        items: int,
+        size: int,
+        base_ns: int,
+    ) -> None:
+        self.base_ns = base_ns
+        self.build = build
+        self.due_ns = due_ns  # the stage's deadline, less the margin
+        self.start_ns = start_ns  # the latest start with which it is done by then
+        self.order_ns = start_ns  # by which tasks queue
+        self.bucket = bucket
+        self.own_bucket = 0  # in the build's own calendar, if it has one
+        self.work_ns = work_ns
+        self.batches = batches
+        self.items = items
+        self.size = size  # of the batches that the promise reckons with
+        self.usd = 0.0  # what the task costs at most, if its request has a cost objective
+
+    def book(self, now_ns: int) -> None:
+        """Enter it into the calendars of its build."""
+        if self.build.own is not None:
+            self.own_bucket = self.build.own.bucket(now_ns, self.start_ns)
+        self._count(1)
+
+    def release(self) -> None:
+        """Take it out of them: its task is sent, or its request is settled."""
+        self._count(-1)
+
+    def _count(self, sign: int) -> None:
+        build, work_ns, batches = self.build, sign * self.work_ns, sign * self.batches
+        build.pending_items += sign * self.items
+        build.pending_ns += work_ns
+        build.pending_batches += batches
+        build.calendar.add(self.bucket, work_ns, batches)
+        if build.own is not None:
+            own_ns = sign * int(self.work_ns / build.weight)
+            build.own.add(self.own_bucket, own_ns, batches / build.weight)
+
+
+@final
+class Feasibility:
+    """Finds the build that can run a stage, for the request at hand."""
+
+    def __init__(
+        self, view: View, builds: Builds, spillover: Spillover, budgets: CostBudgets
+    ) -> None:
+        self._budgets = budgets
+        self._view = view
+        self._builds = builds
+        self._spillover = spillover
+        self._shares = [PoolShares() for _ in view.app.pools]
+        self._declared_ns = _declared_ns(view.app)  # by pipeline id
+        self._loads: dict[int, ClassLoad] = {}  # of the request at hand, by pool
+        self._works: dict[int, float] = {}  # likewise: what it offers
+        self._priority = 0  # likewise
+        self.was_share_used = False  # the last request did not fit to leave others their shares
+        self.is_trial = False  # what is fitted will not be promised, and is no demand
+
+    def observe(self, request: Request) -> None:
+        """A request is at hand: record what it offers to each pool that it prefers."""
+        view, items = self._view, request.items
+        self._priority = request.priority
+        self.was_share_used = False
+        works = self._works
+        works.clear()
+        window_ns = float(request.deadline_ns - view.now_ns)
+        for task in request.tasks:
+            builds = self._budgets.affordable(task)
+            if builds:
+                build = builds[0]
+                size = max(1, build.items_within(window_ns / len(request.tasks), 0.0))
+                work_ns = build.lane_ns(size) / size * items * build.weight
+                self._builds.observe_load(build, work_ns)
+                works[build.pool.id] = works.get(build.pool.id, 0.0) + work_ns
+        self._loads.clear()
+        isolated_ns = self._builds.isolated_ns(request)
+        client = view.app.clients[request.client]
+        for pool_id, work_ns in works.items():
+            self._loads[pool_id] = self._shares[pool_id].observe(
+                view.now_ns,
+                (request.client, request.pipeline.id),
+                window_ns,
+                max(0.0, window_ns - isolated_ns),
+                client.weight,
+                work_ns,
+                self._builds.calendars[pool_id].lanes / view.gateways,
+                self._declared_ns[request.pipeline.id],
+                request.priority,
+            )
+
+    def usual_load(self, pool_id: int) -> float:
+        """The part of a pool's lanes that what arrives takes while there is enough for all."""
+        lanes = self._builds.calendars[pool_id].lanes
+        return min(1.0, self._shares[pool_id].usual_lanes / max(1, lanes))
+
+    def on_promised(self, promises: list[Promise]) -> None:
+        """The request at hand was admitted: its class pays for it."""
+        for pool_id, work_ns in self._works.items():
+            self._builds.observe_admitted(pool_id, work_ns)
+        for promise in promises:
+            load = self._loads.get(promise.build.pool.id)
+            if load is not None:
+                load.tokens_ns -= promise.work_ns
+
+    def on_admitted_before(self) -> None:
+        """A request that was admitted is at hand again: its class owes nothing more."""
+        self._loads.clear()
+
+    def unblocking_items(self, build: Build, items: int) -> int:
+        """The largest batch, up to `items`, that leaves lanes to those who cannot wait so long.
+
+        Work cannot be preempted: while a long batch runs, its lane is lost to requests with short
+        windows. So enough lanes for their load must be within reach of the shortest window.
+        """
+        busy_ns = build.lane_ns(items)
+        needed, window_ns = self._shares[build.pool.id].blocked(busy_ns)
+        if window_ns >= busy_ns:
+            return items
+        reach_ns = self._view.now_ns + int(window_ns)
+        if build.calendar.lanes_free_by(reach_ns) - build.weight >= needed:
+            return items
+        return min(items, build.items_within(window_ns, 0.0))
+
+    def _latest_start_ns(self, request: Request, stage: int) -> int:
+        """When a stage must start at its fastest for the request to be in time."""
+        time_ns = self._builds.fastest_ns(request.tasks[stage].function.id, request.items)
+        return int(self._builds.latest_ns(request, stage) - time_ns)
+
+    def fit(
+        self,
+        request: Request,
+        stage: int,
+        ready_ns: int,
+        due_ns: int,
+        z: float,
+        beside: Sequence[Promise] = (),
+    ) -> Promise | None:
+        """The promise of the cheapest build that can run a stage between two times; None: none can.
+
+        `beside` is what is promised to stages of the same request that wait for nothing else. A
+        request with a cost objective gets what it can pay for.
+        """
+        most_usd = self._budgets.left_usd(request.tasks[stage])
+        for build in self._ranked(request.tasks[stage], due_ns - ready_ns):
+            if request.items <= build.items_max and self._builds.is_usable(build):
+                if most_usd < inf and build.usd(request.items) > most_usd:
+                    continue
+                if build.warm_pool is not None:
+                    promise = self._fit_call(build, request.tasks[stage], ready_ns, due_ns, z)
+                    if promise is not None:
+                        promise.usd = build.usd(request.items) if most_usd < inf else 0.0
+                        return promise
+                    continue
+                # Calendars reckon from now on, but these become ready together: one after the other
+                # must be done, and the first by so much sooner.
+                sooner_ns = due_ns - _work_beside_ns(build, beside)
+                if len(build.shape_ids) > 1:
+                    promise = self._fit_shape(
+                        build, request.items, ready_ns, sooner_ns, z, most_usd
+                    )
+                    if promise is not None:
+                        # The shape sets the latest start, and is not chosen yet.
+                        promise.order_ns = self._latest_start_ns(request, stage)
+                else:
+                    promise = self._fit_build(build, request.items, ready_ns, sooner_ns, z)
+                    if promise is not None and most_usd < inf:
+                        promise.usd = build.usd(request.items)
+                if promise is not None:
+                    return promise
+        return None
+
+    def _must_yield(self, pool_id: int, load: ClassLoad, work_ns: float) -> bool:
+        """Whether the request at hand must leave room: to other classes, or to more urgent ones."""
+        has_used = self._shares[pool_id].has_used_its_share(load, work_ns)
+        return has_used or load.has_more_urgent(self._priority)
+
+    def _ranked(self, task: Task, window_ns: int) -> list[Build]:
+        """The builds of a task, the one that costs others least first, and calls last.
+
+        The price of a pool's time is its backlog within the task's window: a task leaves a pool
+        that is in demand to those that can run nowhere else.
+        """
+        builds = self._builds.of_function[task.function.id]
+        if len(builds) == 1:
+            return builds
+        return sorted(builds, key=lambda build: self._cost(build, task.request.items, window_ns))
+
+    def _cost(self, build: Build, items: int, window_ns: int) -> float:
+        calendar = build.narrowest()
+        if build.warm_pool is not None or calendar.lanes <= 0 or items > build.items_max:
+            return inf
+        backlog_ns = calendar.work_ns + calendar.busy_ns(self._view.now_ns)
+        price = _PRICE_MIN + backlog_ns / (calendar.supply * max(1, window_ns))
+        return build.lane_ns(items) * build.weight / calendar.supply * price
+
+    def _start_ns(self, build: Build, latest_ns: int, alone_ns: float) -> int | None:
+        """Time that a batch which begins by `latest_ns` must wait for a node to hold the build.
+
+        None if the nodes that hold it are full until then, and no other should.
+        """
+        if build.cold_start_ns == 0:
+            return 0
+        lanes = self._builds.lanes_by(build, latest_ns)
+        if lanes == 0 and self._builds.must_leave_nodes(build):
+            return build.cold_start_ns if self._builds.may_start_now(build) else None
+        left_ns = latest_ns - self._view.now_ns
+        load = self._loads.get(build.pool.id)
+        if load is not None and self._must_yield(build.pool.id, load, alone_ns):
+            left_ns = int((1.0 - _LEFT_TO_OTHERS) * left_ns)
+        supply = lanes * build.calendar.part
+        is_full = build.pending_ns > supply * left_ns or self._builds.free_in_ns(build) > left_ns
+        if 0 < lanes < build.calendar.lanes and is_full:
+            return build.cold_start_ns if self._builds.may_start_now(build) else None
+        # Where the pool has not enough for all, functions would evict each other all the time.
+        is_contended = self._shares[build.pool.id].is_contended
+        return self._builds.ready_in_ns(build, may_swap_in=not is_contended)
+
+    def _fit_call(
+        self, build: Build, task: Task, ready_ns: int, due_ns: int, z: float
+    ) -> Promise | None:
+        """The promise of a FaaS call; None if it would be late."""
+        items = task.request.items
+        if not self._view.fits_call(task, build.pool, build.variant):
+            return None
+        latest_ns = due_ns - int(build.cautious_ns(items, z))
+        if latest_ns < ready_ns:
+            return None
+        size, base_ns, batches = self._marginal(build, items, due_ns - ready_ns, z)
+        work_ns = int(base_ns * build.overrun)
+        may_start = self._budgets.allows_cold(task, build)
+        if not self._spillover.can_start_by(
+            build, task, batches, latest_ns, may_start=may_start, is_trial=self.is_trial
+        ):
+            return None
+        bucket = build.calendar.bucket(self._view.now_ns, latest_ns)
+        if not self._balances(build, latest_ns, bucket, work_ns, batches, build.weight):
+            return None
+        return Promise(
+            build, due_ns, latest_ns, bucket, work_ns, batches, items, size, int(base_ns)
+        )
+
+    def _marginal(
+        self, build: Build, items: int, window_ns: float, z: float
+    ) -> tuple[int, float, float]:
+        """The largest batch for a window, and the work and the part of a batch that a task adds."""
+        largest = max(items, build.items_within(window_ns, z))
+        size = max(items, min(largest, build.likely_items(window_ns, z)))
+        filled = build.pending_items % size
+        if filled == 0 or filled + items > size:
+            return largest, build.lane_ns(items) * build.weight, build.weight * items / size
+        added_ns = build.lane_ns(filled + items) - build.lane_ns(filled)
+        return largest, added_ns * build.weight, build.weight * items / size
+
+    def _fit_build(
+        self, build: Build, items: int, ready_ns: int, due_ns: int, z: float
+    ) -> Promise | None:
+        """The promise of a build to run a stage between two times; None if it cannot."""
+        now_ns, calendar = self._view.now_ns, build.calendar
+        own_lanes = build.narrowest().lanes
+        alone_ns = build.cautious_ns(items, z)
+        start_ns = self._start_ns(build, due_ns - int(alone_ns), alone_ns)
+        if start_ns is None:
+            return None
+        alone_ns += start_ns
+        if ready_ns + alone_ns > due_ns:
+            return None
+        window_ns = (due_ns - ready_ns) * own_lanes / (own_lanes + 1.0)
+        size, base_ns, batches = self._marginal(build, items, window_ns, z)
+        work_ns = base_ns * build.overrun
+        # It will run with what waits already; with more, the batch starts sooner or is smaller.
+        together = min(size, build.pending_items + items)
+        latest_ns = due_ns - int(max(alone_ns, build.cautious_ns(together, z)))
+        if latest_ns < ready_ns:
+            latest_ns = due_ns - int(alone_ns)
+        bucket = calendar.bucket(now_ns, latest_ns)
+        is_idle = calendar.work_ns == 0 and build.narrowest().has_free_lane(now_ns)
+        if not is_idle and not self._balances(
+            build, latest_ns, bucket, work_ns, batches, build.weight
+        ):
+            return None
+        return Promise(
+            build, due_ns, latest_ns, bucket, int(work_ns), batches, items, size, int(base_ns)
+        )
+
+    def _fit_shape(
+        self, build: Build, items: int, ready_ns: int, due_ns: int, z: float, most_usd: float
+    ) -> Promise | None:
+        """The same for a build whose batches have a choice of shapes.
+
+        What takes the least work leaves the least time to wait. If it would have to start too soon,
+        what is done in a part of the time is tried.
+        """
+        tried: list[tuple[int, int]] = []
+        for part in _SHAPE_TIMES:
+            found = build.plan_within(items, part * (due_ns - ready_ns), z, most_usd)
+            if found is None:
+                break
+            if found not in tried:
+                tried.append(found)
+                promise = self._fit_plan(build, items, ready_ns, due_ns, z, *found)
+                if promise is not None:
+                    promise.usd = build.usd_in(items, *found)
+                    return promise
+        return None
+
+    def _fit_plan(
+        self,
+        build: Build,
+        items: int,
+        ready_ns: int,
+        due_ns: int,
+        z: float,
+        size: int,
+        shape_id: int,
+    ) -> Promise | None:
+        """The promise to run a stage in a batch of a size and a shape."""
+        now_ns, calendar = self._view.now_ns, build.calendar
+        window_ns = due_ns - ready_ns
+        time_ns = build.lane_ns_in(size, shape_id, z)
+        start_ns = self._start_ns(build, due_ns - int(time_ns), time_ns)
+        if start_ns is None or start_ns + time_ns > window_ns:
+            return None
+        weight = build.weight_of(shape_id)
+        base_ns = build.lane_ns_in(size, shape_id) * weight * items / size
+        work_ns, batches = base_ns * build.overrun, weight * items / size
+        latest_ns = due_ns - int(time_ns + start_ns)
+        bucket = calendar.bucket(now_ns, latest_ns)
+        is_idle = calendar.work_ns == 0 and build.narrowest().has_free_lane(now_ns)
+        if not is_idle and not self._balances(build, latest_ns, bucket, work_ns, batches, weight):
+            return None
+        return Promise(
+            build, due_ns, latest_ns, bucket, int(work_ns), batches, items, size, int(base_ns)
+        )
+
+    def _balances(
+        self,
+        build: Build,
+        latest_ns: int,
+        bucket: int,
+        work_ns: float,
+        batches: float,
+        weight: float,
+    ) -> bool:
+        """Whether a batch can start by `latest_ns`, and everything promised for later still can."""
+        now_ns, calendar = self._view.now_ns, build.calendar
+        default_ns = build.lane_ns(1)
+        if build.own is not None:
+            own_bucket = build.own.bucket(now_ns, latest_ns)
+            own_work_ns, own_batches = work_ns / weight, batches / weight
+            if not build.own.fit(
+                now_ns, latest_ns, own_bucket, own_work_ns, own_batches, 1.0, default_ns
+            ):
+                return False
+        fit = calendar.fit(now_ns, latest_ns, bucket, work_ns, batches, weight, default_ns)
+        if fit is None:
+            return False
+        ahead_ns, slack_ns = fit
+        load, shares = self._loads.get(build.pool.id), self._shares[build.pool.id]
+        if load is None:
+            return True
+        left_ns = min(latest_ns, calendar.covered_ns(bucket)) - now_ns
+        reserved_ns = shares.reserved_ns(load, left_ns)
+        if self._must_yield(build.pool.id, load, work_ns):
+            reserved_ns += _LEFT_TO_OTHERS * max(0, slack_ns + ahead_ns)
+        elif shares.wants_more(load):
+            reserved_ns += _LEFT_BY_LARGE * max(0, slack_ns + ahead_ns)
+        if reserved_ns <= 0.0 or slack_ns >= work_ns + reserved_ns:
+            return True
+        self.was_share_used = slack_ns >= work_ns  # it would have fitted
+        return False
+
+
+def _work_beside_ns(build: Build, beside: Sequence[Promise]) -> int:
+    """Time that the lanes of a build need for what becomes ready together with a stage."""
+    calendar = build.calendar
+    work_ns = sum(promise.work_ns for promise in beside if promise.build.calendar is calendar)
+    return int(work_ns / max(1.0, calendar.supply))
+
+
+def _declared_ns(app: App) -> list[float]:
+    """The objective of each pipeline; of one without, the longest of the others, or a default."""
+    latencies_ns = [float(pipeline.slo.latency_ns) for pipeline in app.pipelines]
+    longest_ns = max((ns for ns in latencies_ns if ns < NEVER_NS), default=_DEFAULT_OBJECTIVE_NS)
+    return [min(ns, longest_ns) for ns in latencies_ns]

@@ -1,0 +1,264 @@
+"""Refusals that help: why a request was refused, what would have been accepted, when to retry.
+
+**What would have been accepted** is found by trying: with a longer deadline, or without a limit to
+the cost, as if the request came with them now. A latency is first guessed from the backlog; what
+does not fit is doubled, and what fits is narrowed down a little. So it is one that would have been
+accepted, and about the least. Each trial takes as long as an admission, and under overload most
+requests are refused: what was found holds for a moment, for other requests of the same kind.
+
+**When to retry.** If a deadline later by d would have been accepted now, the same request fits in d
+from now, provided that nobody else comes. But others were refused as well, and they will come back
+when they are told to, beside what usually arrives. So every answer is booked: the refused requests
+of a client get one time after the other, each later by the work of the one before over the part of
+the pool that is usually left. The calendar itself has none of this: whoever does not come back
+takes nothing from anybody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+from typing import Final, final
+
+from headgate.core.clock import NEVER_NS, SECOND_NS
+from headgate.core.records import Request
+from headgate.core.states import Outcome, Rejection, Settlement
+from headgate.core.view import View
+from headgate.planning.admission.control import AdmissionControl
+from headgate.planning.admission.cost_budgets import IdlePlan
+from headgate.planning.pools.build import Build
+from headgate.planning.pools.builds import Builds
+
+_ANY_COST_USD: Final = 1e12  # an objective that no request exceeds
+_GUESSES: Final = 5  # latencies that are tried, each with twice the excess of the one before
+_NARROWED: Final = 2  # times that the excess is halved
+_EXCESS_MIN: Final = 1 / 16  # of the latency objective: the least excess that is tried
+_SHARE_MIN: Final = 0.1  # of a pool that is left to those who come back
+_HORIZON_NS: Final = 600 * SECOND_NS  # nobody is told to retry later than that
+
+
+@final
+class RetryTimes:
+    """When the refused requests of each client were told to come back, by pool."""
+
+    def __init__(self) -> None:
+        self._next_ns: dict[int, dict[int, float]] = {}  # by pool id, by client id
+
+    def tell(
+        self, now_ns: int, pool_id: int, client: int, earliest_ns: int, spacing_ns: float
+    ) -> int:
+        """The time from now after which a client should retry, and book it.
+
+        Not before `earliest_ns`, and not before the client's retries that were booked already. A
+        retry takes `spacing_ns` of the time that the clients which are told to come back share.
+        """
+        clients = self._next_ns.setdefault(pool_id, {})
+        booked_ns = clients.get(client, 0.0)
+        for each in [each for each, at_ns in clients.items() if at_ns <= now_ns]:
+            del clients[each]
+        at_ns = min(max(float(earliest_ns), booked_ns), float(now_ns + _HORIZON_NS))
+        sharing = len(clients) + (client not in clients)
+        clients[client] = at_ns + spacing_ns * sharing
+        return int(at_ns) - now_ns
+
+
+@final
+class _Acceptable:
+    """What would have been accepted a moment ago, for requests of one client to one pipeline."""
+
+    __slots__ = ("accepted_usd", "cost_usd", "due_ns", "items", "made_ns", "margin_ns", "usd")
+
+    def __init__(self, made_ns: int, request: Request) -> None:
+        self.made_ns = made_ns
+        self.items = request.items
+        self.cost_usd = request.cost_usd
+        self.due_ns = 0  # the deadline that would have been accepted; 0: none was found
+        self.margin_ns = 0
+        self.usd = 0.0  # the cost with that deadline
+        self.accepted_usd = 0.0  # and what the deadline as it is would have cost
+
+    def holds_for(self, request: Request, now_ns: int) -> bool:
+        """Whether it is young, and about such a request."""
+        if request.items != self.items or request.cost_usd != self.cost_usd:
+            return False
+        allowed_ns = request.deadline_ns - now_ns
+        if self.due_ns and self.due_ns <= request.deadline_ns:
+            return False
+        return now_ns - self.made_ns <= _EXCESS_MIN * allowed_ns
+
+
+@final
+class Refusals:
+    """Explains why requests are not admitted."""
+
+    def __init__(self, view: View, builds: Builds, admission: AdmissionControl) -> None:
+        self._view = view
+        self._builds = builds
+        self._admission = admission
+        self._retry_times = RetryTimes()
+        self._answers: dict[tuple[int, int], _Acceptable] = {}  # by client and pipeline
+
+    def explain(self, request: Request) -> Settlement:
+        """Why a request has just been refused, and what would have helped."""
+        has_deadline, has_limit = request.deadline_ns < NEVER_NS, request.cost_usd < inf
+        return replace(
+            self._why(request),
+            objective_ns=request.deadline_ns - self._view.now_ns if has_deadline else 0,
+            objective_usd=request.cost_usd if has_limit else 0.0,
+        )
+
+    def _why(self, request: Request) -> Settlement:
+        now_ns = self._view.now_ns
+        allowed_ns = request.deadline_ns - now_ns
+        best_ns = int(self._builds.isolated_ns(request))
+        if best_ns > allowed_ns:
+            accepted_ns, usd = self._accepted(request, best_ns, best_ns)
+            return Settlement(
+                Outcome.REJECTED,
+                Rejection.INFEASIBLE,
+                predicted_ns=best_ns,
+                predicted_usd=usd,
+                accepted_ns=accepted_ns,
+            )
+        if request.cost_usd < inf and (plan := self._too_dear(request)) is not None:
+            return self._over_cost(request, plan)
+        short = self._short(request)
+        task = request.tasks[self._admission.late_stage or 0]
+        name = task.stage.name or task.function.name if len(request.tasks) > 1 else ""
+        if not self._can_run_all(request):
+            pools = [b.pool.name for b in self._builds.of_function[task.function.id][:1]]
+            return Settlement(
+                Outcome.REJECTED, Rejection.UNAVAILABLE, stage=name, short_of="".join(pools)
+            )
+        is_unfair = self._admission.feasibility.was_share_used
+        wait_ns = 0 if short is None else self._wait_ns(short)
+        answer = self._answer(request, best_ns + wait_ns)
+        accepted_ns = answer.due_ns - now_ns if answer.due_ns else 0
+        return Settlement(
+            Outcome.REJECTED,
+            Rejection.UNFAIR if is_unfair else Rejection.OVERLOADED,
+            accepted_ns - answer.margin_ns if accepted_ns else best_ns + wait_ns,
+            self._retry_ns(request, short, max(wait_ns, accepted_ns - allowed_ns)),
+            stage=name,
+            predicted_usd=answer.usd,
+            margin_ns=answer.margin_ns,
+            accepted_ns=accepted_ns,
+            accepted_usd=answer.accepted_usd,
+            short_of="" if short is None else short.pool.name,
+            short_ns=wait_ns,
+        )
+
+    def _answer(self, request: Request, guess_ns: int) -> _Acceptable:
+        """What would have been accepted: found now, or a moment ago."""
+        now_ns, key = self._view.now_ns, (request.client, request.pipeline.id)
+        known = self._answers.get(key)
+        if known is not None and known.holds_for(request, now_ns):
+            return known
+        allowed_ns = request.deadline_ns - now_ns
+        answer = self._answers[key] = _Acceptable(now_ns, request)
+        accepted_ns, answer.usd = self._accepted(request, allowed_ns, guess_ns)
+        if accepted_ns:
+            answer.due_ns = now_ns + accepted_ns
+            answer.margin_ns = self._admission.margin_ns(request, accepted_ns)
+        if request.cost_usd < inf:
+            usd = self._admission.try_out(request, allowed_ns, _ANY_COST_USD)
+            answer.accepted_usd = usd or 0.0
+        return answer
+
+    def _over_cost(self, request: Request, plan: IdlePlan) -> Settlement:
+        """The refusal of a request that can pay for nothing that is in time."""
+        allowed_ns = request.deadline_ns - self._view.now_ns
+        affordable = self._admission.budgets.fastest_plan(request)
+        accepted_ns = 0
+        if affordable is not None and affordable.latency_ns > allowed_ns:
+            accepted_ns, _ = self._accepted(request, allowed_ns, affordable.latency_ns)
+        usd = self._admission.try_out(request, allowed_ns, _ANY_COST_USD)
+        return Settlement(
+            Outcome.REJECTED,
+            Rejection.OVER_COST,
+            predicted_ns=plan.latency_ns,
+            predicted_usd=plan.usd,
+            accepted_ns=accepted_ns,
+            accepted_usd=plan.usd if usd is None else max(usd, plan.usd),
+        )
+
+    def _too_dear(self, request: Request) -> IdlePlan | None:
+        """The cheapest plan that is in time on an idle system, if it exceeds the cost objective.
+
+        None if a plan within both objectives exists, or none is known to be in time.
+        """
+        budgets = self._admission.budgets
+        left_ns = float(request.deadline_ns - self._view.now_ns)
+        fastest = budgets.fastest_plan(request)
+        if fastest is not None and fastest.latency_ns <= left_ns:
+            return None
+        return budgets.cheapest_plan(request, left_ns)
+
+    def _accepted(self, request: Request, refused_ns: int, guess_ns: int) -> tuple[int, float]:
+        """A latency objective that would have been accepted, and the cost then; 0: none was found.
+
+        A shorter one, `refused_ns`, would not.
+        """
+        cost_usd = min(request.cost_usd, _ANY_COST_USD)
+        low_ns = refused_ns
+        least_ns = int(_EXCESS_MIN * refused_ns)
+        high_ns = max(guess_ns, low_ns + least_ns)
+        usd: float | None = None
+        for _ in range(_GUESSES):
+            usd = self._admission.try_out(request, high_ns, cost_usd)
+            if usd is not None:
+                break
+            low_ns, high_ns = high_ns, high_ns + 2 * (high_ns - refused_ns)
+        if usd is None:
+            return 0, 0.0
+        for _ in range(_NARROWED):
+            if high_ns - low_ns <= least_ns:
+                break
+            middle_ns = (low_ns + high_ns) // 2
+            found_usd = self._admission.try_out(request, middle_ns, cost_usd)
+            if found_usd is None:
+                low_ns = middle_ns
+            else:
+                high_ns, usd = middle_ns, found_usd
+        return high_ns, usd
+
+    def _short(self, request: Request) -> Build | None:
+        """The build whose pool is short: of the stage that did not fit, the one that is free first.
+
+        None if none of those that the request can pay for can run.
+        """
+        task = request.tasks[self._admission.late_stage or 0]
+        usable = [
+            build
+            for build in self._admission.budgets.affordable(task)
+            if request.items <= build.items_max
+            and self._builds.is_usable(build)
+            and build.narrowest().lanes > 0
+        ]
+        return min(usable, key=self._wait_ns, default=None)
+
+    def _wait_ns(self, build: Build) -> int:
+        """How long what is promised keeps the lanes of a build busy."""
+        calendar = build.narrowest()
+        return int((calendar.work_ns + calendar.busy_ns(self._view.now_ns)) / calendar.supply)
+
+    def _retry_ns(self, request: Request, build: Build | None, wait_ns: int) -> int:
+        """When to retry, at least so much from now, with what others were told."""
+        if build is None:
+            return wait_ns
+        now_ns, items = self._view.now_ns, request.items
+        window_ns = (request.deadline_ns - now_ns) / len(request.tasks)
+        size = max(items, build.items_within(window_ns, 0.0))
+        work_ns = build.lane_ns(size) / size * items * build.weight
+        left = max(_SHARE_MIN, 1.0 - self._admission.feasibility.usual_load(build.pool.id))
+        spacing_ns = work_ns / (build.narrowest().supply * left)
+        return self._retry_times.tell(
+            now_ns, build.pool.id, request.client, now_ns + wait_ns, spacing_ns
+        )
+
+    def _can_run_all(self, request: Request) -> bool:
+        """Whether there is a build that can run, for each stage."""
+        return all(
+            any(self._builds.is_usable(b) for b in self._builds.of_function[task.function.id])
+            for task in request.tasks
+        )

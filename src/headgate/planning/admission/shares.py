@@ -1,0 +1,209 @@
+"""Shares of a pool among classes of requests: a class is one client's requests to one pipeline.
+
+The load that each class offers, admitted or not, is forecast from the recent past, and the pool's
+lanes are divided among the classes that are active: max-min fair by the weights of the clients, so
+a class that offers less than its share gets all it asks for, and what it leaves is lent. The shares
+serve two purposes, and bind only where the pool is contended:
+
+- *Protection.* A newcomer with a long deadline sees, beside what is booked, the work that classes
+  with shorter objectives will bring until then, up to their shares (Littlewood's rule). Otherwise
+  bulk requests would book the future, and interactive ones would find it full.
+- *Fairness.* A class that has used up its share must leave part of the calendar to the others, and
+  one that asks for more than its share a smaller part, even while it has not used it up.
+
+How fast the past is forgotten and how much of a share can be saved up follows the objective that is
+declared for the pipeline, not the deadline that a client claims. A load measured over twenty times
+the claim of a minute would be found too low for many seconds, and the pool not contended.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from math import exp
+from typing import Final, final
+
+_MEMORY: Final = 20.0  # time constant of the load estimate, in declared objectives
+_BURST: Final = 1.0  # share that a class may save up, in declared objectives
+_REVIEW: Final = 32  # arrivals between two divisions of the pool, or the number of classes
+_USUAL_STEP: Final = 0.1  # weight of one division in the usual load, but for the first ones
+
+
+@final
+class ClassLoad:
+    """What one class offers to one pool, and what it may use."""
+
+    __slots__ = (
+        "_since_ns",
+        "_updated_ns",
+        "_urgency",
+        "_urgent_until_ns",
+        "_work_ns",
+        "allotted",
+        "declared_ns",
+        "entitled",
+        "memory_ns",
+        "objective_ns",
+        "tokens_ns",
+        "weight",
+        "window_ns",
+    )
+
+    def __init__(
+        self,
+        now_ns: int,
+        objective_ns: float,
+        window_ns: float,
+        weight: float,
+        declared_ns: float,
+    ) -> None:
+        self.objective_ns = objective_ns  # of its requests: declared, or what the client claims
+        self.window_ns = window_ns  # how long its requests can wait for a lane
+        self.weight = weight
+        self.declared_ns = declared_ns
+        self.memory_ns = _MEMORY * declared_ns
+        self.entitled = 0.0  # lanes of its fair share
+        self.allotted = 0.0  # of those, what it asks for
+        self.tokens_ns = 0.0  # lane time that its share has earned and that it has not used
+        self._work_ns = 0.0
+        self._urgency = 0  # the most urgent priority that its client gave of late
+        self._urgent_until_ns = 0
+        self._since_ns = self._updated_ns = now_ns
+
+    def observe(self, now_ns: int, work_ns: float, priority: int = 0) -> None:
+        """An arrival brings this much work."""
+        if priority <= self._urgency or now_ns > self._urgent_until_ns:
+            self._urgency = priority
+            self._urgent_until_ns = now_ns + int(self.memory_ns)
+        elapsed_ns = now_ns - self._updated_ns
+        if elapsed_ns:
+            self._work_ns *= exp(-elapsed_ns / self.memory_ns)
+            most_ns = self._saved_max_ns() + work_ns
+            self.tokens_ns = min(most_ns, self.tokens_ns + elapsed_ns * self.entitled)
+            self._updated_ns = now_ns
+        self._work_ns += work_ns
+
+    def save_up(self) -> None:
+        """Have all that can be saved up: a class that comes was idle, and its share unused."""
+        self.tokens_ns = self._saved_max_ns()
+
+    def _saved_max_ns(self) -> float:
+        return _BURST * self.entitled * self.declared_ns
+
+    def has_more_urgent(self, priority: int) -> bool:
+        """Whether the client has sent requests of late that it finds more urgent."""
+        return priority > self._urgency
+
+    def offered(self, now_ns: int) -> float:
+        """Offered load in lanes."""
+        age_ns = now_ns - self._since_ns + 0.5 * self.declared_ns
+        span_ns = self.memory_ns * (1.0 - exp(-age_ns / self.memory_ns))
+        return self._work_ns * exp((self._updated_ns - now_ns) / self.memory_ns) / span_ns
+
+
+@final
+class PoolShares:
+    """The classes that use a pool."""
+
+    def __init__(self) -> None:
+        self._classes: dict[tuple[int, int], ClassLoad] = {}  # by (client, pipeline) id
+        self._arrivals = 0
+        self._objectives_ns: list[float] = []  # ascending
+        self._sums: list[tuple[float, float]] = [(0.0, 0.0)]  # of lanes, and of lanes x objective
+        self._windows_ns: list[float] = []  # ascending
+        self._window_lanes: list[float] = [0.0]  # sums of lanes, by window
+        self.is_contended = False
+        self.usual_lanes = 0.0  # offered load while the pool is not contended, averaged
+        self._calm = 0  # divisions while it was not
+
+    def observe(
+        self,
+        now_ns: int,
+        key: tuple[int, int],
+        objective_ns: float,
+        window_ns: float,
+        weight: float,
+        work_ns: float,
+        lanes: float,
+        declared_ns: float,
+        priority: int = 0,
+    ) -> ClassLoad:
+        """Record an arrival, admitted or not.
+
+        `objective_ns` is the time that the request has, `declared_ns` the pipeline's objective.
+        """
+        load = self._classes.get(key)
+        is_new = load is None
+        if load is None:
+            load = self._classes[key] = ClassLoad(
+                now_ns, objective_ns, window_ns, weight, declared_ns
+            )
+            self._arrivals = 0
+        load.observe(now_ns, work_ns, priority)
+        self._arrivals -= 1
+        if self._arrivals < 0:
+            self._arrivals = max(_REVIEW, len(self._classes))
+            self._divide(now_ns, lanes)
+        if is_new:
+            load.save_up()
+        return load
+
+    def has_used_its_share(self, load: ClassLoad, work_ns: float) -> bool:
+        """Whether a class has used its share of a pool that has not enough for all.
+
+        That holds for a class that is alone, too: another that comes must find room.
+        """
+        return self.is_contended and load.tokens_ns < work_ns
+
+    def wants_more(self, load: ClassLoad) -> bool:
+        """Whether a class offers more than its share of a pool that has not enough for all."""
+        return self.is_contended and load.allotted >= load.entitled
+
+    def reserved_ns(self, load: ClassLoad, window_ns: float) -> float:
+        """Lane time that other classes with shorter objectives will need within a window."""
+        index = bisect_left(self._objectives_ns, window_ns)
+        lanes, moment = self._sums[index]
+        reserved_ns = lanes * window_ns - moment
+        if load.objective_ns < window_ns:
+            reserved_ns -= load.allotted * (window_ns - load.objective_ns)
+        return max(0.0, reserved_ns)
+
+    def blocked(self, busy_ns: float) -> tuple[float, float]:
+        """Of the classes that cannot wait so long: their lanes, and the shortest window."""
+        index = bisect_left(self._windows_ns, busy_ns)
+        return self._window_lanes[index], self._windows_ns[0] if index else busy_ns
+
+    def _divide(self, now_ns: int, lanes: float) -> None:
+        """Divide the lanes: max-min fair by weight (progressive filling). O(n log n)."""
+        loads = [(load.offered(now_ns), load) for load in self._classes.values()]
+        offered_lanes = sum(offered for offered, _ in loads)
+        self.is_contended = offered_lanes > lanes
+        if not self.is_contended:
+            self._calm += 1
+            step = max(_USUAL_STEP, 1.0 / self._calm)
+            self.usual_lanes += step * (offered_lanes - self.usual_lanes)
+        # A client's weight is divided among its pipelines.
+        pipelines = Counter(client_id for client_id, _ in self._classes)
+        weights = [
+            load.weight / pipelines[client_id] for (client_id, _), load in self._classes.items()
+        ]
+        left, weight_sum = lanes, sum(weights)
+        by_need = sorted(zip(loads, weights, strict=True), key=lambda pair: pair[0][0] / pair[1])
+        for (offered, load), weight in by_need:
+            load.entitled = left * weight / weight_sum
+            load.allotted = min(offered, load.entitled)
+            left -= load.allotted
+            weight_sum = max(1e-9, weight_sum - weight)
+        ascending = sorted((load for _, load in loads), key=lambda load: load.objective_ns)
+        self._objectives_ns = [load.objective_ns for load in ascending]
+        by_window = sorted((load for _, load in loads), key=lambda load: load.window_ns)
+        self._windows_ns = [load.window_ns for load in by_window]
+        self._window_lanes = [0.0]
+        for load in by_window:
+            self._window_lanes.append(self._window_lanes[-1] + load.allotted)
+        self._sums = [(0.0, 0.0)]
+        for load in ascending:
+            sum_lanes, moment = self._sums[-1]
+            self._sums.append(
+                (sum_lanes + load.allotted, moment + load.allotted * load.objective_ns)
+            )

@@ -1,0 +1,1 @@
+"""Autoscaling: response times, and how many nodes an objective and a forecast call for."""

@@ -1,0 +1,191 @@
+"""How many nodes an objective needs: at the forecast rate, and at U times it until more are there.
+
+Nodes are rented ahead of demand, because they take seconds to minutes to be ready. An objective
+says by how much the rate may exceed the forecast without harm (`Slo.rate_tolerance`, Swayam's U).
+The least number of nodes n is the larger of two:
+
+- *For good, at the forecast rate*: P(response <= RT_max) >= SL_min (`response_time`, one queue).
+  Misses come in clusters, so only half of those that SL_min allows are planned for.
+- *For a while, at U times that rate*: if the rate rises now, more nodes are ready after a time T,
+  the set-up and the time to notice. This is the capacity calendar at U times the forecast: of what
+  arrives within t, for every t up to T, the n nodes finish in time what they can do until
+  t + RT_max - C, with C the mean execution time. The rest is not admitted; it may be 1 - SL_min of
+  the work (Poisson arrivals). Swayam asks for nodes that could serve U times the rate for good.
+
+A number that falls is followed after a hold, the time in which a node costs as much as its set-up.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from math import ceil, log, sqrt
+from statistics import NormalDist
+from typing import Final, final
+
+from headgate.core.clock import SECOND_NS
+from headgate.core.model import Slo
+from headgate.planning.autoscaling.execution_times import LogNormalTimes
+from headgate.planning.autoscaling.response_time import least_backends
+from headgate.planning.autoscaling.waiting_time import GlobalQueue
+from headgate.planning.forecast import ArrivalForecaster
+
+_BUCKET_NS: Final = SECOND_NS
+_WINDOWS: Final = (2, 4, 8, 16, 32, 64)  # in buckets
+_DEVIATIONS: Final = 3.0  # by which a shorter window contradicts a longer one
+_REACTION_NS: Final = 3 * SECOND_NS  # until a rise is noticed
+_SETTLED_AFTER_NS: Final = 8 * SECOND_NS  # after the first arrival
+_HOLD_MIN_NS: Final = 5 * SECOND_NS
+_CV: Final = 0.3  # of execution times; the variation of models is low
+_NORMAL: Final = NormalDist()
+_STEPS_PER_E: Final = 100.0  # rates are rounded to 1 %: fewer estimates
+
+
+def consistent_mean(values: Sequence[float], ahead: float) -> float:
+    """The mean of the longest recent window that no shorter one contradicts; a `ForecastRule`.
+
+    Of Poisson arrivals at one rate the longest window says most. After a change of the rate the
+    short windows differ from the long ones by more than chance, and the rate is that of the short
+    ones: a change is followed within seconds, and noise is not.
+
+    >>> consistent_mean([10.0] * 60 + [11.0, 9.0, 12.0, 8.0], ahead=5)
+    10.0
+    >>> consistent_mean([10.0] * 60 + [20.0] * 4, ahead=5)
+    20.0
+    """
+    sums: list[tuple[int, float]] = []  # by window, the shortest first
+    mean = values[-1]
+    for window in _WINDOWS:
+        if window > len(values):
+            break
+        total = sum(values[-window:])
+        expected = total / window
+        if all(_is_consistent(part, length, expected, window) for length, part in sums):
+            mean = expected
+        sums.append((window, total))
+    return mean
+
+
+def _is_consistent(total: float, length: int, expected: float, window: int) -> bool:
+    """Whether the end of a window has as much as its mean lets one expect.
+
+    Given the count of a window, that of a part of it is binomial.
+    """
+    deviation = sqrt(max(expected * length, 1.0) * (1.0 - length / window))
+    return abs(total - expected * length) <= _DEVIATIONS * deviation + 0.5
+
+
+def _expected_excess(work_s: float, capacity_s: float, mean_s: float) -> float:
+    """Return the work above a capacity that is expected of Poisson arrivals; normal approximation.
+
+    >>> round(_expected_excess(80.0, 80.0, 0.5), 2), round(_expected_excess(80.0, 95.0, 0.5), 2)
+    (2.63, 0.03)
+    """
+    deviation_s = sqrt(work_s * mean_s * (1.0 + _CV * _CV))
+    margin = (capacity_s - work_s) / deviation_s
+    return deviation_s * (_NORMAL.pdf(margin) - margin * _NORMAL.cdf(-margin))
+
+
+@final
+class FleetSize:
+    """The number of nodes for one function on one pool. O(1) per arrival, O(window) per query.
+
+    A node runs `concurrency` requests at once, in `exec_ns` each. `slo.latency_ns` is for the
+    response of the node. `own_per_s` is the rate that nodes which are not rented take. Until the
+    first arrival `standing` nodes are wanted.
+    """
+
+    def __init__(
+        self,
+        nodes_max: int,
+        *,
+        standing: int,
+        slo: Slo,
+        exec_ns: int,
+        concurrency: int,
+        ready_after_ns: int,
+        own_per_s: float = 0.0,
+    ) -> None:
+        self._nodes_max = nodes_max
+        self._standing = standing
+        self._times = LogNormalTimes(exec_ns / SECOND_NS, _CV)
+        # An objective that a single request misses counts as if it were just met.
+        self._slo = replace(slo, latency_ns=max(slo.latency_ns, 2 * exec_ns))
+        self._concurrency = concurrency
+        self._ready_after_ns = ready_after_ns
+        self._own_per_s = own_per_s
+        window_ns = _WINDOWS[-1] * _BUCKET_NS
+        self._forecast = ArrivalForecaster(consistent_mean, _BUCKET_NS, window_ns)
+        self._has_arrivals = False
+        self._settled_ns = 0  # from when on the forecast is trusted to release nodes
+        self._step: int | None = None  # the rounded rate of the last estimate
+        self._servers = 0
+        self._held: deque[tuple[int, int]] = deque()  # (until, nodes), fewer nodes last
+
+    def on_arrival(self, now_ns: int, items: int, gateways: int = 1) -> None:
+        """Record an arrival, admitted or not: one of those that all gateways receive."""
+        if not self._has_arrivals:
+            self._has_arrivals = True
+            self._settled_ns = now_ns + _SETTLED_AFTER_NS
+        self._forecast.observe(now_ns, items)
+
+    def desired_nodes(self, now_ns: int, gateways: int = 1) -> int:
+        """How many nodes to rent now, if so many gateways receive as much as this one."""
+        forecast_per_s = gateways * self._forecast.ahead(now_ns, self._ready_after_ns)
+        rate_per_s = forecast_per_s - self._own_per_s
+        nodes = ceil(self._servers_for(rate_per_s) / self._concurrency)
+        nodes = self._hold(now_ns, nodes)
+        if not self._has_arrivals or now_ns < self._settled_ns:
+            nodes = max(nodes, self._standing)
+        return min(nodes, self._nodes_max)
+
+    def _servers_for(self, rate_per_s: float) -> int:
+        if rate_per_s <= 0.0:
+            return 0
+        step = round(_STEPS_PER_E * log(rate_per_s))
+        if step != self._step:
+            self._step = step
+            quantile = 1.0 - (1.0 - self._slo.quantile) / 2
+            for_good = replace(self._slo, rate_tolerance=1.0, quantile=quantile)
+            least = self._least(rate_per_s, for_good)
+            if self._slo.rate_tolerance > 1.0:
+                most = self._least(rate_per_s, self._slo)  # enough at U times the rate for good
+                least = self._for_a_while(rate_per_s, least, max(least, most))
+            self._servers = least
+        return self._servers
+
+    def _least(self, rate_per_s: float, slo: Slo) -> int:
+        guess = self._servers or None
+        found = least_backends(self._times, rate_per_s, slo, GlobalQueue(), guess=guess).backends
+        return self._nodes_max * self._concurrency if found is None else found
+
+    def _for_a_while(self, rate_per_s: float, least: int, most: int) -> int:
+        """The servers that keep up with U times the rate until more nodes are ready.
+
+        Of what arrives within t, all times down to where only a few requests do are looked at.
+        """
+        slo, mean_s = self._slo, self._times.mean_s
+        erlangs = slo.rate_tolerance * rate_per_s * mean_s
+        slack_s = slo.latency_ns / SECOND_NS - mean_s
+        times_s = [(self._ready_after_ns + _REACTION_NS) / SECOND_NS]
+        while times_s[-1] > slack_s:
+            times_s.append(times_s[-1] / 2)
+        for servers in range(least, most):
+            if all(
+                _expected_excess(erlangs * t, servers * (t + slack_s), mean_s)
+                <= (1.0 - slo.quantile) * erlangs * t
+                for t in times_s
+            ):
+                return servers
+        return most
+
+    def _hold(self, now_ns: int, nodes: int) -> int:
+        """The largest number of the last while."""
+        held = self._held
+        while held and held[-1][1] <= nodes:
+            held.pop()
+        held.append((now_ns + max(self._ready_after_ns, _HOLD_MIN_NS), nodes))
+        while held[0][0] <= now_ns:
+            held.popleft()
+        return held[0][1]

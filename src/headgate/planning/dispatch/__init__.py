@@ -1,0 +1,1 @@
+"""Dispatch: which waiting tasks run together, on which node, in which shape."""

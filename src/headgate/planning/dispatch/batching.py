@@ -1,0 +1,274 @@
+"""Batching: which waiting tasks go together, and which can no longer be in time.
+
+A batch is as large as the promises of its members allow. It may not be made small for the sake of
+one task that is behind its schedule where others would be late for it: then that task is given up,
+or one late task would make the next one late (the domino effect of EDF). Best-effort batches leave
+lanes to the requests that could not wait for them to end.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import final
+
+from headgate.core.model import UNLIMITED
+from headgate.core.records import STAGES_MAX, Batch, Node, Task
+from headgate.core.states import TASK_READY, BatchState
+from headgate.core.view import View
+from headgate.planning.admission.control import AdmissionControl
+from headgate.planning.admission.feasibility import Promise
+from headgate.planning.dispatch.shapes import Choice, ShapeChooser
+from headgate.planning.dispatch.task_queues import EdfQueue, TaskQueues
+from headgate.planning.pools.build import Build
+from headgate.planning.pools.builds import Builds
+
+
+@final
+class FormedBatch:
+    """A batch as it was formed, for the estimates that learn from it if its node takes it."""
+
+    __slots__ = (
+        "booked_ns",
+        "build",
+        "is_contended",
+        "items",
+        "lane_ns",
+        "shape_id",
+        "slip_ns",
+        "was_promised",
+    )
+
+    def __init__(
+        self,
+        build: Build,
+        items: int,
+        shape_id: int,
+        lane_ns: float,
+        was_promised: bool,
+        booked_ns: int,
+        is_contended: bool,
+        slip_ns: int | None,
+    ) -> None:
+        self.build = build
+        self.items = items
+        self.shape_id = shape_id
+        self.lane_ns = lane_ns
+        self.was_promised = was_promised
+        self.booked_ns = booked_ns  # 0 unless it was booked on this build
+        self.is_contended = is_contended  # others waited to join it
+        # By how much it is sent after its latest start; None: it was promised to another build.
+        self.slip_ns = slip_ns
+
+
+@final
+class Batching:
+    """Forms batches from the heads of queues."""
+
+    def __init__(
+        self,
+        view: View,
+        builds: Builds,
+        admission: AdmissionControl,
+        queues: TaskQueues,
+        shapes: ShapeChooser,
+    ) -> None:
+        self._view = view
+        self._builds = builds
+        self._admission = admission
+        self._queues = queues
+        self._shapes = shapes
+        self._formed: FormedBatch | None = None  # last
+        self._unconfirmed: dict[int, FormedBatch] = {}  # by batch id: a node may still refuse it
+
+    def take(
+        self,
+        queue: EdfQueue,
+        build: Build,
+        start_ns: int,
+        shape_id: int = 0,
+        choice: Choice | None = None,
+        node: Node | None = None,
+    ) -> tuple[list[Task], int]:
+        """Dequeue the most urgent task and those that run with it; their bookings are released.
+
+        Return them and the shape of the batch. `start_ns` is the time that the build needs before
+        it can run. With a `choice`, those join for whom it is the best one too; if they are fewer,
+        the shape is chosen again.
+        """
+        admission = self._admission
+        entry = queue.head()
+        assert entry is not None
+        head = entry[1]
+        promise = admission.booked(head)
+        items_max = build.items_max
+        if choice is not None:
+            items_max = choice.items
+        elif promise is None:
+            items_max = admission.feasibility.unblocking_items(build, build.items_best)
+        bytes_max = UNLIMITED if build.pool.faas is None else build.pool.faas.payload_bytes_max
+        batch: list[Task] = []
+        items = booked_ns = 0
+        while entry is not None:
+            task = entry[1]
+            booked = admission.booked(task)
+            if booked is not None:
+                if batch and booked.build is not build and not self._pays(task, build):
+                    break
+                if choice is None:
+                    items_max = min(items_max, self._limit(build, task, booked, start_ns))
+                elif batch and not self._gains(build, task, start_ns, choice):
+                    break
+            bytes_max -= task.payload_bytes
+            is_full = items + task.request.items > items_max or bytes_max < 0
+            if batch and (is_full or task.must_run_alone):
+                break
+            items += task.request.items
+            batch.append(queue.pop())
+            booked_ns += admission.release_task(task)
+            if task.must_run_alone:
+                break
+            entry = queue.head()
+        if choice is not None and items < choice.items and promise is not None:
+            left_ns, z = admission.left_ns(head) - start_ns, admission.sent_z(head)
+            shape_id = self._shapes.refine(build, head, items, left_ns, z, node, choice)
+        lane_ns = build.lane_ns_in(items, shape_id)
+        slip_ns = self._slip_ns(head, promise, build, lane_ns, choice)
+        self._formed = FormedBatch(
+            build,
+            items,
+            shape_id,
+            lane_ns * build.weight_of(shape_id),
+            promise is not None,
+            0 if slip_ns is None else booked_ns,
+            queue.items > 0,
+            slip_ns,
+        )
+        self._queues.forget(batch)
+        admission.budgets.on_sent(batch, build, items, shape_id)
+        if self._view.gateways == 1 or node is None:
+            self._learn()
+        self._queues.update_heads(queue, build.function_id, promise)
+        return batch, shape_id
+
+    def on_sent(self, batch: Batch) -> None:
+        """The batch that was formed last is sent: where a node may refuse it, learn later."""
+        if self._formed is not None:
+            self._unconfirmed[batch.id] = self._formed
+            self._formed = None
+
+    def on_ended(self, batch: Batch) -> None:
+        """A batch has ended: learn from it, unless it was refused."""
+        if self._unconfirmed:
+            self._formed = self._unconfirmed.pop(batch.id, None)
+            if batch.state == BatchState.REFUSED:
+                self._formed = None
+            self._learn()
+
+    def _learn(self) -> None:
+        formed, self._formed = self._formed, None
+        if formed is None:
+            return
+        build = formed.build
+        self._queues.on_sent(build, formed.lane_ns, was_promised=formed.was_promised)
+        if formed.was_promised:
+            build.on_formed(
+                formed.items, formed.booked_ns, formed.shape_id, is_contended=formed.is_contended
+            )
+        if formed.slip_ns is not None:
+            build.narrowest().on_sent(formed.slip_ns)
+
+    def _pays(self, task: Task, build: Build) -> bool:
+        return self._admission.budgets.allows(task, build)
+
+    def _slip_ns(
+        self,
+        head: Task,
+        promise: Promise | None,
+        build: Build,
+        lane_ns: float,
+        choice: Choice | None,
+    ) -> int | None:
+        """How long after the latest start of its head a batch is sent; None: on another build."""
+        if promise is None or build is not promise.build:
+            return None
+        if choice is None:
+            return self._view.now_ns - promise.start_ns
+        # The latest start depends on the shape.
+        latest_ns = int(self._builds.latest_ns(head.request, head.id % STAGES_MAX))
+        return self._view.now_ns + int(lane_ns) - latest_ns
+
+    def _gains(self, build: Build, task: Task, start_ns: int, choice: Choice) -> bool:
+        """Whether a task should join a batch rather than be the head of another one."""
+        left_ns = self._admission.left_ns(task) - start_ns
+        return self._shapes.gains(build, task, left_ns, self._admission.sent_z(task), choice)
+
+    def _limit(self, build: Build, task: Task, promise: Promise, start_ns: int) -> int:
+        """The largest batch with which a task is done when it is due, or else at least in time."""
+        ready_ns = self._view.now_ns + start_ns
+        z = self._admission.margins.z[task.request.pipeline.id]
+        items_max = build.items_within(promise.due_ns - ready_ns, z)
+        if build is promise.build and items_max < promise.size:  # behind its schedule
+            latest_ns = self._builds.latest_ns(task.request, task.id % STAGES_MAX)
+            by_latest = build.items_within(latest_ns - ready_ns, 0.0)
+            items_max = max(items_max, min(by_latest, promise.size))
+        return items_max
+
+    def prune(self, queue: EdfQueue) -> Task | None:
+        """Give up the heads that are lost to best effort; the first task that is not, or None."""
+        while (entry := queue.head()) is not None:
+            task = entry[1]
+            promise = self._admission.booked(task)
+            if promise is None or not self._is_lost(queue, task, promise):
+                return task
+            queue.pop()
+            self._admission.give_up(task)
+            self._queues.give_up(task)
+        return None
+
+    def _is_lost(self, queue: EdfQueue, task: Task, promise: Promise) -> bool:
+        """Whether a task cannot be in time, or only in a batch that would make others late."""
+        now_ns, items, build = self._view.now_ns, task.request.items, promise.build
+        if len(build.shape_ids) > 1:
+            return now_ns > promise.order_ns  # too late for its fastest shape
+        left_ns = self._builds.latest_ns(task.request, task.id % STAGES_MAX) - now_ns
+        if self._builds.fastest_ns(task.function.id, items) > left_ns:
+            return True
+        if 2 * items > promise.size or queue.items <= items:
+            return False
+        items_max = build.items_within(left_ns, 0.0)
+        if 2 * items_max >= promise.size or queue.items <= items_max:
+            return False
+        # Does the calendar still balance with a batch of only these?
+        calendar = build.narrowest()
+        share_ns = calendar.mean_batch_ns(build.lane_ns(1)) * items_max / build.items_best
+        least_ns = calendar.slack(now_ns, 0)[2]
+        return least_ns + share_ns < build.lane_ns(items_max)
+
+
+def take_batch(queue: deque[Task], node: Node, items_max: int) -> list[Task]:
+    """Dequeue tasks of one function from the head of the queue: one, or as many as fit a batch.
+
+    Items are counted, not requests. The head must be READY and runnable on the node; tasks behind
+    it that are no longer READY are discarded on the way. A quarantined task goes alone.
+    """
+    first = queue.popleft()
+    batch = [first]
+    if items_max == 1 or not queue or first.must_run_alone:
+        return batch
+    variant = node.variants[first.function.id]
+    if variant is not None:
+        items_max = min(items_max, len(variant.profile.exec_ns))
+    items = first.request.items
+    while queue:
+        following = queue[0]
+        if following.state == TASK_READY:
+            items += following.request.items
+            if (
+                following.function is not first.function
+                or items > items_max
+                or following.must_run_alone
+            ):
+                break
+            batch.append(following)
+        queue.popleft()
+    return batch

@@ -1,0 +1,410 @@
+"""Placement: on which node a batch runs, and which nodes hold which functions.
+
+A free node that holds the weights comes first. A cold start is worth its time where the function
+has fewer nodes than its share of the load, and where it needs no eviction or evicts a function that
+has more nodes than its share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from random import Random
+from typing import Final, final
+
+from headgate.core.model import Compute, Variant
+from headgate.core.records import Instance, Node, Task
+from headgate.core.states import INSTANCE_STARTING, ON_HOST
+from headgate.core.view import View, has_free_room, is_evictable
+from headgate.planning.dispatch.busy_nodes import BusyNodes
+from headgate.planning.pools.build import Build
+from headgate.planning.pools.builds import Builds
+
+_CANDIDATES_MAX: Final = 16  # free nodes looked at for a cold start
+_PRESTART_LOAD: Final = 0.05  # a build with less load, in lanes, is started on demand only
+
+
+def has_room(view: View, node: Node, variant: Variant) -> bool:
+    """Whether a node could start a variant without evicting anything."""
+    return (
+        variant.id not in node.instances
+        and has_free_room(node, variant, 0)
+        and not view.is_barred(node, variant)
+    )
+
+
+def fits_host(instance: Instance) -> bool:
+    """Whether the host memory of its node has room for the weights of an instance."""
+    node, size = instance.node, instance.variant.profile.memory_bytes
+    return node is not None and node.host_bytes_used + size <= node.pool.host_memory_bytes
+
+
+@final
+class Placement:
+    """Chooses nodes for builds."""
+
+    def __init__(
+        self, view: View, builds: Builds, busy: BusyNodes, rng: Random | None = None
+    ) -> None:
+        self._view = view
+        self._builds = builds
+        self._busy = busy
+        self._rng = rng or Random(0)
+
+    def is_held_back(self, node: Node) -> bool:
+        """Whether a node is to get no more batches for now: other gateways keep it busy."""
+        return self._busy.is_held_back(node)
+
+    def _can_take(self, node: Node, build: Build) -> bool:
+        """Whether a free node can begin a batch of a build now, in its smallest shape at least."""
+        if self._busy.is_held_back(node):
+            return False
+        if build.replicas > 1 and self._awaits_replica(node, build):
+            return False
+        if build.shape_ids[0] == 0:
+            return self._view.can_take(node, build.function_id)
+        return self._view.fits(node, build.variant, build.shape_ids[0])
+
+    def warm_node(self, build: Build) -> Node | None:
+        """A free node that holds the weights of a build and can take a batch.
+
+        One of several gateways picks it at random: all would ask the same ones first otherwise.
+        """
+        if self._view.gateways > 1:
+            return self._random_warm_node(build)
+        view, free = self._view, self._view.free_by_pool[build.pool.id]
+        instances = view.instances_of[build.variant.id]
+        if len(instances) < len(free):
+            best: Node | None = None
+            for instance in instances.values():
+                node = instance.node
+                if (
+                    node is not None
+                    and node.id in free
+                    and _can_run_soon(instance)
+                    and node.running < self._builds.lanes_on(node, build)
+                    and self._can_take(node, build)
+                    and (best is None or node.running < best.running)
+                ):
+                    best = node
+                    if node.running == 0:
+                        break
+            return best
+        best = None
+        for node in free.values():
+            held = node.instances.get(build.variant.id)
+            if (
+                held is not None
+                and _can_run_soon(held)
+                and node.running < self._builds.lanes_on(node, build)
+                and self._can_take(node, build)
+                and (best is None or node.running < best.running)
+            ):
+                best = node
+                if node.running == 0:
+                    break
+        return best
+
+    def _random_warm_node(self, build: Build) -> Node | None:
+        """Of the free nodes that hold a build, one of those with the fewest batches of ours."""
+        best: list[Node] = []
+        for node in self._view.free_by_pool[build.pool.id].values():
+            held = node.instances.get(build.variant.id)
+            if (
+                held is not None
+                and _can_run_soon(held)
+                and node.running < self._builds.lanes_on(node, build)
+                and (not best or node.running <= best[0].running)
+                and self._can_take(node, build)
+            ):
+                if best and node.running < best[0].running:
+                    best.clear()
+                best.append(node)
+        return self._rng.choice(best) if best else None
+
+    def node_with_room(self, build: Build, task: Task, shape_id: int, offered: Node) -> Node | None:
+        """A free node that holds a build and has room for a batch in a shape.
+
+        First the one that has the task's input, where moving it takes time; then the one with the
+        least compute left, which keeps room together on others.
+        """
+        free = self._view.free_by_pool[build.pool.id]
+        if build.pool.bytes_per_s > 0.0:
+            for index in task.stage.after:
+                node_id = task.request.tasks[index].node_id
+                node = None if node_id is None else free.get(node_id)
+                if node is not None and self._has_room_for(node, build, shape_id):
+                    return node
+        best = offered if self._has_room_for(offered, build, shape_id) else None
+        for node in islice(free.values(), _CANDIDATES_MAX):
+            if (best is None or _compute_used(node) > _compute_used(best)) and self._has_room_for(
+                node, build, shape_id
+            ):
+                best = node
+        return best
+
+    def _has_room_for(self, node: Node, build: Build, shape_id: int) -> bool:
+        """Whether a free node that holds a build can begin a batch in a shape now."""
+        held = node.instances.get(build.variant.id)
+        return (
+            held is not None
+            and not self._busy.is_held_back(node)
+            and held.state != INSTANCE_STARTING
+            and held.residency != ON_HOST
+            and not (build.replicas > 1 and self._awaits_replica(node, build))
+            and self._view.fits(node, build.variant, shape_id)
+        )
+
+    def _awaits_replica(self, node: Node, build: Build) -> bool:
+        """Whether those instances of a build on a node that have started are full.
+
+        A batch should wait for one of them rather than for one that starts.
+        """
+        ready = [
+            i for i in node.by_variant.get(build.variant.id, ()) if i.state != INSTANCE_STARTING
+        ]
+        return bool(ready) and all(i.running >= build.variant.concurrency for i in ready)
+
+    def wants_replica(self, node: Node, build: Build) -> bool:
+        """Whether a node should start one more instance of a build that it holds.
+
+        It should if those that it holds are full, or will be with what waits; and if that takes
+        nothing from others. One slot stays free of starts that take time.
+        """
+        held = node.by_variant.get(build.variant.id, ())
+        if not 0 < len(held) < build.replicas or node.id not in self._view.free_nodes:
+            return False
+        free = sum(build.variant.concurrency - instance.running for instance in held)
+        slots = node.slots - (build.cold_start_ns > 0)
+        return (
+            free < max(1.0, build.pending_batches / build.weight)
+            and node.running < slots
+            and has_free_room(node, build.variant, build.start_shape_id)
+            and not self._view.is_barred(node, build.variant)
+        )
+
+    def node_for(self, build: Build) -> Node | None:
+        """The free node on which a batch of a build should run now; None to wait."""
+        node = self.warm_node(build)
+        return self._cold_node(build, is_urgent=self._cannot_wait(build)) if node is None else node
+
+    def suits(self, node: Node, build: Build) -> bool:
+        """Whether a node should run a build now: it holds it, or a cold start is worth it."""
+        if not self._can_take(node, build):
+            return False
+        instance = node.instances.get(build.variant.id)
+        if instance is not None and instance.residency != ON_HOST:
+            return _can_run_soon(instance)
+        if self.warm_node(build) is not None:
+            return False
+        return self._may_start(node, build, is_urgent=self._cannot_wait(build))
+
+    def missing_node(self, build: Build) -> Node | None:
+        """The node on which to start a build that was asked for in vain.
+
+        None if enough nodes hold it. What is refused leaves no task that would wait for a node, so
+        the load is all that tells how many are missing.
+        """
+        if self._is_startable(build, 1):
+            return self._idle_node(build)
+        return self.prestart_node(build, is_awaited=False)
+
+    def prestart_node(self, build: Build, *, is_awaited: bool) -> Node | None:
+        """The node on which to start a build in advance; None if that is not worth it.
+
+        It is if a task waits for a node that holds the build (`is_awaited`), or for the build's
+        load; in the latter case one idle node stays free.
+        """
+        view = self._view
+        if build.cold_start_ns == 0 or build.warm_pool is not None or build.pool.is_elastic:
+            return None
+        if not self._is_startable(build, self._builds.node_count(build.pool.id)):
+            return None
+        is_worth_it = is_awaited or (
+            len(view.free_by_pool[build.pool.id]) > 1
+            and build.load.erlangs(view.now_ns) >= _PRESTART_LOAD
+        )
+        if not is_worth_it or not self._builds.wants_instance(build):
+            return None
+        return self._idle_node(build)
+
+    def should_prewarm(self, build: Build, node: Node) -> bool:
+        """Whether a node that joined should start a build of which it lacks the declared number."""
+        if node.pool.is_elastic and self._view.gateways > 1:
+            return False  # the plan orders it, and a Broker gives each instance a node of its own
+        wanted = self._view.app.functions[build.function_id].prewarm_nodes
+        return self._builds.count_instances(build) < wanted and has_room(
+            self._view, node, build.variant
+        )
+
+    def should_prewarm_replica(self, build: Build, node: Node) -> bool:
+        """Whether a node that joined, and starts a build, should start one more instance of it."""
+        held = node.by_variant.get(build.variant.id, ())
+        return (
+            0 < len(held) < build.replicas
+            and node.running < node.slots
+            and has_free_room(node, build.variant, build.start_shape_id)
+        )
+
+    def _is_startable(self, build: Build, below: int) -> bool:
+        """Whether fewer nodes than `below` hold a build, and it can be loaded."""
+        is_broken = build.variant.id in self._view.load_failures
+        return not is_broken and self._builds.count_instances(build) < below
+
+    def _idle_node(self, build: Build) -> Node | None:
+        """An idle node on which to start a build ahead of need."""
+        return self._cold_node(build, is_urgent=True, must_be_idle=True)
+
+    def _cannot_wait(self, build: Build) -> bool:
+        """Whether the backlog of a build takes longer than a cold start."""
+        lanes = self._builds.lanes_of(build)
+        return lanes == 0 or build.pending_ns > lanes * build.cold_start_ns
+
+    def _cold_node(
+        self, build: Build, *, is_urgent: bool, must_be_idle: bool = False
+    ) -> Node | None:
+        """A free node on which to start a build; None if it should wait for one that holds it.
+
+        An urgent task cannot wait: the build is started if that takes nothing from others.
+        """
+        view = self._view
+        fallback: Node | None = None
+        for node in islice(view.free_by_pool[build.pool.id].values(), _CANDIDATES_MAX):
+            if build.variant.id in node.instances and not self._is_on_host(node, build):
+                continue
+            if must_be_idle and (node.running > 0 or build.variant.id in node.instances):
+                continue
+            if (
+                node.running < self._builds.lanes_on(node, build)
+                and self._can_take(node, build)
+                and self._may_start(node, build, is_urgent=is_urgent)
+            ):
+                if has_room(self._view, node, build.variant):
+                    return node
+                fallback = fallback or node
+        return fallback
+
+    def _may_start(self, node: Node, build: Build, *, is_urgent: bool) -> bool:
+        """Whether a build may be started on a node that could take it."""
+        if node.pool.is_elastic and not node.instances:
+            return False  # rented nodes are left to the plan
+        if self._builds.count_instances(build) == 0 and not self._builds.must_leave_nodes(build):
+            return True
+        wants_more = self._builds.wants_instance(build)
+        if has_room(self._view, node, build.variant):
+            return is_urgent or (wants_more and not self._is_wait_short(build))
+        is_free = build.cold_start_ns == 0 and build.pool.compute == Compute.RESIDENT
+        return (wants_more or is_free) and self._has_surplus(node, build)
+
+    def _is_wait_short(self, build: Build) -> bool:
+        """Whether a batch on a node that holds the build would be done before a cold start."""
+        return self._builds.free_in_ns(build) + build.lane_ns(1) < build.cold_start_ns
+
+    def _is_on_host(self, node: Node, build: Build) -> bool:
+        instance = node.instances.get(build.variant.id)
+        return instance is not None and instance.residency == ON_HOST
+
+    def _has_surplus(self, node: Node, build: Build) -> bool:
+        """Whether what has nodes to spare makes enough room for a build."""
+        spared = self._spared(node, build)
+        if node.has_resident_compute:
+            return len(spared) == sum(1 for id in node.instances if id != build.variant.id)
+        return sum(i.variant.profile.memory_bytes for i in spared) >= _missing_bytes(node, build)
+
+    def to_evict(self, node: Node, build: Build) -> list[Instance]:
+        """What to evict before a build is started on a node; empty if there is room.
+
+        First that which has nodes to spare; then what was not used for longest, relative to the
+        time that it takes to load each byte of it again. By the time of its last use alone, what
+        takes seconds to load would go as soon as what takes milliseconds.
+        """
+        missing = _missing_bytes(node, build)
+        held = node.instances.get(build.variant.id)
+        if missing <= 0 or (held is not None and held.residency != ON_HOST):
+            return []
+        evicted = self._spared(node, build)
+        others = [i for i in self._evictable(node, build) if i not in evicted]
+        evicted += sorted(others, key=self._idle_per_reload, reverse=True)
+        for index, instance in enumerate(evicted):
+            missing -= instance.variant.profile.memory_bytes
+            if missing <= 0:
+                return evicted[: index + 1]
+        return []
+
+    def _idle_per_reload(self, instance: Instance) -> float:
+        profile = instance.variant.profile
+        reload_ns = profile.swap_in_ns if fits_host(instance) else profile.cold_start_ns
+        idle_ns = self._view.now_ns - instance.last_used_ns
+        return idle_ns * profile.memory_bytes / max(1, reload_ns)
+
+    def _spared(self, node: Node, build: Build) -> list[Instance]:
+        """The idle instances on a node whose builds have nodes to spare."""
+        spared: list[Instance] = []
+        for instance in self._evictable(node, build):
+            other = self._builds.on_pool[node.pool.id][instance.variant.function_id]
+            is_resident = instance.pool.compute == Compute.RESIDENT
+            if (
+                other is None
+                or (is_resident and other.cold_start_ns == 0)  # it is back at once
+                or self._builds.can_spare(other, build)
+            ):
+                spared.append(instance)
+        return spared
+
+    def _evictable(self, node: Node, build: Build) -> list[Instance]:
+        """The idle instances of other builds whose weights are on the device of a node."""
+        return [
+            instance
+            for instance in node.instances.values()
+            if instance.variant is not build.variant
+            and instance.residency != ON_HOST
+            and is_evictable(instance)
+        ]
+
+
+def _missing_bytes(node: Node, build: Build) -> int:
+    """Memory that a node lacks to hold a build, too."""
+    return node.memory_used_bytes + build.variant.profile.memory_bytes - node.pool.memory_bytes
+
+
+def _compute_used(node: Node) -> tuple[int, int]:
+    return node.gpu_sevenths_used, node.cpu_milli_used
+
+
+def _can_run_soon(instance: Instance) -> bool:
+    """Whether a batch may be sent to an instance: it holds its weights, or is being started.
+
+    A rented node that boots is not waited for: that takes far longer than a cold start.
+    """
+    if instance.pool.is_elastic and instance.state == INSTANCE_STARTING:
+        return False
+    return instance.residency != ON_HOST
+
+
+def apportion(total: int, weights: Sequence[float]) -> list[int]:
+    """Divide `total` into integers proportional to `weights`, by the largest-remainder method.
+
+    Each entry gets at least one as far as `total` allows. Equal weights, or all zeros, give equal
+    shares; ties go to the earlier entry.
+
+    >>> apportion(4, [1.0, 1.0])
+    [2, 2]
+    >>> apportion(4, [9.0, 1.0])
+    [3, 1]
+    >>> apportion(2, [1.0, 1.0, 5.0])
+    [1, 0, 1]
+    """
+    count = len(weights)
+    if total <= count:
+        chosen = sorted(range(count), key=lambda i: (-weights[i], i))[:total]
+        return [1 if i in chosen else 0 for i in range(count)]
+    whole = sum(weights)
+    shares = [total * w / whole if whole > 0 else total / count for w in weights]
+    parts = [max(1, int(share)) for share in shares]
+    while sum(parts) > total:  # the minimum of one each exceeded the total
+        richest = max(range(count), key=lambda i: (parts[i] - shares[i] if parts[i] > 1 else -1, i))
+        parts[richest] -= 1
+    while sum(parts) < total:
+        neediest = max(range(count), key=lambda i: (shares[i] - parts[i], -i))
+        parts[neediest] += 1
+    return parts

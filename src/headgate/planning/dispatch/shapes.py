@@ -1,0 +1,301 @@
+"""The shape and the size of a batch: the cheapest with which the rest of its pipeline is in time.
+
+A variant may run in several shapes (vCPUs and a share of a GPU). Each choice for a stage is priced
+with the frontier of everything behind the stage, in the time that is left: so the time of a
+pipeline goes to the stages where it saves most. Where compute is paid for while a batch holds it, a
+batch waits for more tasks as long as those that are expected make it cheaper.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from math import inf
+from typing import Final, final
+
+from headgate.core.clock import SECOND_NS
+from headgate.core.errors import ConfigError
+from headgate.core.model import Compute, Pipeline
+from headgate.core.records import STAGES_MAX, Node, Task
+from headgate.core.view import View, has_free_compute
+from headgate.planning.admission.cost_budgets import CostBudgets
+from headgate.planning.forecast import OfferedLoad
+from headgate.planning.frontier.candidates import (
+    has_choice,
+    pipeline_frontier,
+    priced,
+    stage_candidates,
+)
+from headgate.planning.frontier.configs import StageConfig
+from headgate.planning.frontier.pareto import Frontier
+from headgate.planning.frontier.pipeline import PipelineFrontier
+from headgate.planning.pools.build import Build
+from headgate.planning.pools.builds import Builds
+
+_RATE_MEMORY_NS: Final = 2_000_000_000  # time constant of the rate at which tasks arrive
+_RATE_UNIT_NS: Final = 1e9
+_NO_COST: Final = 1 << 62
+
+_Option = tuple[int, int, float]  # cost of an item, shape id, profiled time
+
+
+@final
+class Choice:
+    """A shape for a batch of so many items, and what an item costs."""
+
+    __slots__ = ("cost", "items", "shape_id", "stage_cost")
+
+    def __init__(self, shape_id: int, items: int, cost: int, stage_cost: int) -> None:
+        self.shape_id = shape_id
+        self.items = items
+        self.cost = cost  # from this stage on
+        self.stage_cost = stage_cost  # in this stage
+
+
+@final
+class ShapeChooser:
+    """Chooses the shapes and sizes of batches, and how long a batch waits for more tasks."""
+
+    def __init__(self, view: View, builds: Builds, budgets: CostBudgets) -> None:
+        self._view = view
+        self._budgets = budgets
+        app = priced(view.app)
+        # By pipeline and stage: the first build of each stage that follows.
+        self._behind = [_builds_behind(pipeline, builds) for pipeline in app.pipelines]
+        self._app = app
+        self._frontiers: list[PipelineFrontier | None] = []
+        for pipeline in app.pipelines if has_choice(app) else ():
+            try:
+                self._frontiers.append(pipeline_frontier(app, pipeline))
+            except ConfigError:  # a stage fits no pool
+                self._frontiers.append(None)
+        self._rests: dict[tuple[int, int, int, int], Frontier | None] = {}
+        # By build id and number of items: the shapes, the cheapest first.
+        self._options: dict[tuple[int, int], list[_Option]] = {}
+        self._moving: dict[tuple[int, int, int], float] = {}  # by pool, pipeline and stage
+        self._arrivals: dict[int, OfferedLoad] = {}  # by build id, in items per second
+
+    def observe(self, build: Build, items: int) -> None:
+        """Record items that are ready to run on a build."""
+        if len(build.shape_ids) == 1:
+            return
+        arrivals = self._arrivals.get(build.id)
+        if arrivals is None:
+            arrivals = self._arrivals[build.id] = OfferedLoad(
+                _RATE_MEMORY_NS, _RATE_MEMORY_NS // 20
+            )
+        arrivals.observe(self._view.now_ns, items * _RATE_UNIT_NS)
+
+    def choose(
+        self,
+        build: Build,
+        task: Task,
+        waiting: int,
+        left_ns: float,
+        z: float,
+        node: Node | None = None,
+    ) -> Choice | None:
+        """The cheapest choice for a batch with a task at its head; None if none is in time.
+
+        `waiting` items could be in it, and `left_ns` is the time until the request is due. With a
+        node, only what its free compute allows.
+        """
+        best: Choice | None = None
+        items = min(waiting, build.items_max)
+        while items >= task.request.items:
+            choice = self._cheapest(build, task, items, left_ns, z, node)
+            if choice is not None:
+                if best is not None and best.cost <= choice.cost:
+                    break
+                best = choice
+            if items == 1:
+                break
+            items = max(task.request.items, items // 2) if items > task.request.items else 0
+        return best
+
+    def refine(
+        self,
+        build: Build,
+        task: Task,
+        items: int,
+        left_ns: float,
+        z: float,
+        node: Node | None,
+        choice: Choice,
+    ) -> int:
+        """The shape for a batch that came out smaller than it was chosen for: no slower."""
+        longest_ns = build.lane_ns_in(choice.items, choice.shape_id, z)
+        found = self._cheapest(build, task, items, left_ns, z, node, longest_ns)
+        return choice.shape_id if found is None else found.shape_id
+
+    def gains(self, build: Build, task: Task, left_ns: float, z: float, choice: Choice) -> bool:
+        """Whether a task costs no more as a member of a batch than alone, and is in time."""
+        if self._exceeds(build, task, choice.items, choice.shape_id):
+            return False
+        rest = self._rest(task, build.pool.id, choice.items)
+        if rest is None:
+            return True
+        stretch = self._stretch(task, z)
+        time_ns = build.lane_ns_in(choice.items, choice.shape_id, z)
+        after_ns = left_ns - time_ns - choice.items * self._moving_ns(build, task)
+        index = bisect_right(rest.times_ns, after_ns / stretch) - 1
+        if index < 0:
+            return False
+        alone = self._cheapest(build, task, task.request.items, left_ns, z, None)
+        return alone is None or choice.stage_cost + rest.costs[index] <= alone.cost
+
+    def _cheapest(
+        self,
+        build: Build,
+        task: Task,
+        items: int,
+        left_ns: float,
+        z: float,
+        node: Node | None,
+        longest_ns: float = inf,
+    ) -> Choice | None:
+        rest = self._rest(task, build.pool.id, items)
+        if rest is None:
+            return None
+        times_ns, costs = rest.times_ns, rest.costs
+        stretch = self._stretch(task, z)
+        factor, network_ns = build.factor(z), build.network_ns
+        left_ns -= items * self._moving_ns(build, task) + network_ns
+        most_ns = min(left_ns - times_ns[0] * stretch, longest_ns - network_ns)
+        best, best_cost, best_own = -1, _NO_COST, 0
+        for cost, shape_id, profiled_ns in self._of(build, items):
+            if cost + costs[-1] >= best_cost:
+                break
+            exec_ns = profiled_ns * factor
+            if exec_ns > most_ns:
+                continue
+            if node is not None and not has_free_compute(node, build.variant, shape_id):
+                continue
+            if self._exceeds(build, task, items, shape_id):
+                continue
+            index = bisect_right(times_ns, (left_ns - exec_ns) / stretch) - 1
+            if index >= 0 and cost + costs[index] < best_cost:
+                best, best_cost, best_own = shape_id, cost + costs[index], cost
+        return None if best < 0 else Choice(best, items, best_cost, best_own)
+
+    def _exceeds(self, build: Build, task: Task, items: int, shape_id: int) -> bool:
+        """Whether a task cannot pay for its part of a batch."""
+        if task.request.cost_usd == inf:
+            return False
+        own_items = task.request.items
+        # What was observed since may make everything too dear: then it has the cheapest.
+        most_usd = max(self._budgets.left_usd(task), build.usd(own_items))
+        return build.usd_in(own_items, items, shape_id) > most_usd
+
+    def _stretch(self, task: Task, z: float) -> float:
+        """What follows a stage takes so many times what its frontier says, by what was observed."""
+        behind = self._behind[task.request.pipeline.id][task.id % STAGES_MAX]
+        profiled_ns = expected_ns = 0.0
+        for build in behind:
+            time_ns = build.profiled_ns(1)
+            profiled_ns += time_ns
+            expected_ns += time_ns * build.ratio * (1.0 + z * build.deviation)
+        return expected_ns / profiled_ns if profiled_ns > 0.0 else 1.0
+
+    def _moving_ns(self, build: Build, task: Task) -> float:
+        """The time to move the input of an item to a node, should it be on another one."""
+        if build.pool.bytes_per_s <= 0.0 or not task.stage.after:
+            return 0.0
+        key = (build.pool.id, task.request.pipeline.id, task.id % STAGES_MAX)
+        moving_ns = self._moving.get(key)
+        if moving_ns is None:
+            stages = task.request.pipeline.stages
+            sizes = [stages[i].function.variants[0].profile.output_bytes for i in task.stage.after]
+            moving_ns = sum(sizes) / build.pool.bytes_per_s * SECOND_NS
+            self._moving[key] = moving_ns
+        return moving_ns
+
+    def fastest(self, build: Build, task: Task, node: Node) -> int | None:
+        """The shape in which a task alone ends soonest on a node; None if none fits there."""
+        items = task.request.items
+        fitting = [
+            (build.lane_ns_in(items, shape_id), shape_id)
+            for _, shape_id, _ in self._of(build, items)
+            if has_free_compute(node, build.variant, shape_id)
+            and not self._exceeds(build, task, items, shape_id)
+        ]
+        return min(fitting)[1] if fitting else None
+
+    def hold_until_ns(
+        self, build: Build, task: Task, waiting: int, left_ns: float, z: float, cost: int
+    ) -> int:
+        """Until when a batch should wait for more tasks; 0: it should not.
+
+        It should while a batch with what is expected by then costs less than `cost` an item.
+        """
+        arrivals = self._arrivals.get(build.id)
+        now_ns = self._view.now_ns
+        rate = 0.0 if arrivals is None else arrivals.erlangs(now_ns)
+        if not is_compute_priced(build) or rate <= 0.0 or waiting >= build.items_max:
+            return 0
+        for more in (1, waiting) if waiting > 1 else (1,):
+            wait_ns = more / rate * _RATE_UNIT_NS
+            items = min(waiting + more, build.items_max)
+            later = self._cheapest(build, task, items, left_ns - wait_ns, z, None)
+            if later is not None and later.cost < cost:
+                return now_ns + int(_RATE_UNIT_NS / rate)
+        return 0
+
+    def _of(self, build: Build, items: int) -> list[_Option]:
+        """The shapes for a batch by cost of an item, without those that another one replaces."""
+        options = self._options.get((build.id, items))
+        if options is None:
+            function = self._app.functions[build.function_id]
+            by_items: dict[int, list[StageConfig]] = {}
+            for config in stage_candidates(self._app, function):
+                if config.build == build.variant.id and config.place == build.pool.id:
+                    by_items.setdefault(config.batch, []).append(config)
+            for count, configs in by_items.items():
+                self._options[build.id, count] = [
+                    (cost, shape_id, build.profiled_exec_ns(count, shape_id))
+                    for cost, shape_id in _useful(configs)
+                ]
+            options = self._options.setdefault((build.id, items), [])
+        return options
+
+    def _rest(self, task: Task, pool_id: int, items: int) -> Frontier | None:
+        """The frontier of what follows a stage, in batches of up to about as many items."""
+        pipeline_id, stage = task.request.pipeline.id, task.id % STAGES_MAX
+        size = 1 << (items - 1).bit_length()
+        key = (pipeline_id, stage, pool_id, size)
+        if key not in self._rests:
+            frontier = self._frontiers[pipeline_id]
+            if frontier is None:
+                self._rests[key] = None
+            else:
+                self._rests[key] = frontier.capped(size).rest(stage).get(pool_id)
+        return self._rests[key]
+
+
+def _builds_behind(pipeline: Pipeline, builds: Builds) -> list[list[Build]]:
+    behind: list[set[int]] = [set() for _ in pipeline.stages]
+    for index in reversed(range(len(behind))):
+        for successor in pipeline.successors[index]:
+            behind[index] |= {successor} | behind[successor]
+    return [
+        [b for i in sorted(later) for b in builds.of_function[pipeline.stages[i].function.id][:1]]
+        for later in behind
+    ]
+
+
+def is_compute_priced(build: Build) -> bool:
+    """Whether a batch pays for the compute that it holds, besides the node."""
+    pool = build.pool
+    has_price = pool.cpu_usd_per_hour > 0.0 or pool.gpu_usd_per_hour > 0.0
+    return has_price and pool.compute != Compute.RESIDENT
+
+
+def _useful(configs: list[StageConfig]) -> list[tuple[int, int]]:
+    """Cost and shape of configurations, without those that another one replaces."""
+    useful: list[tuple[int, int]] = []
+    taken: list[tuple[int, int, int]] = []
+    for config in sorted(configs, key=lambda each: (each.cost, each.time_ns)):
+        time_ns, cpu_milli, gpu_sevenths = config.time_ns, config.cpu_milli, config.gpu_sevenths
+        if not any(t <= time_ns and c <= cpu_milli and g <= gpu_sevenths for t, c, g in taken):
+            taken.append((time_ns, cpu_milli, gpu_sevenths))
+            useful.append((config.cost, config.shape_id))
+    return useful

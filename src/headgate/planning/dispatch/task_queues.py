@@ -1,0 +1,327 @@
+"""Queues of waiting tasks: by latest start for what is promised, by age for best effort.
+
+A queue belongs to one build (promised tasks) or to one function (best effort). Promised tasks go in
+the order of their latest start, deadline less service time, and not of their deadline: where work
+cannot be preempted, a short task that is due a little earlier would take the last lane on which a
+long one could still have been in time.
+
+The most urgent queue of a pool is found through a heap of heads that is corrected lazily:
+O(log queues) per change.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from math import inf
+from typing import Final, final
+
+from headgate.core.clock import NEVER_NS
+from headgate.core.model import App
+from headgate.core.policy import LazyDeletions
+from headgate.core.records import Task
+from headgate.core.states import TASK_READY
+from headgate.planning.admission.cost_budgets import CostBudgets
+from headgate.planning.admission.feasibility import Promise
+from headgate.planning.pools.build import Build
+from headgate.planning.pools.builds import Builds
+
+# Lane time of best-effort tasks relative to that of promised ones, while both wait: a little more
+# than 5 % of all, which the regret search demands (docs/regret.md).
+_BEST_EFFORT_SHARE: Final = 0.055
+
+_OBSOLETE_MAX: Final = 64  # out-of-date entries of `Heads` beyond the number of queues
+# Where a task of best effort may run.
+ANYWHERE: Final = 0
+NODES_ONLY: Final = 1
+CALLS_ONLY: Final = 2
+
+Key = tuple[int, int, int]  # (declared priority of the client, time, task id): smallest first
+Entry = tuple[Key, Task]
+
+
+@final
+class EdfQueue:
+    """Tasks of one function, the most urgent first.
+
+    With `uses_priorities`, a client that gives its requests priorities orders its own requests with
+    them, and nobody else's: each of its tasks brings a place in the queue, and the client's places
+    are taken by its tasks in the order of their priorities.
+    """
+
+    __slots__ = ("_by_priority", "_deletions", "_heap", "_uses_priorities", "id", "items")
+
+    def __init__(self, id: int, *, uses_priorities: bool = True) -> None:
+        self.id = id
+        self._uses_priorities = uses_priorities
+        self.items = 0  # of tasks that wait
+        # A place without a task is taken by the first of its client's tasks by priority.
+        self._heap: list[tuple[Key, Task | None, int]] = []  # key, task, client id
+        self._by_priority: dict[int, list[tuple[int, Key, Task]]] = {}  # by client id
+        self._deletions = LazyDeletions()
+
+    def push(self, key: Key, task: Task) -> None:
+        """Queue a task."""
+        request = task.request
+        self.items += request.items
+        if not self._uses_priorities or (
+            request.priority == 0 and request.client not in self._by_priority
+        ):
+            heappush(self._heap, (key, task, request.client))
+            return
+        own = self._by_priority.get(request.client)
+        if own is None:
+            own = self._by_priority[request.client] = self._take_tasks(request.client)
+        heappush(own, (request.priority, key, task))
+        heappush(self._heap, (key, None, request.client))
+
+    def _take_tasks(self, client: int) -> list[tuple[int, Key, Task]]:
+        """Separate the tasks of a client from their places. O(n), once until the queue is empty."""
+        taken: list[tuple[int, Key, Task]] = []
+        for index, (key, task, owner) in enumerate(self._heap):
+            if owner == client and task is not None:
+                self._heap[index] = (key, None, client)
+                taken.append((0, key, task))
+        heapify(taken)
+        return taken
+
+    def head(self) -> Entry | None:
+        """The most urgent task with its key; None if the queue is empty."""
+        heap = self._heap
+        while heap:
+            key, task, client = heap[0]
+            if task is None:
+                own = self._by_priority[client]
+                while own and own[0][2].state != TASK_READY:
+                    heappop(own)
+                task = own[0][2] if own else None
+            if task is not None and task.state == TASK_READY:
+                return key, task
+            heappop(heap)
+        self._by_priority.clear()
+        return None
+
+    def pop(self) -> Task:
+        """Dequeue the most urgent task, which `head` has just returned."""
+        _, task, client = heappop(self._heap)
+        if task is None:
+            task = heappop(self._by_priority[client])[2]
+        self.items -= task.request.items
+        return task
+
+    def withdraw(self, task: Task) -> None:
+        """Forget a task that is no longer READY; its entry is removed later."""
+        self.items -= task.request.items
+        if self._deletions.add(len(self._heap)):
+            heap = [e for e in self._heap if e[1] is not None and e[1].state == TASK_READY]
+            for client, own in self._by_priority.items():
+                left = [e for e in own if e[2].state == TASK_READY]
+                heapify(left)
+                self._by_priority[client] = left
+                heap += [(key, None, client) for _, key, _ in left]  # withdrawn ones leave theirs
+            heapify(heap)
+            self._heap = heap
+
+
+@final
+class Heads:
+    """The queues of a pool, by the key of their heads; each queue once.
+
+    An entry may be out of date: `pop` corrects those that it meets.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[Key, int, EdfQueue]] = []
+        self._keys: dict[int, Key] = {}  # by queue id: its entry; others in the heap are obsolete
+
+    def push(self, queue: EdfQueue) -> None:
+        """Note that the head of a queue may have changed."""
+        head = queue.head()
+        if head is not None and self._keys.get(queue.id) != head[0]:
+            self._keys[queue.id] = head[0]
+            heappush(self._heap, (head[0], queue.id, queue))
+            if len(self._heap) > 2 * len(self._keys) + _OBSOLETE_MAX:
+                self._heap = [entry for entry in self._heap if self._keys.get(entry[1]) == entry[0]]
+                heapify(self._heap)
+
+    def pop(self) -> EdfQueue | None:
+        """Take out the most urgent queue; the caller pushes it back while tasks wait in it."""
+        while self._heap:
+            key, id, queue = heappop(self._heap)
+            if self._keys.get(id) != key:
+                continue
+            del self._keys[id]
+            head = queue.head()
+            if head is not None:
+                if head[0] == key:
+                    return queue
+                self.push(queue)  # its head was withdrawn, or dequeued for another pool
+        return None
+
+
+@final
+class TaskQueues:
+    """The queues of all builds and functions, and the share of best effort on each pool."""
+
+    def __init__(
+        self, app: App, builds: Builds, budgets: CostBudgets, default_deadline_factor: float
+    ) -> None:
+        """Best effort is ordered by arrival plus so many execution times: short tasks go first."""
+        self._app = app
+        self._budgets = budgets
+        self._factor = default_deadline_factor
+        self._builds = builds
+        # By build id. A promise binds: a client's later requests do not push out its earlier ones,
+        # however urgent, but are admitted before its others (`AdmissionControl`).
+        self.promised = [EdfQueue(build.id, uses_priorities=False) for build in builds.all]
+        first = len(builds.all)
+        # By function id, then by where the tasks may run: one that cannot run in a place must not
+        # keep those behind it from running there.
+        self.best_effort = [
+            [EdfQueue(first + 3 * f.id + place) for place in (ANYWHERE, NODES_ONLY, CALLS_ONLY)]
+            for f in app.functions
+        ]
+        # Of tasks that cannot pay for every build: by place and the ids of the builds that they can
+        # pay for. Made when first needed.
+        self._limited: dict[tuple[int, tuple[int, ...]], EdfQueue] = {}
+        self._builds_of: dict[int, list[Build]] = {}  # by queue id: those of a limited queue
+        self._limited_tasks: dict[int, EdfQueue] = {}  # by task id
+        self.promised_heads = [Heads() for _ in app.pools]
+        self.best_effort_heads = [Heads() for _ in app.pools]
+        self._given_up: list[int] = []  # function ids
+        self._credit_ns = [0.0 for _ in app.pools]
+
+    def push(self, task: Task, promise: Promise | None) -> EdfQueue:
+        """Queue a ready task for the build that its promise names, or for best effort."""
+        rank = self._app.clients[task.request.client].priority
+        if promise is not None:
+            queue = self.promised[promise.build.id]
+            queue.push((rank, promise.order_ns, task.id), task)
+            self.promised_heads[promise.build.pool.id].push(queue)
+            return queue
+        request = task.request
+        due_ns = request.arrival_ns + int(self._factor * task.function.reference_exec_ns)
+        if request.deadline_ns < NEVER_NS:  # it was not promised, or can no longer be in time
+            due_ns = max(due_ns, request.deadline_ns)
+        queue = self._best_effort_queue(task)
+        self.forget([task])
+        if queue.id in self._builds_of:
+            self._limited_tasks[task.id] = queue
+        queue.push((rank, due_ns, task.id), task)
+        self.update_heads(queue, task.function.id, None)
+        return queue
+
+    def withdraw(self, task: Task, promise: Promise | None) -> None:
+        """Forget a task that was cancelled or has expired."""
+        if promise is not None:
+            self.promised[promise.build.id].withdraw(task)
+        else:
+            # What it can pay for may have changed since, and its request is settled.
+            queue = self._limited_tasks.pop(task.id, None)
+            queue = queue or self.best_effort[task.function.id][self._place(task)]
+            queue.withdraw(task)
+
+    def forget(self, tasks: list[Task]) -> None:
+        """Tasks of best effort were sent."""
+        if self._limited_tasks:
+            for task in tasks:
+                self._limited_tasks.pop(task.id, None)
+
+    def builds_of(self, queue: EdfQueue, function_id: int) -> list[Build]:
+        """The builds that the tasks of a queue of best effort can pay for."""
+        return self._builds_of.get(queue.id, self._builds.of_function[function_id])
+
+    def _best_effort_queue(self, task: Task) -> EdfQueue:
+        function_id, place = task.function.id, self._place(task)
+        if task.request.cost_usd < inf:
+            builds = self._budgets.affordable(task)
+            if len(builds) < len(self._builds.of_function[function_id]):
+                return self._limited_queue(place, builds)
+        return self.best_effort[function_id][place]
+
+    def _place(self, task: Task) -> int:
+        """Where a task of best effort may run, whatever it can pay for."""
+        if not self._builds.fits_call(task):
+            return NODES_ONLY
+        if not self._builds.fits_node(task.function.id, task.request.items):
+            return CALLS_ONLY
+        return ANYWHERE
+
+    def _limited_queue(self, place: int, builds: list[Build]) -> EdfQueue:
+        """The queue of tasks that can pay for these builds only."""
+        has_calls = any(build.warm_pool is not None for build in builds)
+        if place == ANYWHERE and not has_calls:
+            place = NODES_ONLY
+        elif place == ANYWHERE and len(builds) == 1:
+            place = CALLS_ONLY
+        key = (place, tuple(build.id for build in builds))
+        queue = self._limited.get(key)
+        if queue is None:
+            first = len(self.promised) + 3 * len(self.best_effort)
+            queue = self._limited[key] = EdfQueue(first + len(self._limited))
+            self._builds_of[queue.id] = builds
+        return queue
+
+    def limited(self, function_id: int, place: int) -> list[EdfQueue]:
+        """The queues of a function's tasks that cannot pay for every build."""
+        if not self._limited:
+            return []
+        return [
+            queue
+            for (where, ids), queue in self._limited.items()
+            if where == place and self._builds.all[ids[0]].function_id == function_id
+        ]
+
+    def has_limited(self, function_id: int) -> bool:
+        """Whether a task of a function waits that cannot pay for every build."""
+        return any(
+            queue.items > 0
+            for place in (ANYWHERE, NODES_ONLY, CALLS_ONLY)
+            for queue in self.limited(function_id, place)
+        )
+
+    def drain(self, build: Build) -> list[Task]:
+        """Dequeue everything that was promised a build."""
+        queue = self.promised[build.id]
+        tasks: list[Task] = []
+        while queue.head() is not None:
+            tasks.append(queue.pop())
+        return tasks
+
+    def give_up(self, task: Task) -> None:
+        """Queue a task for best effort whose promise cannot be kept."""
+        self.push(task, None)
+        self._given_up.append(task.function.id)
+
+    def take_given_up(self) -> int | None:
+        """A function with best effort that was not offered to the nodes of all its pools yet."""
+        return self._given_up.pop() if self._given_up else None
+
+    def needing_nodes(self) -> list[int]:
+        """The functions with a task that waits and that no call can carry."""
+        return [
+            id
+            for id, queues in enumerate(self.best_effort)
+            if queues[NODES_ONLY].items > 0
+            or any(queue.items > 0 for queue in self.limited(id, NODES_ONLY))
+        ]
+
+    def update_heads(self, queue: EdfQueue, function_id: int, promise: Promise | None) -> None:
+        """Note that a queue has a new head."""
+        if promise is not None:
+            self.promised_heads[promise.build.pool.id].push(queue)
+            return
+        for build in self.builds_of(queue, function_id):
+            self.best_effort_heads[build.pool.id].push(queue)
+
+    def is_best_effort_due(self, pool_id: int) -> bool:
+        """Whether best effort has had less than its share of a pool."""
+        return self._credit_ns[pool_id] > 0.0
+
+    def on_sent(self, build: Build, lane_ns: float, *, was_promised: bool) -> None:
+        """Account for a batch that was sent."""
+        credit_ns, pool_id = self._credit_ns, build.pool.id
+        if was_promised:
+            earned_ns = credit_ns[pool_id] + _BEST_EFFORT_SHARE * lane_ns
+            credit_ns[pool_id] = min(lane_ns, earned_ns)
+        else:
+            credit_ns[pool_id] = max(-lane_ns, credit_ns[pool_id] - lane_ns)

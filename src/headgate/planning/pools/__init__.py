@@ -1,0 +1,1 @@
+"""Pools: what their nodes can run at once, how long it takes, and what is promised of it."""

@@ -1,0 +1,392 @@
+"""A build: a variant on the nodes of a pool, how long its batches take there, and its calendar.
+
+The time of a batch is the profile's, at the node's concurrency limit, times the mean of recently
+observed over expected times, plus the network both ways: for all of that time a batch holds a lane.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from math import inf, sqrt
+from typing import Final, final
+
+from headgate.core.model import Compute, Pool, Shape, Variant
+from headgate.planning.forecast import OfferedLoad
+from headgate.planning.pools.calendar import Calendar
+from headgate.planning.pools.warm_pool import WarmPool
+
+_DEVIATION: Final = 0.1  # relative standard deviation of a service time before any was observed
+_PRIOR: Final = 2  # observations that the profile counts for
+_CLIP: Final = 4.0  # one observation counts at most as this much more or less than expected
+_SURPRISE: Final = 4.0  # standard deviations
+_MEMORY: Final = 20  # observations after which older ones are forgotten
+_LOAD_STARTS: Final = 50  # time constant of the load of a build, in cold starts or in runs
+_LOAD_RUNS: Final = 200
+_GROWTH: Final = 1.5  # batches may grow by this factor over recent ones
+_BATCH_STEP: Final = 0.1  # weight of one batch in what is learnt about batches
+_OVERRUN_MAX: Final = 3.0
+_MIX_STEP: Final = 0.01  # weight of one batch in what is learnt about the compute that is taken
+_MIX_GAIN: Final = 4.0  # 12 % more of one than of the other: it alone counts
+_MIX_LEVELS: Final = 8
+_KNEE_TOLERANCE: Final = 1.02
+
+
+@final
+class ComputeMix:
+    """Which compute limits the nodes of a pool: CPUs (1), GPUs (0), or both.
+
+    Batches take parts of both, and a node is full when one of them is. Work is counted in the one
+    of which recent batches took more.
+    """
+
+    __slots__ = ("_cpu_ns", "_gpu_ns", "cpu_part")
+
+    def __init__(self) -> None:
+        self._cpu_ns = self._gpu_ns = 0.0
+        self.cpu_part = 0.5
+
+    def observe(self, cpu_ns: float, gpu_ns: float) -> None:
+        """Record what a batch takes of the CPUs and of the GPU of a node, in time of a node."""
+        self._cpu_ns += _MIX_STEP * (cpu_ns - self._cpu_ns)
+        self._gpu_ns += _MIX_STEP * (gpu_ns - self._gpu_ns)
+        excess = (self._cpu_ns - self._gpu_ns) / max(1.0, self._cpu_ns + self._gpu_ns)
+        part = min(1.0, max(0.0, 0.5 + _MIX_GAIN * excess))
+        self.cpu_part = round(_MIX_LEVELS * part) / _MIX_LEVELS
+
+
+@final
+class Build:
+    """One variant on one pool of nodes, with the work that is promised to it."""
+
+    __slots__ = (
+        "_cpu_lanes",
+        "_dearest",
+        "_fastest_ns",
+        "_gpu_lanes",
+        "_lanes_due",
+        "_least_work",
+        "_mix",
+        "_seen",
+        "_shape_times_ns",
+        "_surprises",
+        "_times_ns",
+        "_variance",
+        "_weights",
+        "batch_mean",
+        "calendar",
+        "cold_start_ns",
+        "deviation",
+        "function_id",
+        "id",
+        "items_best",
+        "items_max",
+        "lanes",
+        "load",
+        "network_ns",
+        "overrun",
+        "own",
+        "pending_batches",
+        "pending_items",
+        "pending_ns",
+        "per_node",
+        "pool",
+        "ratio",
+        "replicas",
+        "shape_id",
+        "shape_ids",
+        "share",
+        "start_shape_id",
+        "variant",
+        "warm_pool",
+        "weight",
+        "window_ns",
+    )
+
+    def __init__(
+        self,
+        id: int,
+        variant: Variant,
+        pool: Pool,
+        lanes: int,
+        calendar: Calendar,
+        warm_pool: WarmPool | None = None,
+        own: Calendar | None = None,
+        shape_id: int = 0,
+        mix: ComputeMix | None = None,
+        replicas: int = 1,
+    ) -> None:
+        profile = variant.profile
+        slowdown = profile.slowdown_at(lanes)
+        self.id = id
+        self.variant = variant
+        self.function_id = variant.function_id
+        self.pool = pool
+        self.lanes = lanes  # batches that a node should run at once: the concurrency limit
+        self.calendar = calendar
+        self.replicas = replicas  # instances that a node should hold, if it holds any
+        self.per_node = min(lanes, replicas * variant.concurrency)  # of its own batches on a node
+        # Where its concurrency is below the limit of the node: what is promised to it alone.
+        self.own = own
+        self.cold_start_ns = profile.cold_start_ns
+        self.network_ns = 2 * pool.network_ns
+        self.items_max = variant.items_max(shape_id)
+        self._shape_times_ns = [
+            [time_ns * slowdown for time_ns in times.exec_ns] for times in variant.shapes
+        ]
+        self._weights = [_weight(lanes, pool, times.shape) for times in variant.shapes]
+        self._mix = mix or ComputeMix()  # of the pool
+        self._cpu_lanes = [lanes * _cpu_share(pool, times.shape) for times in variant.shapes]
+        self._gpu_lanes = [lanes * _gpu_share(pool, times.shape) for times in variant.shapes]
+        # The shape that plans reckon with. Where a dispatch chooses the shape, `shape_ids` are
+        # those that it chooses among, the smallest first; otherwise it is the only one.
+        self.shape_id = shape_id
+        self.shape_ids = [shape_id]
+        self.start_shape_id = 0 if pool.compute == Compute.PER_BATCH else shape_id
+        if pool.compute == Compute.PER_BATCH and pool.faas is None:
+            ids = [id for id, times in enumerate(variant.shapes) if pool.has_room_for(times.shape)]
+            self.shape_ids = sorted(ids, key=self._weights.__getitem__) or [shape_id]
+        self._times_ns = self._shape_times_ns[shape_id]
+        self._fastest_ns = self._fastest_times_ns()
+        self.items_best = _knee([time_ns + self.network_ns for time_ns in self._times_ns])
+        self.overrun = 1.0  # mean of the lane time of recent batches over what was booked for them
+        self.batch_mean = 1.0  # items of recent batches that were formed while others waited
+        self.ratio = 1.0  # mean of observed over profiled time
+        self._variance = _DEVIATION**2  # of that ratio, relative to the mean
+        self.deviation = _DEVIATION  # its root
+        self._seen = _PRIOR
+        self._surprises = 0
+        self.warm_pool = warm_pool  # of a FaaS pool: its instances are the lanes; None for nodes
+        memory_ns = max(_LOAD_STARTS * profile.cold_start_ns, _LOAD_RUNS * profile.exec_ns[0])
+        self.load = OfferedLoad(memory_ns, 10 * profile.exec_ns[0])
+        self.window_ns = 0.0  # the shortest objective of a pipeline that uses it
+        self.share = 0.0  # nodes that should hold it, by its load
+        # Lanes of a batch: above 1 where it takes more of a node than its part of the slots.
+        self.weight = self._weights[shape_id]
+        self._lanes_due = 0.0
+        # By items and what limits the nodes.
+        self._least_work: dict[tuple[int, float], tuple[list[float], list[int]]] = {}
+        self._dearest: dict[int, int] = {}  # by items: the batch in which they cost most
+        self.pending_ns = 0
+        self.pending_items = 0  # promised to this build and not sent
+        self.pending_batches = 0.0
+
+    def _fastest_times_ns(self) -> list[float]:
+        """By number of items, the time in the fastest of the shapes that a dispatch can choose."""
+        tables = [self._shape_times_ns[id] for id in self.shape_ids]
+        return [
+            min([time_ns, *(table[index] for table in tables if index < len(table))])
+            for index, time_ns in enumerate(self._times_ns)
+        ]
+
+    def profiled_ns(self, items: int) -> float:
+        """Time of a batch by the profile alone."""
+        return self._times_ns[items - 1] + self.network_ns
+
+    def lane_ns(self, items: int) -> float:
+        """Expected time for which a batch holds its lane."""
+        return self._times_ns[items - 1] * self.ratio + self.network_ns
+
+    def lane_ns_in(self, items: int, shape_id: int, z: float = 0.0) -> float:
+        """The same in a shape, and `z` standard deviations more."""
+        return self.profiled_exec_ns(items, shape_id) * self.factor(z) + self.network_ns
+
+    def profiled_exec_ns(self, items: int, shape_id: int) -> float:
+        """Time of a batch in a shape by the profile alone, without the network."""
+        return self._shape_times_ns[shape_id][items - 1]
+
+    def factor(self, z: float) -> float:
+        """Expected over profiled execution times, and `z` standard deviations more."""
+        return self.ratio * (1.0 + z * self.deviation)
+
+    def items_in(self, shape_id: int) -> int:
+        """The largest batch in a shape."""
+        return len(self._shape_times_ns[shape_id])
+
+    def weight_of(self, shape_id: int) -> float:
+        """Lanes that a batch in a shape holds."""
+        if len(self.shape_ids) == 1:
+            return self._weights[shape_id]
+        part = self._mix.cpu_part
+        return max(1.0, part * self._cpu_lanes[shape_id] + (1.0 - part) * self._gpu_lanes[shape_id])
+
+    def on_sent(self, items: int, shape_id: int) -> None:
+        """A batch was sent in a shape: learn which compute is scarce."""
+        if len(self.shape_ids) > 1:
+            time_ns = self.lane_ns_in(items, shape_id)
+            cpu_ns, gpu_ns = (
+                self._cpu_lanes[shape_id] * time_ns,
+                self._gpu_lanes[shape_id] * time_ns,
+            )
+            self._mix.observe(cpu_ns, gpu_ns)
+
+    def usd(self, items: int, *, is_cold: bool = False) -> float:
+        """What a task costs at most in any of the batches that it may be in, as observed.
+
+        In the cheapest of the shapes that a dispatch can choose. A call that is not cold finds a
+        warm instance.
+        """
+        if len(self.shape_ids) > 1:
+            return min(
+                self.usd_in(items, items, shape_id)
+                for shape_id in self.shape_ids
+                if items <= self.items_in(shape_id)
+            )
+        batch = self._dearest.get(items)
+        if batch is None:
+            sizes = range(items, max(items, self.items_best) + 1)
+            batch = max(sizes, key=lambda size: self.usd_in(items, size, self.shape_id))
+            self._dearest[items] = batch
+        return self.usd_in(items, batch, self.shape_id, is_cold=is_cold)
+
+    def usd_in(self, items: int, batch: int, shape_id: int, *, is_cold: bool = False) -> float:
+        """What a task costs as a part of a batch of so many items in a shape, as observed."""
+        run_ns = int(self._shape_times_ns[shape_id][batch - 1] * self.ratio)
+        start_ns = self.cold_start_ns if is_cold else 0
+        shape = self.variant.shapes[shape_id].shape
+        return self.pool.batch_usd(shape, run_ns, start_ns) * items / batch
+
+    def plan_within(
+        self, items: int, window_ns: float, z: float, most_usd: float = inf
+    ) -> tuple[int, int] | None:
+        """Size and shape of a batch that fits a window, at the least work per item; None: none.
+
+        It has as many items as recent batches, or a little more, or less. With `most_usd`, the
+        task costs no more than that in it.
+        """
+        exec_ns = (window_ns - self.network_ns) / (self.ratio * (1.0 + z * self.deviation))
+        best: tuple[int, int] | None = None
+        least_ns = inf
+        size = max(items, min(self.items_max, int(_GROWTH * self.batch_mean) + 1))
+        while True:
+            key = (size, self._mix.cpu_part)
+            known = self._least_work.get(key)
+            if most_usd < inf:
+                known = self._by_work(size, items, most_usd)
+            elif known is None:
+                known = self._least_work[key] = self._by_work(size)
+            index = bisect_right(known[0], exec_ns) - 1
+            if index >= 0:
+                shape_id = known[1][index]
+                work_ns = known[0][index] * self.weight_of(shape_id) / size
+                if work_ns < least_ns:
+                    best, least_ns = (size, shape_id), work_ns
+            if size == items:
+                return best
+            size = max(items, size // 2)
+
+    def _by_work(
+        self, items: int, own_items: int = 1, most_usd: float = inf
+    ) -> tuple[list[float], list[int]]:
+        """Times of a batch, ascending, and the shapes that take less work than all faster ones.
+
+        With `most_usd`, only those in which a task of `own_items` costs no more than that.
+        """
+        times_ns: list[float] = []
+        shape_ids: list[int] = []
+        least_ns = inf
+        for time_ns, shape_id in sorted(
+            (self._shape_times_ns[id][items - 1], id)
+            for id in self.shape_ids
+            if items <= len(self._shape_times_ns[id])
+            and (most_usd == inf or self.usd_in(own_items, items, id) <= most_usd)
+        ):
+            work_ns = time_ns * self.weight_of(shape_id)
+            if work_ns < least_ns:
+                least_ns = work_ns
+                times_ns.append(time_ns)
+                shape_ids.append(shape_id)
+        return times_ns, shape_ids
+
+    def cautious_ns(self, items: int, z: float) -> float:
+        """The expected time of a batch and `z` standard deviations more."""
+        exec_ns = self._times_ns[items - 1] * self.ratio
+        return exec_ns * (1.0 + z * self.deviation) + self.network_ns
+
+    def items_within(self, window_ns: float, z: float) -> int:
+        """The largest batch worth forming whose cautious time fits a window; at least 1."""
+        exec_ns = (window_ns - self.network_ns) / (self.ratio * (1.0 + z * self.deviation))
+        return max(1, min(self.items_best, bisect_right(self._times_ns, exec_ns)))
+
+    def narrowest(self) -> Calendar:
+        """The calendar with the fewest lanes for this build: its own, or that of the pool."""
+        return self.calendar if self.own is None else self.own
+
+    def mean_pending_ns(self) -> float:
+        """Mean time of the batches that are promised to this build; of a single item if none is."""
+        if self.pending_batches > 0.5:
+            return max(1.0, self.pending_ns / self.pending_batches)
+        return self.lane_ns(1)
+
+    def take_lanes(self, shape_id: int) -> int:
+        """Lanes that the next batch takes: the weight, as whole numbers that average to it."""
+        self._lanes_due += self.weight_of(shape_id)
+        lanes = int(self._lanes_due)
+        self._lanes_due -= lanes
+        return lanes
+
+    def likely_items(self, window_ns: float, z: float) -> int:
+        """The batch size to plan with: what fits the window, and not far above recent batches."""
+        return min(self.items_within(window_ns, z), int(_GROWTH * self.batch_mean) + 1)
+
+    def on_formed(
+        self, items: int, booked_ns: int, shape_id: int = 0, *, is_contended: bool
+    ) -> None:
+        """A batch was formed for which this much work was booked, before correction.
+
+        A batch that nobody was left to join is small because few were admitted: more would have
+        cost little. To learn from it would keep batches small for ever.
+        """
+        if is_contended or items > self.batch_mean:
+            self.batch_mean += _BATCH_STEP * (items - self.batch_mean)
+        ratio = 1.0
+        if is_contended and booked_ns > 0:
+            work_ns = self.lane_ns_in(items, shape_id) * self.weight_of(shape_id)
+            ratio = min(_OVERRUN_MAX, work_ns / booked_ns)
+        self.overrun += _BATCH_STEP * (ratio - self.overrun)
+
+    def fastest_ns(self, items: int, *, as_observed: bool = False) -> float:
+        """Time of a batch by the profile, or as observed if that is less, or if that is asked."""
+        ratio = self.ratio if as_observed else min(1.0, self.ratio)
+        return self._fastest_ns[items - 1] * ratio + self.network_ns
+
+    def observe(self, items: int, took_ns: int, shape_id: int = 0) -> None:
+        """Learn from the time of a batch; two surprises in a row make it forget what was before."""
+        profiled_ns = self._shape_times_ns[shape_id][items - 1]
+        ratio = (took_ns - self.network_ns) / max(1.0, profiled_ns)
+        ratio = min(max(ratio, self.ratio / _CLIP), self.ratio * _CLIP)
+        error = ratio - self.ratio
+        is_surprise = abs(error) > _SURPRISE * self.ratio * max(self.deviation, _DEVIATION)
+        self._surprises = self._surprises + 1 if is_surprise else 0
+        if self._surprises >= 2:
+            self._seen = _PRIOR
+        self._seen = min(self._seen + 1, _MEMORY)
+        step = 1.0 / self._seen
+        self.ratio = max(0.01, self.ratio + step * error)
+        if not is_surprise:
+            self._variance += step * ((error / self.ratio) ** 2 - self._variance)
+            self.deviation = sqrt(self._variance)
+
+
+def _weight(lanes: int, pool: Pool, shape: Shape) -> float:
+    """The lanes that one batch takes of a node: of its concurrency limit, its CPUs or its GPU.
+
+    Where compute is resident, it is the instance that takes it, and not each of its batches.
+    """
+    if pool.compute == Compute.RESIDENT:
+        return 1.0
+    return max(1.0, lanes * _cpu_share(pool, shape), lanes * _gpu_share(pool, shape))
+
+
+def _cpu_share(pool: Pool, shape: Shape) -> float:
+    return shape.cpu_milli / max(1, pool.cpu_milli)
+
+
+def _gpu_share(pool: Pool, shape: Shape) -> float:
+    return shape.gpu_sevenths / max(1, pool.gpu_sevenths)
+
+
+def _knee(times_ns: list[float]) -> int:
+    """The smallest batch whose time per item is within a few per cent of the best."""
+    per_item_ns = [time_ns / (index + 1) for index, time_ns in enumerate(times_ns)]
+    enough_ns = _KNEE_TOLERANCE * min(per_item_ns)
+    return next(index + 1 for index, item_ns in enumerate(per_item_ns) if item_ns <= enough_ns)

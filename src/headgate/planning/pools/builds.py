@@ -1,0 +1,506 @@
+"""All builds, the calendars of their pools, and what nodes, instances and batches do to them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from dataclasses import replace
+from itertools import islice
+from math import ceil, inf
+from typing import Final, final
+
+from headgate.core.clock import NEVER_NS
+from headgate.core.model import App, Pool, Variant
+from headgate.core.policy import Target
+from headgate.core.records import Batch, Instance, Node, Request, Task
+from headgate.core.states import BATCH_FINISHED, INSTANCE_STARTING, ON_HOST
+from headgate.core.view import View
+from headgate.planning.frontier.candidates import planned_shapes
+from headgate.planning.pools.build import Build, ComputeMix
+from headgate.planning.pools.calendar import Calendar
+from headgate.planning.pools.concurrency import KneeLimits, tightest_objectives_ns
+from headgate.planning.pools.gateway_share import GatewayShare
+from headgate.planning.pools.node_room import is_scarce, replicas_of, resident_holdings, room_of
+from headgate.planning.pools.targets import FaasTarget, choose_faas_target
+from headgate.planning.pools.warm_pool import WarmPool, burst_of
+
+_LOAD_MIN: Final = 0.02  # nodes
+_REVIEW: Final = 64  # arrivals between two divisions of a pool's memory
+_WARM_MEMORY_NS: Final = 3_600_000_000_000  # time constant of the demand for warm instances
+_SPARE_BACKLOG: Final = (
+    0.3  # part of an objective that the backlog may take for a node to be spared
+)
+_END_CAUTION: Final = 1.0  # standard deviations that a lane is expected to be free later
+_SPARED: Final = 1.25  # of the nodes wanted: so many are not stopped where gateways plan
+_HOLDERS_MAX: Final = 16  # nodes that are asked when they will be free
+_DEFAULT_WINDOW_NS: Final = 1_000_000_000
+
+
+@final
+class Builds:
+    """All builds on nodes, and the calendars of their pools."""
+
+    def __init__(self, view: View) -> None:
+        app = view.app
+        self._view = view
+        shortest_ns, longest_ns = _windows_ns(app)
+        self._longest_ns = longest_ns
+        self.calendars = [Calendar(shortest_ns, longest_ns) for _ in app.pools]
+        self.all: list[Build] = []
+        self.of_function: list[list[Build]] = [[] for _ in app.functions]
+        self.on_pool: list[list[Build | None]] = []
+        limits = KneeLimits(app)
+        objectives_ns = tightest_objectives_ns(app)
+        shapes = planned_shapes(app)
+        self._node_lanes: list[int] = []  # by pool id
+        for pool in app.pools:
+            lanes = 0
+            row: list[Build | None] = [None for _ in app.functions]
+            if pool.faas is None:
+                variants = [v for v in view.variants_by_pool[pool.id] if v is not None]
+                lanes = limits.node_limit(pool, variants)
+                self._add_builds(pool, variants, lanes, shapes, row)
+            self.on_pool.append(row)
+            self._node_lanes.append(lanes)
+            for each in row:
+                if each is not None:
+                    each.window_ns = float(objectives_ns[each.function_id])
+        self._is_scarce = [
+            is_scarce(pool, [(b.variant, b.shape_id) for b in row if b is not None])
+            for pool, row in zip(app.pools, self.on_pool, strict=True)
+        ]
+        self._until_review = [0 for _ in app.pools]
+        for builds in self.of_function:
+            builds.sort(key=lambda build: (build.pool.is_elastic, build.lane_ns(1)))
+        self.faas: list[Build | None] = []  # by function id
+        for function in app.functions:
+            target = choose_faas_target(app, function)
+            if target is None:
+                self.faas.append(None)
+                continue
+            calendar = self.calendars[target.pool.id]  # all functions share its concurrency
+            calendar.resize(target.platform.concurrency_max)
+            warm_pool = WarmPool(target, burst_of(app, function), _WARM_MEMORY_NS)
+            build = Build(len(self.all), target.variant, target.pool, 1, calendar, warm_pool)
+            self.all.append(build)
+            self.faas.append(build)
+            self.of_function[function.id].append(build)
+        self._loads = [0.0 for _ in self.all]  # by build id: nodes that its load takes
+        self._ends: dict[int, tuple[Build, int, int]] = {}  # by batch id
+        self._node_ends_ns: dict[int, int] = {}  # by node id: predicted end of what was sent last
+        self._cold: set[int] = set()  # batches that waited for a start: their time teaches nothing
+        # By instance id: calendar, predicted end, and whether it counts as a lane less.
+        self._starts: dict[int, tuple[Calendar, int, bool]] = {}
+        # By variant id: predicted ends of the starts of its instances, ascending.
+        self._start_ends_ns: list[list[int]] = [[] for _ in app.variants]
+        self._counted: set[int] = set()  # nodes whose lanes are in their calendar
+        owns = [[b.own for b in row if b is not None and b.own is not None] for row in self.on_pool]
+        self._gateway_shares = [
+            GatewayShare(calendar, own, shortest_ns)
+            for calendar, own in zip(self.calendars, owns, strict=True)
+        ]
+
+    def _add_builds(
+        self,
+        pool: Pool,
+        variants: list[Variant],
+        lanes: int,
+        shapes: dict[tuple[int, int], int],
+        row: list[Build | None],
+    ) -> None:
+        """Make the builds of a pool of nodes, in the planned shapes, by function id."""
+        holdings = resident_holdings(self._view.app, pool)
+        shapes.update(((id, pool.id), each.shape_id) for id, each in holdings.items())
+        rooms = {v.id: room_of(pool, v, shapes.get((v.id, pool.id), 0)) for v in variants}
+        room_left = 1.0 - sum(rooms.values())
+        calendar, mix = self.calendars[pool.id], ComputeMix()
+        windows_ns = _windows_ns(self._view.app)
+        for variant in variants:
+            replicas = replicas_of(pool, variant, lanes, rooms[variant.id], room_left)
+            if variant.id in holdings:
+                replicas = holdings[variant.id].replicas
+            own = Calendar(*windows_ns) if replicas * variant.concurrency < lanes else None
+            shape_id = shapes.get((variant.id, pool.id), 0)
+            build = Build(
+                len(self.all), variant, pool, lanes, calendar, None, own, shape_id, mix, replicas
+            )
+            self.all.append(build)
+            self.of_function[variant.function_id].append(build)
+            row[variant.function_id] = build
+
+    def isolated_ns(self, request: Request, *, as_observed: bool = False) -> float:
+        """Latency of a request on an idle system."""
+        tasks, items = request.tasks, request.items
+        if len(tasks) == 1:
+            return self.fastest_ns(tasks[0].function.id, items, as_observed=as_observed)
+        times_ns = [
+            self.fastest_ns(task.function.id, items, as_observed=as_observed) for task in tasks
+        ]
+        return max(request.pipeline.longest_to(times_ns))
+
+    def fastest_ns(self, function_id: int, items: int, *, as_observed: bool = False) -> float:
+        """Least time of a task on any build, by the profile or as observed if that is less.
+
+        With `as_observed`, as observed even if that is more.
+        """
+        best_ns = inf
+        for build in self.of_function[function_id]:
+            time_ns = build.fastest_ns(min(items, build.items_max), as_observed=as_observed)
+            best_ns = min(best_ns, time_ns)
+        return 0.0 if best_ns == inf else best_ns
+
+    def latest_ns(self, request: Request, stage: int) -> float:
+        """When a stage must be done for the request to be in time, with nothing to spare."""
+        after = request.pipeline.successors[stage]
+        if not after:
+            return request.deadline_ns
+        items = request.items
+        times_ns = [self.fastest_ns(t.function.id, items) for t in request.tasks]
+        from_ns = request.pipeline.longest_from(times_ns)
+        return request.deadline_ns - max(from_ns[index] for index in after)
+
+    def observe_load(self, build: Build, work_ns: float) -> None:
+        """Record work that was offered to a build, admitted or not."""
+        build.load.observe(self._view.now_ns, work_ns)
+        pool_id = build.pool.id
+        if self._view.gateways > 1:
+            share = self._gateway_shares[pool_id]
+            share.observe(self._view.now_ns, work_ns, self._view.gateways)
+        self._until_review[pool_id] -= 1
+        if self._is_scarce[pool_id] and self._until_review[pool_id] < 0:
+            self._until_review[pool_id] = max(_REVIEW, len(self.on_pool[pool_id]))
+            self._divide_memory(pool_id)
+
+    def observe_admitted(self, pool_id: int, work_ns: float) -> None:
+        """Record that work which was offered to a pool was admitted."""
+        if self._view.gateways > 1:
+            self._gateway_shares[pool_id].on_admitted(self._view.now_ns, work_ns)
+
+    def on_promise_settled(self, function_id: int, allowed: float, *, was_kept: bool) -> None:
+        """Learn whether the promise of a stage was kept; so large a part of them need not be."""
+        if self._view.gateways > 1 and self.of_function[function_id]:
+            pool_id = self.of_function[function_id][0].pool.id
+            self._gateway_shares[pool_id].on_settled(allowed, was_kept=was_kept)
+
+    def is_left_to_others(self, pool_id: int) -> bool:
+        """Whether what promises leave of a pool here is for the promises of other gateways."""
+        gateways, share = self._view.gateways, self._gateway_shares[pool_id]
+        return gateways > 1 and share.is_contended(self._view.now_ns, gateways)
+
+    def on_gateways_changed(self) -> None:
+        """Count on another part of every pool."""
+        for share in self._gateway_shares:
+            share.divide(self._view.now_ns, self._view.gateways)
+
+    def _divide_memory(self, pool_id: int) -> None:
+        """Divide the nodes' memory among the builds of a pool in proportion to their loads."""
+        now_ns = self._view.now_ns
+        builds = [build for build in self.on_pool[pool_id] if build is not None]
+        node_lanes = max(1, self._node_lanes[pool_id])
+        nodes = self.calendars[pool_id].lanes / node_lanes
+        loads = [build.load.erlangs(now_ns) / node_lanes for build in builds]
+        pool = builds[0].pool
+        used = sum(
+            load * room_of(pool, build.variant, build.shape_id)
+            for load, build in zip(loads, builds, strict=True)
+        )
+        scale = nodes / used if used > 0 else 0.0
+        for load, build in zip(loads, builds, strict=True):
+            self._loads[build.id] = load
+            build.share = min(nodes, max(1.0, load * scale)) if load > _LOAD_MIN else 0.0
+
+    def count_instances(self, build: Build) -> int:
+        """Number of nodes of the pool that hold a build or are starting it."""
+        instances = self._view.instances_of[build.variant.id]
+        pool_id = build.pool.id
+        if build.replicas > 1:
+            return sum(1 for i in instances.values() if i.pool.id == pool_id and _is_first(i))
+        if len(build.variant.pool_ids) == 1 and not self._is_scarce[pool_id]:
+            return len(instances)
+        return sum(1 for i in instances.values() if i.pool.id == pool_id and i.residency != ON_HOST)
+
+    def node_count(self, pool_id: int) -> int:
+        """Number of nodes of a pool that are up."""
+        return self.calendars[pool_id].lanes // max(1, self._node_lanes[pool_id])
+
+    def start_ns(self, build: Build, node: Node) -> int:
+        """Time until a build can run on a node: a load of weights, a cold start, or nothing."""
+        instance = node.instances.get(build.variant.id)
+        if instance is None:
+            return build.cold_start_ns
+        if instance.state == INSTANCE_STARTING:
+            entry = self._starts.get(instance.id)
+            return build.cold_start_ns if entry is None else max(1, entry[1] - self._view.now_ns)
+        return build.variant.profile.swap_in_ns if instance.residency == ON_HOST else 0
+
+    def wants_instance(self, build: Build) -> bool:
+        """Whether a build should be on one more node."""
+        if not self._is_scarce[build.pool.id]:
+            return True
+        return self.count_instances(build) + 0.5 <= build.share
+
+    def must_leave_nodes(self, build: Build) -> bool:
+        """Whether a build that no node of its pool holds must take none from the others there.
+
+        Another pool holds its function and can be in time, and every build of this pool has one
+        node at most.
+        """
+        others = [
+            b
+            for b in self.of_function[build.function_id]
+            if b is not build and b.warm_pool is None and b.lane_ns(1) <= build.window_ns
+        ]
+        if not any(self.has_instance(other) for other in others):
+            return False
+        beside = self.on_pool[build.pool.id]
+        return all(b is None or self.count_instances(b) <= 1 for b in beside)
+
+    def may_start_now(self, build: Build) -> bool:
+        """Whether a node could start a build without taking it from another build."""
+        return not self._is_scarce[build.pool.id]
+
+    def can_spare(self, build: Build, taker: Build) -> bool:
+        """Whether a build may lose a node to another one.
+
+        It may if it has more nodes than its share, or if it would have less load per node even
+        then than the other has now: shares may add up to more than fits the nodes together.
+        """
+        count = self.count_instances(build)
+        left_ns = (count - 1) * self._node_lanes[build.pool.id] * build.window_ns
+        if build.pending_ns > _SPARE_BACKLOG * left_ns:
+            return False
+        taken = self._loads[taker.id] / max(1, self.count_instances(taker))
+        return count - 0.5 >= build.share or (
+            count > 1 and self._loads[build.id] / (count - 1) < taken
+        )
+
+    def free_in_ns(self, build: Build) -> int:
+        """Time until a node that holds a build is free, as far as a few of them tell."""
+        soonest_ns = NEVER_NS
+        for instance in islice(self._view.instances_of[build.variant.id].values(), _HOLDERS_MAX):
+            node = instance.node
+            if node is None or node.pool.id != build.pool.id or instance.residency == ON_HOST:
+                continue
+            if node.running < build.lanes:
+                return 0
+            soonest_ns = min(soonest_ns, self._node_ends_ns.get(node.id, 0))
+        return max(0, soonest_ns - self._view.now_ns)
+
+    def ready_in_ns(self, build: Build, *, may_swap_in: bool = False) -> int:
+        """Time until some node can run a build without starting it first; 0 if one can now.
+
+        With `may_swap_in`, weights on a host may take the place of others.
+        """
+        soonest_ns = build.cold_start_ns
+        for instance in self._view.instances_of[build.variant.id].values():
+            if instance.pool.id != build.pool.id:
+                continue
+            if instance.residency == ON_HOST:
+                if may_swap_in:
+                    soonest_ns = min(soonest_ns, build.variant.profile.swap_in_ns)
+            elif instance.state != INSTANCE_STARTING:
+                return 0
+            else:
+                entry = self._starts.get(instance.id)
+                if entry is not None:
+                    soonest_ns = min(soonest_ns, max(0, entry[1] - self._view.now_ns))
+        return soonest_ns
+
+    def lanes_on(self, node: Node, build: Build) -> int:
+        """Batches of this gateway that a node should run at once, when it runs this build.
+
+        A node refuses what its slots cannot take, but does not know of a lower limit. So where
+        gateways share it, each keeps to its part of that.
+        """
+        if self._view.gateways == 1 or build.lanes >= node.slots:
+            return build.lanes
+        return max(1, ceil(build.lanes * build.calendar.part))
+
+    def lanes_of(self, build: Build) -> int:
+        """Lanes on which a build can run without being started first."""
+        if build.replicas > 1:
+            count = len(self._view.instances_in(build.variant.id, build.pool.id))
+            return min(
+                count * build.variant.concurrency, self.count_instances(build) * build.per_node
+            )
+        return self.count_instances(build) * build.per_node
+
+    def lanes_by(self, build: Build, at_ns: int) -> int:
+        """Lanes on which a build can run at a time: those of instances that have started by then.
+
+        Where a variant runs in several pools, starts in the others count as well.
+        """
+        ends_ns = self._start_ends_ns[build.variant.id]
+        if not ends_ns or ends_ns[-1] <= at_ns:
+            return self.lanes_of(build)
+        late = len(ends_ns) - bisect_right(ends_ns, at_ns)
+        return max(0, self.lanes_of(build) - late * build.per_node)
+
+    def on_node_joined(self, node: Node) -> None:
+        """Count the lanes of a node. A rented node counts once it has an instance."""
+        if not node.pool.is_elastic:
+            self._count(node)
+
+    def on_start(self, instance: Instance) -> None:
+        """An instance is being started: its node has a lane less until then."""
+        node = instance.node
+        if node is not None and not node.pool.is_elastic:
+            calendar = self.calendars[node.pool.id]
+            cold_start_ns = instance.variant.profile.cold_start_ns
+            end_ns = self._view.now_ns + cold_start_ns
+            # The time of a lane is counted up to its end, beyond every deadline if that is later.
+            # More starts than lanes wait for each other: the pool has no lane less for those.
+            is_long = cold_start_ns > self._longest_ns and calendar.lanes > 0
+            if is_long:
+                calendar.resize(calendar.lanes - 1)
+            else:
+                calendar.occupy(end_ns)
+            self._starts[instance.id] = (calendar, end_ns, is_long)
+            insort(self._start_ends_ns[instance.variant.id], end_ns)
+
+    def _end_start(self, instance: Instance) -> None:
+        entry = self._starts.pop(instance.id, None)
+        if entry is not None:
+            calendar, end_ns, is_long = entry
+            ends_ns = self._start_ends_ns[instance.variant.id]
+            del ends_ns[bisect_left(ends_ns, end_ns)]
+            if is_long:
+                calendar.resize(calendar.lanes + 1)
+            else:
+                calendar.release(end_ns)
+
+    def on_instance_started(self, instance: Instance) -> None:
+        """Count a rented node whose instance is ready."""
+        self._end_start(instance)
+        if instance.node is not None and instance.pool.is_elastic:
+            self._count(instance.node)
+
+    def on_instance_gone(self, instance: Instance) -> None:
+        """Stop counting a rented node without instances."""
+        self._end_start(instance)
+        node = instance.node
+        if node is not None and node.pool.is_elastic and not node.instances:
+            self.on_node_lost(node)
+
+    def on_node_lost(self, node: Node) -> None:
+        """Stop counting a node."""
+        if node.id in self._counted:
+            self._counted.remove(node.id)
+            self._resize(node.pool.id, -1)
+
+    def _count(self, node: Node) -> None:
+        if node.id not in self._counted:
+            self._counted.add(node.id)
+            self._resize(node.pool.id, 1)
+
+    def _resize(self, pool_id: int, nodes: int) -> None:
+        """A pool has so many nodes more, or less."""
+        calendar = self.calendars[pool_id]
+        calendar.resize(calendar.lanes + nodes * self._node_lanes[pool_id])
+        for build in self.on_pool[pool_id]:
+            if build is not None and build.own is not None:
+                build.own.resize(build.own.lanes + nodes * build.per_node)
+
+    def on_sent(self, build: Build, batch: Batch, start_ns: int) -> None:
+        """A batch was sent; `start_ns` is the time that its instance needs first."""
+        expected_ns = build.lane_ns_in(batch.items, batch.shape_id)
+        spread_ns = int(build.lane_ns_in(batch.items, batch.shape_id, 1.0) - expected_ns)
+        end_ns = self._view.now_ns + int(start_ns + expected_ns + _END_CAUTION * spread_ns)
+        lanes = build.take_lanes(batch.shape_id)
+        build.on_sent(batch.items, batch.shape_id)
+        build.calendar.occupy(end_ns, lanes, spread_ns)
+        if build.warm_pool is not None:
+            build.warm_pool.lanes.occupy(end_ns, 1, spread_ns)
+        if build.own is not None:
+            build.own.occupy(end_ns, 1, spread_ns)
+        self._ends[batch.id] = (build, end_ns, lanes)
+        if batch.node is not None:
+            self._node_ends_ns[batch.node.id] = end_ns
+        if start_ns > 0:
+            self._cold.add(batch.id)
+
+    def on_batch_ended(self, batch: Batch, took_ns: int) -> None:
+        """A batch has ended: free its lane, and learn from it unless it waited for a start."""
+        entry = self._ends.pop(batch.id, None)
+        if entry is None:
+            return
+        build, end_ns, lanes = entry
+        build.calendar.release(end_ns, lanes)
+        if build.warm_pool is not None:
+            build.warm_pool.lanes.release(end_ns)
+        if build.own is not None:
+            build.own.release(end_ns)
+        if batch.state == BATCH_FINISHED and batch.id not in self._cold:
+            build.observe(batch.items, took_ns, batch.shape_id)
+        self._cold.discard(batch.id)
+
+    def fits_call(self, task: Task) -> bool:
+        """Whether a call can carry a task; its function may have no FaaS target."""
+        build = self.faas[task.function.id]
+        return build is None or self._view.fits_call(task, build.pool, build.variant)
+
+    def fits_node(self, function_id: int, items: int) -> bool:
+        """Whether the nodes of some pool can run so many items at once."""
+        return any(
+            b.warm_pool is None and items <= b.items_max for b in self.of_function[function_id]
+        )
+
+    def has_nodes(self, builds: list[Build], items: int) -> bool:
+        """Whether there are nodes now on which one of the builds can run so many items at once."""
+        return any(
+            b.warm_pool is None and items <= b.items_max and self.is_usable(b) for b in builds
+        )
+
+    def build_of(self, batch: Batch) -> Build:
+        """The build that a batch ran on."""
+        function_id = batch.variant.function_id
+        build = self.on_pool[batch.pool.id][function_id] or self.faas[function_id]
+        assert build is not None
+        return build
+
+    def faas_targets(self) -> list[FaasTarget | None]:
+        """The FaaS target of each function, by function id."""
+        return [None if b is None or b.warm_pool is None else b.warm_pool.target for b in self.faas]
+
+    def in_planned_shape(self, target: Target) -> Target:
+        """The target with the shape in which a build starts: its batches wait for no other."""
+        if target.is_shared:
+            # Forecasts of gateways differ: one must not stop what another has just started.
+            present = len(self._view.instances_in(target.variant_id, target.pool_id))
+            spared = min(present, ceil(_SPARED * target.count) + 1)
+            target = replace(target, count=max(target.count, spared))
+        build = self.on_pool[target.pool_id][self._view.app.variants[target.variant_id].function_id]
+        if build is None or build.variant.id != target.variant_id or not build.start_shape_id:
+            return target
+        return replace(target, shape_id=build.start_shape_id)
+
+    def unavailable_pools(self) -> list[int]:
+        """The FaaS pools that take no calls now."""
+        pools = {build.pool.id for build in self.faas if build is not None}
+        return [pool_id for pool_id in sorted(pools) if not self._view.is_pool_available(pool_id)]
+
+    def has_instance(self, build: Build) -> bool:
+        """Whether a node of the pool holds the build or is starting it."""
+        return self.count_instances(build) > 0
+
+    def is_usable(self, build: Build) -> bool:
+        """Whether a build can run at all: there are nodes, and it can be loaded."""
+        if build.warm_pool is not None:
+            return self._view.is_pool_available(build.pool.id)
+        if build.calendar.lanes <= 0:
+            return False
+        return build.variant.id not in self._view.load_failures or self.has_instance(build)
+
+
+def _is_first(instance: Instance) -> bool:
+    """Whether an instance stands for its node: it is the oldest one of its variant there."""
+    node = instance.node
+    return node is None or node.instances.get(instance.variant.id) is instance
+
+
+def _windows_ns(app: App) -> tuple[float, float]:
+    """The shortest time that a stage can have, and the longest objective."""
+    objectives = [p for p in app.pipelines if p.slo.latency_ns < NEVER_NS]
+    if not objectives:
+        return _DEFAULT_WINDOW_NS, _DEFAULT_WINDOW_NS
+    shortest = min(p.slo.latency_ns / len(p.stages) for p in objectives)
+    return shortest, max(p.slo.latency_ns for p in objectives)

@@ -1,0 +1,401 @@
+"""The capacity calendar of a pool: what capacity is promised to whom until when.
+
+*Supply* is the time of the pool's lanes (a lane is one batch at a time): each is free from the
+predicted end of what it runs. *Demand* is the work of every admitted task that is not running yet,
+by its deadline. Two questions decide whether a newcomer fits (`fit`), each in O(log buckets + lanes
+examined):
+
+- Can a newcomer start in time? Starts are counted, not seconds (list scheduling, Graham 1966): of
+  the batches that are due before it, fewer must be waiting than the lanes can start by then. A test
+  in seconds of work is wrong where a batch takes about as long as its slack.
+- Does it push out what is promised for later? The processor-demand test of EDF (Baruah 1990): at
+  every later deadline, the work that is due by then fits into the time of the lanes.
+
+Two more are for those who were refused, and for who scales: from when on would it fit, which is
+also the question for the earliest deadline (`fits_from_ns`), and with how many lanes more
+(`lanes_missing`).
+
+Deadlines are rounded down to buckets of a fixed width, counted from the first question: counted
+from time 0, the same requests would be decided otherwise at another time of day. The buckets are
+the leaves of a tree of sums
+and least prefix sums of (capacity - work), so the least slack at or after a deadline is one walk
+from a leaf to the root.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from typing import Final, final
+
+_BUCKETS_PER_WINDOW: Final = 16  # buckets in the shortest objective: deadlines lose 1/16 of it
+BUCKETS_MAX: Final = 1 << 14  # deadlines beyond them count as due in the last
+_NOTHING: Final = 1 << 62  # least slack where nothing is promised
+_LATE_STARTS: Final = 0.02  # share of the starts that may be late
+_LATE_START_STEP: Final = 0.02  # inflation of the booked work per late start
+_INFLATION_MAX: Final = 2.0
+_BEYOND: Final = 0.25  # of a batch per lane that may run beyond its latest start, of 0.5 at most
+_LANES_EXAMINED: Final = 48  # of more lanes, every k-th is examined and counts k times
+
+
+class Lanes:
+    """Lanes, each of which runs one batch at a time, and when those that run will be free."""
+
+    def __init__(self) -> None:
+        self.lanes = 0
+        self.part = 1.0  # of the lanes' time, for the gateway whose calendar it is
+        self._ends_ns: list[int] = []  # predicted ends of what runs, ascending
+        self._spreads_ns: list[int] = []  # of each: what it may take longer
+        self._end_sum_ns = 0
+
+    def resize(self, lanes: int) -> None:
+        """Set the number of lanes."""
+        self.lanes = lanes
+
+    @property
+    def supply(self) -> float:
+        """Lanes that this gateway can count on: a part of them where other gateways use some."""
+        return self.lanes * self.part
+
+    def occupy(self, end_ns: int, lanes: int = 1, spread_ns: int = 0) -> None:
+        """Some lanes run until `end_ns`, as predicted, or longer by about `spread_ns`."""
+        index = bisect_left(self._ends_ns, end_ns)
+        self._ends_ns[index:index] = [end_ns] * lanes
+        self._spreads_ns[index:index] = [spread_ns] * lanes
+        self._end_sum_ns += lanes * end_ns
+
+    def release(self, end_ns: int, lanes: int = 1) -> None:
+        """The lanes that were predicted to run until `end_ns` are free."""
+        index = bisect_left(self._ends_ns, end_ns)
+        del self._ends_ns[index : index + lanes]
+        del self._spreads_ns[index : index + lanes]
+        self._end_sum_ns -= lanes * end_ns
+
+    def busy_ns(self, now_ns: int) -> int:
+        """Time of all lanes that is taken by what runs now."""
+        ends_ns = self._ends_ns
+        overdue = bisect_right(ends_ns, now_ns)
+        busy_ns = self._end_sum_ns - len(ends_ns) * now_ns
+        for index in range(overdue):
+            busy_ns += now_ns - ends_ns[index]
+        return busy_ns
+
+    def last_end_ns(self) -> int:
+        """When the last of what runs is predicted to end; 0 if nothing runs."""
+        return self._ends_ns[-1] if self._ends_ns else 0
+
+    def free_in_ns(self, now_ns: int) -> int:
+        """Time until a lane is free."""
+        ends_ns = self._ends_ns
+        if len(ends_ns) < self.lanes:
+            return 0
+        return max(0, ends_ns[len(ends_ns) - self.lanes] - now_ns) if self.lanes > 0 else 0
+
+    def has_free_lane(self, now_ns: int) -> bool:
+        """Whether a lane is free now, of those that this gateway can count on."""
+        if self.part == 1.0:
+            return self.free_in_ns(now_ns) == 0
+        return len(self._ends_ns) + 1 <= self.supply
+
+    def lanes_free_by(self, at_ns: int) -> int:
+        """Number of lanes that are free at `at_ns` if nothing more is sent."""
+        return self.lanes - len(self._ends_ns) + bisect_right(self._ends_ns, at_ns)
+
+    def can_start(
+        self, now_ns: int, at_ns: int, batch_ns: float, needed: float, lanes: int | None = None
+    ) -> bool:
+        """Whether the lanes, or so many lanes, can start `needed` batches of a length by `at_ns`.
+
+        A lane counts if it is free by then even if it takes longer than predicted by its spread.
+        Lanes that are free first are looked at first, and no more of them than it takes.
+        """
+        if needed <= 0.0:
+            return True
+        if at_ns < now_ns:
+            return False
+        if self.part < 1.0:
+            return self._can_start_on_part(now_ns, at_ns, batch_ns, needed)
+        ends_ns = self._ends_ns
+        idle = (self.lanes if lanes is None else lanes) - len(ends_ns)
+        starts = idle * (1 + int((at_ns - now_ns) / batch_ns)) if idle > 0 else 0
+        if starts >= needed:
+            return True
+        ended = bisect_right(ends_ns, at_ns)
+        step = 1 + ended // _LANES_EXAMINED
+        # With more runs than lanes (a node was lost), the first to end free no lane.
+        for index in range(max(0, -idle), ended, step):
+            end_ns = max(now_ns, ends_ns[index])
+            if end_ns + self._spreads_ns[index] > at_ns:
+                continue
+            each = 1 + int((at_ns - end_ns) / batch_ns)
+            starts += each if step == 1 else each * min(step, ended - index)
+            if starts >= needed:
+                return True
+        return False
+
+    def _can_start_on_part(self, now_ns: int, at_ns: int, batch_ns: float, needed: float) -> bool:
+        """The same where other gateways use some of the lanes.
+
+        What is left of a lane is waited for: of half a lane, one batch starts within the time of
+        two. If more of our batches run than we can count on, each end frees a part of a lane.
+        """
+        ends_ns, supply = self._ends_ns, self.supply
+        starts = max(0.0, supply - len(ends_ns)) * (1.0 + (at_ns - now_ns) / batch_ns)
+        if starts >= needed:
+            return True
+        ended = bisect_right(ends_ns, at_ns)
+        step = 1 + ended // _LANES_EXAMINED
+        each_lane = min(1.0, supply / max(1, len(ends_ns)))
+        for index in range(0, ended, step):
+            end_ns = max(now_ns, ends_ns[index])
+            if end_ns + self._spreads_ns[index] <= at_ns:
+                each = each_lane * (1.0 + (at_ns - end_ns) / batch_ns)
+                starts += each * min(step, ended - index)
+                if starts >= needed:
+                    return True
+        return False
+
+
+@final
+class Calendar(Lanes):
+    """Supply and demand of one pool, in time of its lanes."""
+
+    def __init__(self, shortest_ns: float, longest_ns: float) -> None:
+        """Cover deadlines up to twice `longest_ns` ahead at first; `shortest_ns` is resolved."""
+        super().__init__()
+        width_ns = max(1_000.0, shortest_ns / _BUCKETS_PER_WINDOW)
+        size = 64
+        while size < min(BUCKETS_MAX, 2.0 * longest_ns / width_ns):
+            size *= 2
+        self._width_ns = max(int(width_ns), int(2.0 * longest_ns / size) + 1)
+        self._size = size
+        self._origin_ns: int | None = None  # where bucket 0 begins
+        self._base = 0  # bucket number of the first leaf
+        self._works = [0] * size
+        self._sums = [0] * (2 * size)
+        self._least = [0] * (2 * size)
+        self.inflation = 1.0  # factor on booked work, learnt from starts that were late
+        self.work_ns = 0  # of everything booked
+        self.batches = 0.0  # lanes that the booked work starts on, one per batch or a little more
+        self._is_stale = True  # the tree does not know the number of lanes yet
+
+    def resize(self, lanes: int) -> None:
+        """Set the number of lanes; the tree follows when it is used next, in O(buckets)."""
+        if lanes != self.lanes:
+            self.lanes = lanes
+            self._is_stale = True
+
+    def share(self, part: float) -> None:
+        """Set the part of the lanes' time that is for this gateway."""
+        if part != self.part:
+            self.part = part
+            self._is_stale = True
+
+    def on_sent(self, slip_ns: int) -> None:
+        """A promised batch was sent, so much after its latest start; negative: before it.
+
+        Batches that are smaller than planned, lanes that stand idle between batches, batches that
+        cannot be preempted: whatever makes starts late in spite of the test makes it stricter.
+        """
+        step = _LATE_START_STEP if slip_ns > 0 else -_LATE_START_STEP * _LATE_STARTS
+        self.inflation = min(_INFLATION_MAX, max(1.0, self.inflation + step))
+
+    def bucket(self, now_ns: int, deadline_ns: int) -> int:
+        """The number of the bucket of a deadline."""
+        number = (deadline_ns - self._origin(now_ns)) // self._width_ns
+        if number >= self._base + self._size:
+            self._reach(now_ns, number)
+            number = min(number, self._base + self._size - 1)
+        return max(number, self._base)
+
+    def covered_ns(self, bucket: int) -> int:
+        """The end of a bucket: a deadline beyond the last one counts as due then."""
+        return self._begins_ns(bucket + 1)
+
+    def mean_batch_ns(self, default_ns: float) -> float:
+        """Mean lane time of the batches that are booked; the default if none is."""
+        return max(1.0, self.work_ns / self.batches) if self.batches > 0.5 else default_ns
+
+    def add(self, bucket: int, work_ns: int, batches: float) -> None:
+        """Book work that is due in a bucket; a negative amount takes it back."""
+        if self._is_stale:
+            self._rebuild()
+        self.work_ns += work_ns
+        self.batches += batches
+        leaf = bucket - self._base
+        leaf = max(leaf, 0)
+        self._works[leaf] += work_ns
+        sums, least = self._sums, self._least
+        node = leaf + self._size
+        sums[node] -= work_ns
+        least[node] = sums[node] if self._works[leaf] else _NOTHING
+        node >>= 1
+        while node:
+            left = 2 * node
+            sum_left = sums[left]
+            sums[node] = sum_left + sums[left + 1]
+            through = sum_left + least[left + 1]
+            least[node] = through if through < least[left] else least[left]
+            node >>= 1
+
+    def slack(self, now_ns: int, bucket: int) -> tuple[int, int, int]:
+        """Return the work that is due by a bucket, the slack there, and the least slack from there.
+
+        The slack at a deadline is the time of the lanes until then, less what runs and the work
+        that is due by then.
+        """
+        if self._is_stale:
+            self._rebuild()
+        leaf = max(0, bucket - self._base)
+        sums, least = self._sums, self._least
+        node = leaf + self._size
+        before, inside, lowest = 0, sums[node], least[node]
+        own = inside
+        while node > 1:
+            if node & 1:
+                before += sums[node - 1]
+            else:
+                through = inside + least[node + 1]
+                lowest = min(lowest, through)
+                inside += sums[node + 1]
+            node >>= 1
+        work_ns = self._capacity_ns() * (leaf + 1) - before - own
+        start_ns = self._origin(now_ns) + (self._base - 1) * self._width_ns
+        offset_ns = self._of_lanes(start_ns - now_ns) - self.busy_ns(now_ns)
+        return work_ns, before + own + offset_ns, before + lowest + offset_ns
+
+    def fit(
+        self,
+        now_ns: int,
+        latest_ns: int,
+        bucket: int,
+        work_ns: float,
+        batches: float,
+        lanes: float,
+        default_ns: float,
+    ) -> tuple[int, int] | None:
+        """Return the work ahead and the slack at a bucket; None if a newcomer does not fit there.
+
+        It fits if it can start by `latest_ns` on so many lanes, and if everything that is promised
+        for later still can. `batches` is the part of a batch that it adds; a batch takes
+        `default_ns` if none is booked.
+        """
+        ahead_ns, slack_ns, least_ns = self.slack(now_ns, bucket)
+        mean_ns = self.mean_batch_ns(default_ns)
+        # Starts are counted up to the time at which all that runs now has ended; from then on the
+        # time of the lanes is what counts.
+        inflation = self.inflation
+        # A batch that it joins may be due later: one must start by then in any case.
+        needed = max(lanes, inflation * ahead_ns / mean_ns + batches)
+        if not self.can_start(now_ns, latest_ns, mean_ns, needed):
+            return None
+        last_ns = self.last_end_ns()
+        if latest_ns < last_ns and ahead_ns < self.work_ns:
+            last_bucket = self.bucket(now_ns, last_ns)
+            by_then_ns, _, least_ns = self.slack(now_ns, last_bucket)
+            needed = inflation * (by_then_ns + work_ns) / mean_ns
+            if by_then_ns > ahead_ns and not self.can_start(now_ns, last_ns, mean_ns, needed):
+                return None
+        # What starts by its latest start may end after it: on average half a batch per lane.
+        beyond_ns = mean_ns * max(1.0, _BEYOND * self.lanes) * self.part
+        if least_ns + beyond_ns < work_ns + (inflation - 1.0) * self.work_ns:
+            return None
+        return ahead_ns, slack_ns
+
+    def fits_from_ns(
+        self, now_ns: int, work_ns: float, batches: float, lanes: float, default_ns: float
+    ) -> int | None:
+        """The earliest latest start with which a newcomer fits; None: not within the calendar.
+
+        Rounded up to buckets. Later is taken to be no worse, which holds for what is booked in the
+        order of its deadlines. O(log buckets) calls of `fit`.
+        """
+        first = self.bucket(now_ns, now_ns)
+        low, high = first - 1, self._base + self._size
+        while high - low > 1:
+            bucket = (low + high) // 2
+            latest_ns = max(now_ns, self._begins_ns(bucket))
+            if self.fit(now_ns, latest_ns, bucket, work_ns, batches, lanes, default_ns) is None:
+                low = bucket
+            else:
+                high = bucket
+        return max(now_ns, self._begins_ns(high)) if high < self._base + self._size else None
+
+    def lanes_missing(
+        self,
+        now_ns: int,
+        latest_ns: int,
+        work_ns: float,
+        batches: float,
+        lanes: float,
+        default_ns: float,
+        lanes_max: int,
+    ) -> int | None:
+        """How many lanes more a newcomer needs to fit; None if `lanes_max` more are not enough.
+
+        O(buckets log lanes): a question for the slow time scale.
+        """
+        present = self.lanes
+        bucket = self.bucket(now_ns, latest_ns)
+        low, high = -1, lanes_max + 1  # with `low` it does not fit, with `high` it does
+        while high - low > 1:
+            middle = (low + high) // 2
+            self.resize(present + middle)
+            if self.fit(now_ns, latest_ns, bucket, work_ns, batches, lanes, default_ns) is None:
+                low = middle
+            else:
+                high = middle
+        self.resize(present)
+        return high if high <= lanes_max else None
+
+    def _of_lanes(self, time_ns: int) -> int:
+        """The time of all lanes within a time, as far as it is for this gateway."""
+        total_ns = self.lanes * time_ns
+        return total_ns if self.part == 1.0 else int(self.part * total_ns)
+
+    def _capacity_ns(self) -> int:
+        """The same within a bucket."""
+        return self._of_lanes(self._width_ns)
+
+    def _origin(self, now_ns: int) -> int:
+        if self._origin_ns is None:
+            self._origin_ns = now_ns
+        return self._origin_ns
+
+    def _begins_ns(self, bucket: int) -> int:
+        assert self._origin_ns is not None, "a bucket comes from `bucket`"
+        return self._origin_ns + bucket * self._width_ns
+
+    def _reach(self, now_ns: int, number: int) -> None:
+        """Move the first bucket to the present, and add buckets up to twice as far as this one.
+
+        Clients may claim deadlines beyond every objective. Work that is due later than the last
+        bucket counts as due in it, so with too few buckets it would push out what is urgent. O(n),
+        but only after half the buckets have passed, or when there are more of them.
+        """
+        base = (now_ns - self._origin(now_ns)) // self._width_ns
+        size = self._size
+        while size < BUCKETS_MAX and size < 2 * (number - base):
+            size *= 2
+        shift = max(0, base - self._base)
+        if size == self._size and 2 * shift < size:
+            return
+        overdue = sum(self._works[:shift])
+        works = self._works[shift:]
+        self._works = works + [0] * (size - len(works))
+        self._works[0] += overdue
+        self._base += shift
+        self._size = size
+        self._sums = [0] * (2 * size)
+        self._least = [0] * (2 * size)
+        self._rebuild()
+
+    def _rebuild(self) -> None:
+        self._is_stale = False
+        size, capacity_ns = self._size, self._capacity_ns()
+        sums, least = self._sums, self._least
+        for leaf, work_ns in enumerate(self._works):
+            sums[size + leaf] = capacity_ns - work_ns
+            least[size + leaf] = capacity_ns - work_ns if work_ns else _NOTHING
+        for node in range(size - 1, 0, -1):
+            sums[node] = sums[2 * node] + sums[2 * node + 1]
+            least[node] = min(least[2 * node], sums[2 * node] + least[2 * node + 1])

@@ -1,0 +1,251 @@
+"""Concurrency limits: how many batches of a variant a node of a pool runs at once.
+
+`ConcurrencyLimits` is the one notion of it, computed once per (pool, variant). `KneeLimits` is what
+the `headgate` policy and its autoscaler use: no more than adds throughput. `ThresholdLimits` is the
+rule of "Hybrid Serving" (HiPS 2021): the largest concurrency whose response time is within the
+objective. `FixedLimits` is a number that was set.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Final, final
+
+from headgate.core.clock import NEVER_NS
+from headgate.core.model import UNLIMITED, App, Pipeline, Pool, Profile, Variant
+
+_KNEE_THROUGHPUT: Final = 0.97  # throughput at the knee, relative to the best
+_BATCH_SHARE: Final = 0.5  # share of a stage's budget for a batch; the rest is for waiting
+_LATENCY_SHARE: Final = 0.7  # share of the SLO that execution may take at the knee
+
+
+class ConcurrencyLimits:
+    """How many batches of a variant a node of a pool runs at once, by (pool, variant).
+
+    Never more than the node has slots, nor than one instance runs (`Variant.concurrency`); of what
+    is left, each subclass has its own rule for what the objective allows.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int, int], int] = {}  # by pool id, variant id and items
+
+    def limit(self, pool: Pool, variant: Variant, items: int = 1) -> int:
+        """The limit for requests of `items` items; 0: a single one misses its objective. O(1)."""
+        key = (pool.id, variant.id, items)
+        limit = self._known.get(key)
+        if limit is None:
+            most = min(pool.slots, variant.concurrency)
+            limit = self._known[key] = min(most, self._allowed(pool, variant, items, most))
+        return limit
+
+    def _allowed(self, pool: Pool, variant: Variant, items: int, most: int) -> int:
+        """The largest concurrency by the rule; `most` is as far as it need be tried."""
+        raise NotImplementedError
+
+
+@final
+class KneeLimits(ConcurrencyLimits):
+    """The knee of throughput within the tightest objective of the function: at least 1.
+
+    For a function without an objective `default_ns` is assumed. The number of items has no effect.
+    """
+
+    def __init__(self, app: App, default_ns: int = NEVER_NS) -> None:
+        super().__init__()
+        self._app = app
+        self._latency_ns = [
+            default_ns if ns == NEVER_NS else ns for ns in tightest_objectives_ns(app)
+        ]
+        self._budgets_ns = budgets_ns(app)
+
+    def _allowed(self, pool: Pool, variant: Variant, items: int, most: int) -> int:
+        return knee_concurrency(variant.profile, most, self._latency_ns[variant.function_id])
+
+    def node_limit(self, pool: Pool, variants: Sequence[Variant]) -> int:
+        """How many batches, of any of these variants, a node of a pool runs at once.
+
+        Batches and concurrency compete for the time that a stage has. The limit is the smallest
+        concurrency within 3 % of the best throughput, relative to each variant's own best and on
+        average over the variants. A variant counts by the part of its function's capacity that the
+        pool has: what runs elsewhere in most cases must not limit what can run here only. One limit
+        for all: a variant with a lower limit than others on its node would wait for the node to
+        empty. It is no more than all of them together may run, in one instance each where a node
+        has no several. Where batches have shapes, these say what runs beside each other, and there
+        is no limit.
+        """
+        together = sum(variant.concurrency for variant in variants)
+        most = pool.slots if has_replicas(pool) else max(1, min(pool.slots, together))
+        if any(variant.more_shapes for variant in variants):
+            return most
+        scores = [0.0 for _ in range(most)]
+        for variant in variants:
+            rates = [self._rate(pool, variant, index + 1) for index in range(most)]
+            weight = pool.nodes / self._capacity(variant.function_id)
+            scores = [score + weight * rate for score, rate in zip(scores, rates, strict=True)]
+        enough = _KNEE_THROUGHPUT * max(scores)
+        return next(index + 1 for index, score in enumerate(scores) if score >= enough)
+
+    def _capacity(self, function_id: int) -> float:
+        """Items of a function per nanosecond, if every pool ran nothing else."""
+        capacity = 0.0
+        for pool in self._app.pools:
+            variant = self._app.variants_on(pool.id)[function_id]
+            if variant is None:
+                continue
+            if pool.faas is not None:
+                capacity += pool.faas.concurrency_max * self._rate(pool, variant, 1)
+            else:
+                rates = [self._rate(pool, variant, index + 1) for index in range(pool.slots)]
+                capacity += pool.nodes * max(rates)
+        return capacity
+
+    def _rate(self, pool: Pool, variant: Variant, concurrency: int) -> float:
+        """Items per nanosecond of a node at a concurrency, in batches that leave time to wait.
+
+        A stage that is late even alone can only be one of a pipeline that has more time.
+        """
+        profile, budget_ns = variant.profile, self._budgets_ns[variant.function_id]
+        if len(profile.slowdown) > 1:
+            concurrency = min(concurrency, variant.concurrency)
+        slowdown, network_ns = profile.slowdown_at(concurrency), 2 * pool.network_ns
+        alone_ns = profile.exec_ns[0] * slowdown + network_ns
+        is_late = profile.exec_ns[0] + network_ns > budget_ns
+        if concurrency > 1 and alone_ns > _LATENCY_SHARE * budget_ns and not is_late:
+            return 0.0
+        allowed_ns = _BATCH_SHARE * budget_ns - network_ns
+        items = max(1, bisect_right(profile.exec_ns, allowed_ns / slowdown))
+        return concurrency * items / max(1.0, profile.exec_ns[items - 1] * slowdown + network_ns)
+
+
+@final
+class ThresholdLimits(ConcurrencyLimits):
+    """The largest concurrency within the latency budget of the stage: "Hybrid Serving" (HiPS 2021).
+
+    The time to the node and back counts; `margin` is a factor on the times of the profile.
+    """
+
+    def __init__(self, app: App, margin: float = 1.0) -> None:
+        super().__init__()
+        self._budgets_ns = budgets_ns(app)
+        self._margin = margin
+
+    def _allowed(self, pool: Pool, variant: Variant, items: int, most: int) -> int:
+        budget_ns = self._budgets_ns[variant.function_id]
+        if budget_ns == NEVER_NS:
+            return most
+        allowed_ns = (budget_ns - 2 * pool.network_ns) / self._margin
+        return largest_concurrency(variant.profile, allowed_ns, most, items)
+
+
+@final
+class FixedLimits(ConcurrencyLimits):
+    """The same number for every variant, set by hand; 0: as many as slots and instances allow."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self._count = count
+
+    def _allowed(self, pool: Pool, variant: Variant, items: int, most: int) -> int:
+        return self._count or most
+
+
+def has_replicas(pool: Pool) -> bool:
+    """Whether a node of a pool may be given several instances of a variant.
+
+    Only where shapes say how much of a node a batch takes: elsewhere the declared concurrency of an
+    instance is the only statement about it. Rented nodes have what plans say.
+    """
+    has_limit = pool.cpu_milli < UNLIMITED or 0 < pool.gpu_sevenths < UNLIMITED
+    return has_limit and not pool.is_elastic and pool.faas is None
+
+
+def largest_concurrency(profile: Profile, allowed_ns: float, most: int, items: int = 1) -> int:
+    """The largest concurrency, up to `most`, with every response within `allowed_ns`; 0 if none.
+
+    O(the result).
+
+    >>> largest_concurrency(Profile((36,), slowdown=(1.0, 2.0, 3.0)), allowed_ns=200, most=20)
+    5
+    """
+    concurrency = 0
+    while concurrency < most and profile.time_ns(items, concurrency + 1) <= allowed_ns:
+        concurrency += 1
+    return concurrency
+
+
+def knee_concurrency(profile: Profile, slots: int, latency_ns: int) -> int:
+    """Concurrency at the throughput knee.
+
+    The smallest number of concurrent batches that reaches 97 % of the node's best throughput with
+    latency within 70 % of the SLO; the rest of the SLO is for queueing and for variance. Where two
+    batches take twice as long as one, they should run one after the other: the first is done early,
+    and the choice of the next one stays open.
+
+    >>> knee_concurrency(Profile(exec_ns=(10,)), slots=4, latency_ns=100)
+    4
+    >>> knee_concurrency(Profile(exec_ns=(10,), slowdown=(1.0, 2.0, 3.0)), slots=3, latency_ns=100)
+    1
+    >>> knee_concurrency(Profile(exec_ns=(10,), slowdown=(1.0, 1.2, 1.5)), slots=3, latency_ns=100)
+    3
+    """
+    if len(profile.slowdown) == 1:
+        return slots
+    most_ns = _LATENCY_SHARE * latency_ns
+    allowed = [c for c in range(1, slots + 1) if profile.time_ns(1, c) <= most_ns] or [1]
+    throughputs = {c: c / profile.slowdown_at(c) for c in allowed}
+    enough = _KNEE_THROUGHPUT * max(throughputs.values())
+    return next(c for c in allowed if throughputs[c] >= enough)
+
+
+def rate_per_s(profile: Profile, concurrency: int) -> float:
+    """Requests of one item that a node answers per second at a concurrency.
+
+    >>> rate_per_s(Profile((50_000_000,), slowdown=(1.0, 1.6)), concurrency=2)
+    25.0
+    """
+    return concurrency / max(1, profile.time_ns(1, concurrency)) * 1e9 if concurrency else 0.0
+
+
+def tightest_objectives_ns(app: App) -> list[int]:
+    """Tightest latency objective of the pipelines of each function, by function id.
+
+    The objective of a whole pipeline, not divided; `NEVER_NS` without any.
+    """
+    objectives = [NEVER_NS for _ in app.functions]
+    for pipeline in app.pipelines:
+        for stage in pipeline.stages:
+            id = stage.function.id
+            objectives[id] = min(objectives[id], pipeline.slo.latency_ns)
+    return objectives
+
+
+def budgets_ns(app: App) -> list[int]:
+    """Latency budget of one stage of each function, by function id.
+
+    A pipeline's objective is divided in proportion to isolated execution times along the critical
+    path through the stage. The tightest of all pipelines counts; `NEVER_NS` without any objective.
+    """
+    budgets = [NEVER_NS for _ in app.functions]
+    for pipeline in app.pipelines:
+        if pipeline.slo.latency_ns == NEVER_NS:
+            continue
+        times_ns = _reference_times_ns(pipeline)
+        to_ns, from_ns = pipeline.longest_to(times_ns), pipeline.longest_from(times_ns)
+        for index, stage in enumerate(pipeline.stages):
+            path_ns = to_ns[index] + from_ns[index] - times_ns[index]  # the stage is in both
+            share = times_ns[index] / max(1.0, path_ns)
+            id = stage.function.id
+            budgets[id] = min(budgets[id], int(pipeline.slo.latency_ns * share))
+    return budgets
+
+
+def shares_of_remaining_path(pipeline: Pipeline) -> list[float]:
+    """By stage: the share of the time left at its start that the stage may use for itself."""
+    times_ns = _reference_times_ns(pipeline)
+    paths_ns = pipeline.longest_from(times_ns)
+    return [own_ns / max(1.0, path_ns) for own_ns, path_ns in zip(times_ns, paths_ns, strict=True)]
+
+
+def _reference_times_ns(pipeline: Pipeline) -> list[float]:
+    return [float(stage.function.reference_exec_ns) for stage in pipeline.stages]

@@ -1,0 +1,1 @@
+"""Searches and books of the papers' policies, which the default policy does not use."""

@@ -1,0 +1,103 @@
+"""How many nodes an objective needs, and how soon a change of the rate is followed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from headgate.core.clock import SECOND_NS
+from headgate.core.model import Slo
+from headgate.planning.autoscaling.execution_times import LogNormalTimes
+from headgate.planning.autoscaling.fleet_size import FleetSize, consistent_mean
+from headgate.planning.autoscaling.response_time import least_backends
+from headgate.planning.autoscaling.waiting_time import GlobalQueue
+
+S = SECOND_NS
+EXEC_NS = S // 2
+SLO = Slo(5 * EXEC_NS, 0.99, rate_tolerance=2.0)
+
+
+def make_fleet(slo: Slo = SLO, *, ready_after_ns: int = 5 * S, concurrency: int = 1) -> FleetSize:
+    return FleetSize(
+        100,
+        standing=5,
+        slo=slo,
+        exec_ns=EXEC_NS,
+        concurrency=concurrency,
+        ready_after_ns=ready_after_ns,
+    )
+
+
+def drive(fleet: FleetSize, from_s: int, seconds: int, rate_per_s: int) -> list[int]:
+    """How many nodes are wanted at the end of each second of a constant rate."""
+    wanted = []
+    for second in range(from_s, from_s + seconds):
+        for number in range(rate_per_s):
+            fleet.on_arrival(second * S + number * S // rate_per_s, 1)
+        wanted.append(fleet.desired_nodes((second + 1) * S))
+    return wanted
+
+
+def test_it_begins_with_what_stands() -> None:
+    assert make_fleet().desired_nodes(0) == 5
+
+
+def test_without_a_tolerance_it_is_what_the_rate_needs_for_good() -> None:
+    """10 per second of half a second each are 5 Erlangs."""
+    slo = replace(SLO, rate_tolerance=1.0)
+    least = least_backends(LogNormalTimes(0.5, 0.3), 10.0, slo, GlobalQueue()).backends
+    assert drive(make_fleet(slo), 0, 60, 10)[-1] == least == 6
+
+
+def test_a_tolerance_is_for_the_time_until_more_nodes_are_ready() -> None:
+    """At twice the rate 10 Erlangs: 11 nodes for good, fewer until more are there.
+
+    In 8 s, 5 of set-up and 3 to notice, 80 s of work arrive, with a deviation of 6.6 s. The last
+    of it may end 2 s after that: 9 nodes do 90 s, and 0.4 s of what arrives is above that on
+    average. With 8 nodes it would be 2.6 s, more than 1 % of the work.
+    """
+    assert least_backends(LogNormalTimes(0.5, 0.3), 10.0, SLO, GlobalQueue()).backends == 11
+    assert drive(make_fleet(), 0, 60, 10)[-1] == 9
+    assert drive(make_fleet(ready_after_ns=0), 0, 60, 10)[-1] == 7
+    assert drive(make_fleet(ready_after_ns=100 * S), 0, 60, 10)[-1] == 10
+
+
+def test_a_node_that_runs_several_at_once_counts_for_as_many() -> None:
+    assert drive(make_fleet(concurrency=4), 0, 60, 10)[-1] == 3
+
+
+def test_a_rise_is_followed_within_seconds_and_a_fall_after_the_hold() -> None:
+    fleet = make_fleet()
+    assert drive(fleet, 0, 60, 10)[-1] == 9
+    up = drive(fleet, 60, 30, 20)
+    assert up[3] >= 16
+    down = drive(fleet, 90, 70, 10)
+    assert down[3] == up[-1]
+    assert down[-1] == 9
+
+
+def test_after_the_last_arrival_nothing_is_wanted() -> None:
+    fleet = make_fleet()
+    drive(fleet, 0, 60, 10)
+    assert fleet.desired_nodes(200 * S) == 0
+
+
+def test_no_more_than_there_are() -> None:
+    assert drive(make_fleet(), 0, 10, 1_000)[-1] == 100
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_is_averaged_over_the_whole_window(seed: int) -> None:
+    """Poisson counts of mean 9: the mean of 64 of them, and in rare cases of fewer."""
+    rng = Random(seed)
+    counts = [float(sum(rng.random() < 0.009 for _ in range(1_000))) for _ in range(1_064)]
+    found = [consistent_mean(counts[end - 64 : end], 5) for end in range(64, 1_064)]
+    far = sum(abs(each - 9.0) > 1.5 for each in found)  # four deviations of the longest window
+    assert far <= 30
+
+
+def test_few_values_are_enough() -> None:
+    assert consistent_mean([4.0], 1) == 4.0
+    assert consistent_mean([4.0, 6.0], 1) == 5.0
