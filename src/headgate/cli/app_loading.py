@@ -6,7 +6,6 @@ APP is found from the working directory, and errors name the file or option that
 from __future__ import annotations
 
 import copy
-import sys
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,15 +25,14 @@ from headgate.core.errors import ConfigError, unknown_name_error
 from headgate.core.model import App
 from headgate.core.policy import Capabilities, PolicyConfig, PolicyKind
 from headgate.core.units import format_duration
+from headgate.functions.source_modules import search_first
 from headgate.policies import find_policy, policies_for, policy_names, requirements
 
 
 def load_app(reference: str) -> AppConfig:
     """Load a YAML file, or `module:app` from the working directory or the Python path."""
     if ":" in reference and not reference.endswith((".yaml", ".yml")):
-        directory = str(Path.cwd())
-        if directory not in sys.path:
-            sys.path.insert(0, directory)
+        search_first(str(Path.cwd()))
         _import(reference)
     return load(reference)
 

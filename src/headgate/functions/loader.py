@@ -8,7 +8,6 @@ model is built once, for all numbers of cores.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from inspect import isclass, isfunction, signature
@@ -21,6 +20,7 @@ from headgate.core.model import App, Variant
 from headgate.functions.batch_runner import BatchRunner
 from headgate.functions.error_text import error_text
 from headgate.functions.model import FunctionModel, Model, OnnxModel, function
+from headgate.functions.source_modules import search_first
 
 _THREADS: Final = "threads"  # the parameter of models that are told their number of threads
 ALL_CORES: Final = 0  # of the process: batches whose shape declares no CPUs
@@ -149,8 +149,7 @@ def _import_class(code: str, base: str, where: str) -> type[Model]:
     if not all(name.isidentifier() for name in names):
         problem, allowed = "is not the name of a class", "module:Class"
         raise ConfigError(problem, where=where, key="code", value=code, allowed=allowed)
-    if base not in sys.path:
-        sys.path.insert(0, base)
+    search_first(base)
     try:
         target: object = import_module(module_name)
         for name in path.split("."):

@@ -95,8 +95,10 @@ class Supervisor:
             for number in handled
         }
         try:
+            # Before anything is read: an edit while the first group starts is a reload as well.
+            state = None if self.watched_state is None else self.watched_state()
             self._groups.append(self._new_group())
-            return self._loop(wake_read)
+            return self._loop(wake_read, state)
         finally:
             for group in self._groups:
                 group.close()
@@ -125,8 +127,7 @@ class Supervisor:
         if wake_fd in ready:
             os.read(wake_fd, 4096)
 
-    def _loop(self, wake_fd: int) -> int:
-        state = None if self.watched_state is None else self.watched_state()
+    def _loop(self, wake_fd: int, state: object) -> int:
         while True:
             self._wait(wake_fd)
             while self._signals:

@@ -222,7 +222,8 @@ def _stamp(app: str) -> object:
     for path in _base(app).rglob("*"):
         if path.suffix in (".py", ".yaml", ".yml", ".onnx"):
             try:
-                stamps.append((str(path), path.stat().st_mtime_ns))
+                status = path.stat()
+                stamps.append((str(path), status.st_mtime_ns, status.st_ino, status.st_size))
             except OSError:
                 continue  # deleted in the meantime
     return sorted(stamps)
