@@ -93,7 +93,13 @@ def test_mlfq_seed_is_the_smallest_that_matches() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name == "kaas-sweeps" else [])
+        for name in FIGURES
+    ],
+)
 def test_failing_claims_are_those_known(name: str, tmp_path: Path) -> None:
     """Also: claims are unique, figures are written, and the result is valid JSON."""
     messages: list[str] = []

@@ -219,6 +219,7 @@ def test_what_cannot_be_shrunk_stays() -> None:
     assert shrink(World(SMALL, 1), lambda world: False).spec == SMALL
 
 
+@pytest.mark.slow
 def test_a_lost_world_is_lost_when_shrunk(found: WorldResult) -> None:
     """In the shrunk world the policy still has less than 0.9 of the same rival's goodput."""
     world = World(SMALL, 1)
