@@ -36,6 +36,7 @@ def test_the_ensemble_at_six_times_its_load(seed: int) -> None:
     check(worlds.ensemble_with_right_profiles, seed)
 
 
+@pytest.mark.slow
 @over_seeds
 def test_the_ensemble_with_bursts_and_a_wrong_profile(seed: int) -> None:
     check(worlds.ensemble_as_shipped, seed)
@@ -91,6 +92,7 @@ def test_network_time_counts(seed: int) -> None:
     check(worlds.pool_behind_a_network, seed)
 
 
+@pytest.mark.slow
 @over_seeds
 def test_the_order_of_stages_in_the_file_changes_nothing(seed: int) -> None:
     check(worlds.stages_in_another_order, seed)

@@ -134,14 +134,9 @@ class AdmissionControl:
 
     def margin_ns(self, request: Request, latency_ns: int) -> int:
         """The part of a latency objective that would be kept as a margin."""
-        if self._is_idle(request):
-            return 0
-        allowed_ns = float(latency_ns)
-        margin_ns = self._margin_ns(request, allowed_ns)
-        z = min(self.stage_z(request.tasks[0]), self._z_max(request, allowed_ns - margin_ns))
-        builds = [build for t in request.tasks for build in self._builds.of_function[t.function.id]]
-        deviation = max((build.deviation for build in builds), default=0.0)
-        return int(margin_ns + z * deviation * self._builds.isolated_ns(request, as_observed=True))
+        allowed_ns, z = self._allowed(request, float(latency_ns))
+        least_ns = self._builds.isolated_ns(request, as_observed=True)
+        return int(latency_ns - allowed_ns + z * self._deviation(request) * least_ns)
 
     def booked(self, task: Task) -> Promise | None:
         """The promise of a task that is not sent yet; None for best effort."""
@@ -225,9 +220,10 @@ class AdmissionControl:
             waits_ns = [self._wait_ns(request, index) for index in range(len(request.tasks))]
             for index, siblings in enumerate(self._siblings[request.pipeline.id]):
                 waits_ns[index] += sum(self._beside_ns(request, index, i) for i in siblings)
+        allowed_ns, z = self._allowed(request, float(deadline_ns - self._view.now_ns))
         late: int | None = None
         for _ in range(_TRIES if len(waits_ns) > 1 else 1):
-            late = self._book(request, deadline_ns, waits_ns, promises)
+            late = self._book(request, allowed_ns, z, waits_ns, promises)
             if late is None:
                 return None
             for promise in promises:
@@ -237,23 +233,35 @@ class AdmissionControl:
                 request.tasks[late].function.id, request.items
             )
         has_limit = len(waits_ns) > 1 and request.cost_usd < inf
-        if has_limit and self._book_plan(request, deadline_ns, promises):
+        if has_limit and self._book_plan(request, allowed_ns, z, promises):
             return None
         if len(waits_ns) > 1 and any(self._can_call_now(task) for task in request.tasks):
-            if self._book(request, deadline_ns, waits_ns, promises, for_calls=True) is None:
+            if self._book(request, allowed_ns, z, waits_ns, promises, for_calls=True) is None:
                 return None
             for promise in promises:
                 promise.release()
             promises.clear()
         return late
 
-    def _book_plan(self, request: Request, deadline_ns: int, promises: list[Promise]) -> bool:
+    def _allowed(self, request: Request, allowed_ns: float) -> tuple[float, float]:
+        """Of a time, what may be promised; and the standard deviations that stages keep of it.
+
+        An idle system always tries, or a margin that is too large would never shrink.
+        """
+        if self._is_idle(request):
+            return allowed_ns, 0.0
+        allowed_ns -= self._margin_ns(request, allowed_ns)
+        return allowed_ns, min(self.stage_z(request.tasks[0]), self._z_max(request, allowed_ns))
+
+    def _book_plan(
+        self, request: Request, allowed_ns: float, z: float, promises: list[Promise]
+    ) -> bool:
         """Book the stages as the fastest plan within the cost objective has them, if that fits."""
         plan = self.budgets.fastest_plan(request)
         if plan is None:
             return False
         late = self._book(
-            request, deadline_ns, plan.stages_ns, promises, stages_usd=plan.stages_usd
+            request, allowed_ns, z, plan.stages_ns, promises, stages_usd=plan.stages_usd
         )
         if late is None:
             return True
@@ -411,14 +419,15 @@ class AdmissionControl:
     def _book(
         self,
         request: Request,
-        deadline_ns: int,
+        allowed_ns: float,
+        z: float,
         wanted_ns: list[float],
         promises: list[Promise],
         *,
         for_calls: bool = False,
         stages_usd: list[float] | None = None,
     ) -> int | None:
-        """Book the stages in turn; return the first that does not fit, or None.
+        """Book the stages in turn within a time; return the first that does not fit, or None.
 
         Of a cost objective, the least is set aside for the stages that follow; or `stages_usd`, of
         a plan in which the stages take `wanted_ns`.
@@ -426,14 +435,6 @@ class AdmissionControl:
         now_ns = self._view.now_ns
         self.budgets.open(request, stages_usd)
         pipeline = request.pipeline
-        allowed_ns = float(deadline_ns - now_ns)
-        z = self.stage_z(request.tasks[0])
-        if self._is_idle(request):
-            z = 0.0
-        else:
-            # An idle system always tries, or a margin that is too large would never shrink.
-            allowed_ns -= self._margin_ns(request, allowed_ns)
-            z = min(z, self._z_max(request, allowed_ns))
         ends = [1.0]
         if len(wanted_ns) > 1:
             if for_calls:
@@ -470,11 +471,16 @@ class AdmissionControl:
 
         Where nothing is admitted, nothing is learnt, and a margin that is too large stays.
         """
-        builds = [build for t in request.tasks for build in self._builds.of_function[t.function.id]]
-        deviation = max((build.deviation for build in builds), default=0.0)
         least_ns = self._builds.isolated_ns(request, as_observed=True)
         slack_ns = max(0.0, allowed_ns - least_ns)
-        return _MARGIN_MAX * slack_ns / max(1.0, least_ns * deviation)
+        return _MARGIN_MAX * slack_ns / max(1.0, least_ns * self._deviation(request))
+
+    def _deviation(self, request: Request) -> float:
+        """The largest relative deviation of the builds that could run a stage of a request."""
+        return max(
+            (b.deviation for t in request.tasks for b in self._builds.of_function[t.function.id]),
+            default=0.0,
+        )
 
     def _is_idle(self, request: Request) -> bool:
         """Whether nothing runs or waits where the request could run."""
