@@ -26,6 +26,7 @@ from headgate.config.schema import (
     ExecTimeNs,
     FaasTerms,
     FunctionSpec,
+    HostSpec,
     PipelineSpec,
     PoolSpec,
     ShapeSpec,
@@ -45,6 +46,7 @@ from headgate.core.model import (
     Client,
     FaasPlatform,
     Function,
+    Host,
     Limits,
     Pipeline,
     Pool,
@@ -88,7 +90,9 @@ def build(spec: AppSpec, where: str) -> App:
     """Return the core's records; raise `ConfigError` if they are inconsistent."""
     if not spec.functions:
         raise ConfigError("is empty", where=where, key="functions", allowed="at least one")
-    pools = _build_pools(spec.pools or {"local": PoolSpec(tier="dedicated")}, where)
+    pools = _build_pools(
+        spec.pools or {"local": PoolSpec(tier="dedicated")}, _build_hosts(spec.hosts), where
+    )
     functions = _build_functions(spec.functions, pools, where)
     return App(
         functions=functions,
@@ -449,16 +453,26 @@ def _sort_stages(at: Located[PipelineSpec], stages: Mapping[str, StageSpec]) -> 
     return names
 
 
-def _build_pools(specs: Mapping[str, PoolSpec], where: str) -> tuple[Pool, ...]:
+def _build_hosts(specs: Mapping[str, HostSpec]) -> dict[str, Host]:
+    return {name: Host(id, name, spec.cpu_milli) for id, (name, spec) in enumerate(specs.items())}
+
+
+def _build_pools(
+    specs: Mapping[str, PoolSpec], hosts: Mapping[str, Host], where: str
+) -> tuple[Pool, ...]:
     return tuple(
-        _build_pool(id, name, Located(spec, where, f"pools.{name}"))
+        _build_pool(id, name, Located(spec, where, f"pools.{name}"), hosts)
         for id, (name, spec) in enumerate(specs.items())
     )
 
 
-def _build_pool(id: int, name: str, at: Located[PoolSpec]) -> Pool:
+def _build_pool(id: int, name: str, at: Located[PoolSpec], hosts: Mapping[str, Host]) -> Pool:
     spec = at.spec
     common = _given(spec, ("memory_bytes", "network_ns", "bytes_per_s"))
+    if spec.host is not None:
+        if spec.host not in hosts:
+            raise unknown_name_error("host", spec.host, hosts, where=at.where, key=at.path("host"))
+        common["host"] = hosts[spec.host]
     if spec.tier != "serverless":
         _refuse_given(at, _SERVERLESS_ONLY, "is only for serverless pools")
         defaults = {"gpu_sevenths": 0} if spec.tier == "dedicated" else {}

@@ -311,6 +311,13 @@ class PoolSpec(FaasTerms, frozen=True):
     bytes_per_s: Annotated[BytesPerS, about("Network bandwidth between two nodes.")] = field(
         default=0.0, name="bandwidth"
     )
+    host: Annotated[
+        str | None,
+        about(
+            "Machine of `hosts` that the nodes, or the functions, of the pool run on. "
+            "Default: each has CPUs of its own."
+        ),
+    ] = None
     # To serve it, and not only to simulate it:
     provider: Annotated[
         Literal["local", "lambda", "sagemaker", "ray"] | None,
@@ -384,6 +391,14 @@ class PoolSpec(FaasTerms, frozen=True):
     # For serverless pools only, besides the terms above:
     circuit_breaker: BreakerSpec = BreakerSpec()
     budget: BudgetSpec = BudgetSpec()
+
+
+class HostSpec(Section, frozen=True):
+    """A machine that pools share."""
+
+    cpu_milli: Annotated[
+        CpuMilli, about("CPUs of the machine, which all that runs on its pools shares.")
+    ] = field(name="cpus")
 
 
 class SloSpec(Section, frozen=True):
@@ -694,6 +709,10 @@ class AppSpec(Section, frozen=True):
             "Pools of nodes or serverless platforms that functions run on, by name. "
             "Default: one dedicated node in a pool called `local`."
         ),
+    ] = field(default_factory=dict)
+    hosts: Annotated[
+        dict[Name, HostSpec],
+        about("Machines whose CPUs several pools share, by name: a laptop that runs everything."),
     ] = field(default_factory=dict)
     pipelines: Annotated[
         dict[Name, PipelineSpec],

@@ -26,6 +26,7 @@ LAMBDA_PAYLOAD_BYTES_MAX: Final = 6 << 20  # payload limit of an AWS Lambda call
 # No limit on a size, a share or a count: the largest integer that a compiled build keeps in a
 # register.
 UNLIMITED: Final = 2**62 - 1
+ONE_CPU_MILLI: Final = 1_000
 MIB: Final = 1 << 20
 TIER_NAMES: Final = ("dedicated", "gpu", "serverless")
 
@@ -152,6 +153,10 @@ class Variant:
     def __post_init__(self) -> None:
         own = ShapeTimes(self.shape, self.profile.exec_ns)
         object.__setattr__(self, "shapes", (own, *self.more_shapes))
+
+    def wanted_cpu_milli(self, shape_id: int = 0) -> int:
+        """CPUs that a batch in a shape keeps busy: one, if the shape does not say."""
+        return self.shapes[shape_id].shape.cpu_milli or ONE_CPU_MILLI
 
     def exec_ns(self, items: int, shape_id: int = 0) -> int:
         """Expected time of a batch in a shape, alone on its node."""
@@ -317,6 +322,23 @@ class BreakerConfig:
 
 
 @dataclass(frozen=True)
+class Host:
+    """A machine whose CPUs are shared by all that runs on its pools."""
+
+    id: int
+    name: str
+    cpu_milli: int
+
+    def slowdown(self, wanted_milli: int) -> float:
+        """By how much all is slower that wants so many CPUs together, and gets equal parts.
+
+        >>> Host(0, "laptop", 2_000).slowdown(3_000)
+        1.5
+        """
+        return max(1.0, wanted_milli / self.cpu_milli)
+
+
+@dataclass(frozen=True)
 class Pool:
     """Identical nodes of one tier. A serverless pool has no nodes of its own."""
 
@@ -342,6 +364,7 @@ class Pool:
     bytes_per_s: float = 0.0  # bandwidth between nodes; 0: transfers take no time
     faas: FaasPlatform | None = None
     breaker: BreakerConfig = BreakerConfig()
+    host: Host | None = None  # None: every node, and every call, has CPUs of its own
 
     def has_room_for(self, shape: Shape) -> bool:
         """Whether an empty node has the compute of a shape."""

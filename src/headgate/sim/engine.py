@@ -204,10 +204,9 @@ class Engine:
             elif event is not None:
                 self._deliver_after_network(now_ns, event, item.node.pool.network_ns)
         elif isinstance(item, SimInvocation):
-            platform = item.platform
-            self._deliver_after_network(
-                now_ns, platform.complete(now_ns, item), platform.pool.network_ns
-            )
+            finished = item.platform.complete(now_ns, item)
+            if finished is not None:
+                self._deliver_after_network(now_ns, finished, item.platform.pool.network_ns)
         elif isinstance(item, TimerDue):
             timers = self.gateways.timers[item.scheduler]
             if timers.get(item.key) == item.token:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import final
 
 from headgate.core.actions import Dispatch, KeepWarm
+from headgate.core.clock import NEVER_NS
 from headgate.core.events import BatchFinished, BatchRefused, Rank, Refusal
 from headgate.core.model import App, FaasPlatform, Pool
 from headgate.core.token_bucket import TokenBucket
@@ -23,6 +24,7 @@ from headgate.metrics.columns import SpanKind
 from headgate.planning.pools.warm_pool import ReadyCount
 from headgate.sim.event_queue import Callback, EventQueue, QueueItem
 from headgate.sim.ground_truth import GroundTruth, has_cascades, unsure_tasks
+from headgate.sim.host import SimHost
 from headgate.sim.node import EventInTransit
 from headgate.sim.recorder import Recorder
 
@@ -81,7 +83,16 @@ class IdleInstance:
 class SimInvocation(QueueItem):
     """A call in progress; on the event queue it stands for the end of the call."""
 
-    __slots__ = ("began_ns", "born_ns", "dispatch", "is_provisioned", "platform", "start_ns")
+    __slots__ = (
+        "began_ns",
+        "born_ns",
+        "dispatch",
+        "ends_ns",
+        "is_provisioned",
+        "left_ns",
+        "platform",
+        "start_ns",
+    )
 
     def __init__(
         self,
@@ -98,6 +109,8 @@ class SimInvocation(QueueItem):
         self.born_ns = born_ns
         self.start_ns = start_ns
         self.is_provisioned = is_provisioned
+        self.ends_ns = NEVER_NS  # while the end is not known
+        self.left_ns = 0.0  # remaining work, on a host
 
 
 @final
@@ -113,6 +126,7 @@ class SimFaasPlatform:
         queue: EventQueue,
         truth: GroundTruth,
         recorder: Recorder,
+        host: SimHost | None = None,
     ) -> None:
         self.id = id  # index among the resources of the run
         self.pool = pool
@@ -129,6 +143,11 @@ class SimFaasPlatform:
         self._ping_counts: dict[int, int] = {}  # by variant id: instances kept warm by pings
         self._ping_cycles: dict[int, int] = {}  # by variant id: `KeepWarm` actions so far
         self._provisioned: dict[int, ProvisionedConcurrency] = {}
+        self._host = host
+        self._host_number = 0 if host is None else host.join(self)
+        self._calls: list[SimInvocation] = []  # in progress, on a host
+        self._changed_ns = 0  # when they, or the slowdown of the host, last changed
+        self._slowdown = 1.0  # since then
         self.throttles = 0  # faults in force
         self.busy_ns = 0
         self.up_ns = 0
@@ -179,10 +198,53 @@ class SimFaasPlatform:
         length_ns = start_ns + self._truth.exec_ns(variant, dispatch.items)
         if dispatch.moved_bytes and self.pool.bytes_per_s > 0:
             length_ns += int(dispatch.moved_bytes / self.pool.bytes_per_s * 1e9)
-        self._queue.push(now_ns + length_ns, Rank.COMPLETION, invocation)
+        if self._host is None:
+            invocation.ends_ns = now_ns + length_ns
+            self._queue.push(invocation.ends_ns, Rank.COMPLETION, invocation)
+        else:
+            self._progress(now_ns)
+            invocation.left_ns = float(length_ns)
+            self._calls.append(invocation)
+            self._reschedule(now_ns)
 
-    def complete(self, now_ns: int, invocation: SimInvocation) -> BatchFinished:
-        """End a call: bill it and make its instance idle. Returns the event for the Scheduler."""
+    def on_host_changed(self, now_ns: int) -> None:
+        """The slowdown of the host has changed: until now it was another."""
+        self._progress(now_ns)
+        self._reschedule(now_ns)
+
+    def _progress(self, now_ns: int) -> None:
+        """Credit every call on the host with its progress since the last change."""
+        done_ns = (now_ns - self._changed_ns) / self._slowdown
+        self._changed_ns = now_ns
+        for call in self._calls:
+            call.left_ns -= done_ns
+
+    def _reschedule(self, now_ns: int) -> None:
+        """Schedule the end of the call that ends next at the host's present slowdown."""
+        assert self._host is not None
+        variants = self._app.variants
+        wanted_milli = sum(variants[c.dispatch.variant_id].wanted_cpu_milli() for c in self._calls)
+        self._host.want(now_ns, self._host_number, wanted_milli)
+        self._slowdown = self._host.slowdown
+        for call in self._calls:
+            call.ends_ns = NEVER_NS  # voids the item that an earlier computation has queued
+        if self._calls:
+            first = min(self._calls, key=lambda call: call.left_ns)
+            first.ends_ns = now_ns + max(0, int(first.left_ns * self._slowdown + 0.5))
+            self._queue.push(first.ends_ns, Rank.COMPLETION, first)
+
+    def complete(self, now_ns: int, invocation: SimInvocation) -> BatchFinished | None:
+        """End a call that is due: bill it and make its instance idle.
+
+        Returns the event for the Scheduler; None if the end of the call has been rescheduled.
+        """
+        if invocation.ends_ns != now_ns:
+            return None
+        if self._host is not None:
+            self._progress(now_ns)
+            invocation.ends_ns = NEVER_NS  # a rescheduled call may be on the queue twice
+            self._calls.remove(invocation)
+            self._reschedule(now_ns)
         dispatch = invocation.dispatch
         self._running -= 1
         if invocation.is_provisioned:

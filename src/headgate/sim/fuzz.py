@@ -30,11 +30,13 @@ from headgate.core.model import (
     ENFORCE,
     LAMBDA_PAYLOAD_BYTES_MAX,
     OBSERVE,
+    ONE_CPU_MILLI,
     UNLIMITED,
     App,
     BreakerConfig,
     FaasPlatform,
     Function,
+    Host,
     Limits,
     Pipeline,
     Pool,
@@ -62,6 +64,7 @@ from headgate.sim.run import Setup, build_scheduler, simulate
 from headgate.workload import Arrivals, ClosedLoop, ConcurrencyStep
 
 _GIGABYTE = 1024**3
+_ON_HOST: Final = 0.15  # share of cases whose pools share the CPUs of one machine
 _LIMIT_NS: Final = 3_600 * SECOND_NS  # long after the last fault: an open request stays open
 _EVENTS_MAX: Final = 100_000  # far more than any random case needs
 
@@ -220,7 +223,16 @@ class _AppGenerator:
         clients = tuple(
             DeclaredClient(i, f"c{i}", rng.choice((1.0, 2.0))) for i in range(rng.randint(1, 3))
         )
-        return App(functions, pipelines, pools, clients, self._limits())
+        return App(functions, pipelines, self._on_host(pools), clients, self._limits())
+
+    def _on_host(self, pools: tuple[Pool, ...]) -> tuple[Pool, ...]:
+        """Put all pools on one host, now and then."""
+        rng = Random()
+        rng.setstate(self._rng.getstate())  # a copy: the seeds of what was found stay what they are
+        if rng.random() >= _ON_HOST:
+            return pools
+        host = Host(0, "host", rng.randint(1, 3) * ONE_CPU_MILLI)
+        return tuple(replace(pool, host=host) for pool in pools)
 
     def _pool(self, id: int) -> Pool:
         rng = self._rng

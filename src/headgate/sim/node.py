@@ -32,6 +32,7 @@ from headgate.core.model import App, Compute, Pool, Variant
 from headgate.metrics.columns import InstanceUse, SpanKind
 from headgate.sim.event_queue import Callback, EventQueue, QueueItem
 from headgate.sim.ground_truth import GroundTruth, has_cascades, unsure_tasks
+from headgate.sim.host import SimHost
 from headgate.sim.recorder import Recorder
 
 RESTART_NS: Final = 20 * MILLISECOND_NS  # until a node that was killed joins again
@@ -217,6 +218,7 @@ class SimNode:
         queue: EventQueue,
         truth: GroundTruth,
         recorder: Recorder,
+        host: SimHost | None = None,
     ) -> None:
         self.id = id
         self.name = name
@@ -233,9 +235,12 @@ class SimNode:
         self._has_cascades = has_cascades(app)
         variants = [variant for variant in app.variants if pool.id in variant.pool_ids]
         self._has_interference = any(variant.interference for variant in variants)
-        self._has_processor_sharing = pool.slots > 1 and (
-            self._has_interference or any(len(v.profile.slowdown) > 1 for v in variants)
+        self._has_processor_sharing = host is not None or (
+            pool.slots > 1
+            and (self._has_interference or any(len(v.profile.slowdown) > 1 for v in variants))
         )
+        self._host = host
+        self._host_number = 0 if host is None else host.join(self)
         self._changed_ns = 0  # when the set of jobs last changed, under processor sharing
         self.is_up = False
         self.up_since_ns = 0
@@ -432,8 +437,12 @@ class SimNode:
         best_ns = 0.0
         count = len(self.jobs)
         has_interference = self._has_interference
+        of_host = 1.0
+        if self._host is not None:
+            self._host.want(now_ns, self._host_number, self._wanted_cpu_milli())
+            of_host = self._host.slowdown
         for job in self.jobs:
-            slowdown = job.variant.profile.slowdown_at(count)
+            slowdown = job.variant.profile.slowdown_at(count) * of_host
             if has_interference:
                 slowdown *= self._interference(job)
             job.slowdown = slowdown
@@ -445,6 +454,19 @@ class SimNode:
             ends_ns = now_ns + max(0, int(best_ns + 0.5))
             best.ends_ns = ends_ns
             self._queue.push(ends_ns, Rank.COMPLETION, best)
+
+    def on_host_changed(self, now_ns: int) -> None:
+        """The slowdown of the host has changed: until now it was another."""
+        self._progress(now_ns)
+        self._reschedule(now_ns)
+
+    def _wanted_cpu_milli(self) -> int:
+        return sum(
+            job.variant.wanted_cpu_milli(
+                job.action.shape_id if isinstance(job.action, Dispatch) else 0
+            )
+            for job in self.jobs
+        )
 
     def _interference(self, job: NodeJob) -> float:
         """The factor of the batches that run beside a batch; starts and loads run no kernels."""
@@ -475,6 +497,8 @@ class SimNode:
             self.meter.on_crash(now_ns)
         events.extend(BatchLost(action.batch_id) for action in self.backend.held_batches())
         self.jobs = []
+        if self._host is not None:
+            self._host.want(now_ns, self._host_number, 0)
         self.backend = Backend(self.pool, self._app.variants)
         self.is_up = False
         self.up_ns += now_ns - self.up_since_ns

@@ -27,6 +27,7 @@ from headgate.sim.faas import SimFaasPlatform
 from headgate.sim.faults import FaultAction
 from headgate.sim.gateways import Gateways
 from headgate.sim.ground_truth import GroundTruth, GroundTruthConfig, has_cascades
+from headgate.sim.host import SimHost
 from headgate.sim.interfaces import Observer, SimClient
 from headgate.sim.node import SimNode
 from headgate.sim.recorder import Recorder
@@ -81,18 +82,20 @@ def simulate(
     truth = GroundTruth(setup.truth, setup.seed)
     nodes: list[SimNode] = []
     platforms: dict[int, SimFaasPlatform] = {}
+    hosts = {pool.host.id: SimHost(pool.host) for pool in app.pools if pool.host is not None}
     for pool in app.pools:
+        host = None if pool.host is None else hosts[pool.host.id]
         if pool.faas is not None:
             row = sum(p.nodes for p in app.pools if p.faas is None) + len(platforms)
             whole = (setup.platforms or app).pools[pool.id]
             assert whole.faas is not None
             platforms[pool.id] = SimFaasPlatform(
-                row, whole, whole.faas, app, queue, truth, recorder
+                row, whole, whole.faas, app, queue, truth, recorder, host
             )
         else:
             for number in range(pool.nodes):
                 name = f"{pool.name}{number + 1}"
-                nodes.append(SimNode(len(nodes), name, pool, app, queue, truth, recorder))
+                nodes.append(SimNode(len(nodes), name, pool, app, queue, truth, recorder, host))
     engine = Engine(
         app,
         Gateways(partial(build_scheduler, setup), setup.schedulers),

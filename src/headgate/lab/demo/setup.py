@@ -77,7 +77,6 @@ _BURST_LOAD: Final = 1.35
 
 MACHINE: Final = "core"
 FUNCTIONS: Final = "functions"
-# Functions share one core here: more concurrent functions would only slow each other down.
 FUNCTIONS_MAX: Final = 4
 MEMORY_MB: Final = 1_769  # one vCPU
 _REFERENCE_INSTANCE: Final = "ml.c5.large"  # two cores: half of its price is that of one
@@ -282,7 +281,9 @@ def application(
                 "price": f"${terms.usd_per_gb_s:.12f}/GB-s",
                 "request_price": f"${terms.usd_per_request * 1e6:.6f}/1M",
                 "concurrency": FUNCTIONS_MAX,
+                "host": FUNCTIONS,
             },
         },
+        "hosts": {FUNCTIONS: {"cpus": 1}},  # the core that the functions share here
         "serve": {"port": 0, "lame_duck": "0s"},
     }

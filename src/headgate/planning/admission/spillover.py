@@ -222,8 +222,8 @@ class Spillover:
 
     def _has_concurrency(self, build: Build) -> bool:
         """Whether the platform takes one more call: its functions share its concurrency."""
-        breaker, platform = self._view.breakers[build.pool.id], build.pool.faas
-        assert breaker is not None and platform is not None
+        breaker, (_, platform) = self._view.breakers[build.pool.id], _faas(build)
+        assert breaker is not None
         now_ns, on_pool = self._view.now_ns, self._on_pool[build.pool.id]
         starting = sum(_faas(each)[0].instances.pings_starting(now_ns) for each in on_pool)
         return (
@@ -249,5 +249,4 @@ class Spillover:
 
 def _faas(build: Build) -> tuple[WarmPool, FaasPlatform]:
     assert build.warm_pool is not None
-    assert build.pool.faas is not None
-    return build.warm_pool, build.pool.faas
+    return build.warm_pool, build.warm_pool.target.platform

@@ -109,6 +109,9 @@ class KneeLimits(ConcurrencyLimits):
         if len(profile.slowdown) > 1:
             concurrency = min(concurrency, variant.concurrency)
         slowdown, network_ns = profile.slowdown_at(concurrency), 2 * pool.network_ns
+        if pool.host is not None:
+            together = max(1, pool.nodes) * concurrency
+            slowdown *= pool.host.slowdown(together * variant.wanted_cpu_milli())
         alone_ns = profile.exec_ns[0] * slowdown + network_ns
         is_late = profile.exec_ns[0] + network_ns > budget_ns
         if concurrency > 1 and alone_ns > _LATENCY_SHARE * budget_ns and not is_late:
