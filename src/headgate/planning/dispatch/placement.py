@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 from random import Random
+from math import inf
 from typing import Final, final
 
 from headgate.core.model import Compute, Variant
@@ -393,6 +394,8 @@ def apportion(total: int, weights: Sequence[float]) -> list[int]:
     [3, 1]
     >>> apportion(2, [1.0, 1.0, 5.0])
     [1, 0, 1]
+    >>> apportion(7, [100.0, 0.1, 0.1, 0.1, 0.1])
+    [3, 1, 1, 1, 1]
     """
     count = len(weights)
     if total <= count:
@@ -402,7 +405,9 @@ def apportion(total: int, weights: Sequence[float]) -> list[int]:
     shares = [total * w / whole if whole > 0 else total / count for w in weights]
     parts = [max(1, int(share)) for share in shares]
     while sum(parts) > total:  # the minimum of one each exceeded the total
-        richest = max(range(count), key=lambda i: (parts[i] - shares[i] if parts[i] > 1 else -1, i))
+        richest = max(
+            range(count), key=lambda i: (parts[i] - shares[i] if parts[i] > 1 else -inf, i)
+        )
         parts[richest] -= 1
     while sum(parts) < total:
         neediest = max(range(count), key=lambda i: (shares[i] - parts[i], -i))
