@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from headgate.core.policy import Policy, PolicyKind
+from headgate.core.records import Node, Task
 from headgate.lab.regret.references import REFERENCES
 from headgate.lab.regret.scores import Judge, Kept, Score
 from headgate.lab.regret.search import (
@@ -20,6 +22,7 @@ from headgate.lab.regret.search import (
     judge_world,
     recorded_rivals,
     rival_kinds,
+    run_rivals,
     search,
 )
 from headgate.lab.regret.shrink import is_valid, loss_of, shrink, simplifications
@@ -257,3 +260,23 @@ def _only(own: Score, reason: str) -> Score:
         "kept": replace(fine, kept=own.kept),
         "best effort": replace(fine, best_effort=own.best_effort),
     }[reason]
+
+
+class Broken(Policy):
+    """Raises whenever a task is ready."""
+
+    def on_task_ready(self, task: Task) -> None:
+        raise IndexError("pop from empty list")
+
+    def on_capacity(self, node: Node) -> None:
+        """Nothing is ever queued."""
+
+
+def test_a_rival_that_raises_is_logged_and_does_not_count(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    kinds = {"broken": (PolicyKind(Broken), None)}
+    assert run_rivals(Judge(World(SMALL, 7).load()), kinds) == {
+        "broken": Rival(0.0, counts=False, cost_usd=0.0)
+    }
+    assert "world 7: broken: on_task_ready raised IndexError" in caplog.text

@@ -13,6 +13,7 @@ counted.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +22,7 @@ from math import isnan, nan
 from statistics import fmean
 from typing import Any, Final
 
+from headgate.core.errors import PolicyError
 from headgate.core.model import App
 from headgate.core.policy import PolicyConfig, PolicyKind
 from headgate.lab.harness import in_processes
@@ -29,6 +31,7 @@ from headgate.lab.regret.scores import BEST_EFFORT_SHARE, Judge, Kept, Score, fe
 from headgate.lab.regret.worlds import REQUESTS_MIN, Truth, World, WorldKind, draw_world
 from headgate.policies import find_policy, policies_for
 
+_LOG: Final = logging.getLogger(__name__)
 RATIO_MIN: Final = 0.9  # of the best rival's goodput; a world below it is lost
 SHARE_MIN: Final = 0.5  # of the fluid bound
 COMPARABLE_GOODPUT: Final = 0.99  # of the policy's, for a rival's cost to compare with
@@ -191,11 +194,16 @@ def rival_kinds(app: App, policy: str) -> dict[str, tuple[PolicyKind, PolicyConf
 def run_rivals(
     judge: Judge, kinds: Mapping[str, tuple[PolicyKind, PolicyConfig | None]]
 ) -> dict[str, Rival]:
-    """Return what each rival reaches in a world."""
+    """Return what each rival reaches in a world. One that raises is logged, and does not count."""
     reached: dict[str, Rival] = {}
     for name, (kind, config) in kinds.items():
-        score = judge.run(kind, config)
-        reached[name] = Rival(score.goodput, score.counts, score.cost_usd)
+        try:
+            score = judge.run(kind, config)
+        except PolicyError as error:
+            _LOG.error("world %d: %s: %s", judge.world.seed, name, error)
+            reached[name] = Rival(0.0, counts=False, cost_usd=0.0)
+        else:
+            reached[name] = Rival(score.goodput, score.counts, score.cost_usd)
     return reached
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from random import Random
 from math import inf
+from random import Random
 from typing import Final, final
 
 from headgate.core.model import Compute, Variant
