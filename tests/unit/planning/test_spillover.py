@@ -179,3 +179,30 @@ def test_instances_that_are_starting_take_concurrency_of_the_platform() -> None:
     assert rig.spillover.retry_at_ns(build) == 40 * MS
     rig.now_ns = 40 * MS
     assert rig.spillover.may_call(build, make_task(rig))
+
+
+@pytest.mark.parametrize(("latest_ms", "count"), [(0, 5), (30, 2)])
+def test_calls_that_can_follow_each_other_in_time_share_instances(
+    latest_ms: float, count: int
+) -> None:
+    """Five calls at once; by 30 ms an instance starts four: at 0, 10, 20 and 30 ms."""
+    rig = make_rig(warm=5)
+    build = rig.faas()
+    for _ in range(5):
+        assert can_start(rig, latest_ms)
+        rig.spillover.on_call(build)
+    resize = rig.spillover.resize(build)
+    assert resize is not None
+    assert resize.count == count
+
+
+def test_after_a_miss_busy_instances_count_whole() -> None:
+    """One instance is busy: by 30 ms, it does three calls more, and the fourth is missed."""
+    rig = make_rig(warm=1)
+    build = rig.faas()
+    rig.spillover.on_call(build)
+    build.pending_ns, build.pending_batches = 40 * MS, 4.0
+    assert not can_start(rig, 30)
+    assert not can_start(rig, 30)
+    assert build.warm_pool is not None
+    assert build.warm_pool.recent_demand(0) > 2.0

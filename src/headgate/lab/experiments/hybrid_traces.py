@@ -4,13 +4,13 @@ Arrivals are five one-hour windows of the Twitter trace and the Azure code trace
 directory that `HEADGATE_TRACES` names; without it, generated bursts of the same mean, dispersion
 and length. Each trace is scaled so that its busiest ten seconds would keep eight instances busy.
 Every policy has one configuration for all traces. The settings of baselines are the best of a
-sweep, which the long form repeats.
+sweep, which the long form repeats; it also compares headgate with the best settings on each trace.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Final
@@ -19,8 +19,21 @@ from headgate.lab.experiments import Check, Progress, Result, Row, none_check
 from headgate.lab.experiments.hybrid.environment import TRACES, TraceScenario
 from headgate.lab.experiments.hybrid.figures import cost_figure, record_timeline, timeline_figure
 from headgate.lab.experiments.hybrid.offline_optimum import Clairvoyant, clairvoyant
-from headgate.lab.experiments.hybrid.results import OURS, Limits, ResultTable, Runs
-from headgate.lab.experiments.hybrid.sweep import ATTAINED, BEST, best_variants, sweep_cases
+from headgate.lab.experiments.hybrid.results import (
+    OURS,
+    Limits,
+    ResultTable,
+    Runs,
+    tuned_check,
+    tuned_rows,
+)
+from headgate.lab.experiments.hybrid.sweep import (
+    ATTAINED,
+    BEST,
+    best_variants,
+    sweep_cases,
+    tuned_per_trace,
+)
 from headgate.lab.figures import write_figures
 from headgate.lab.harness import Case, PolicyCase, over_seeds, run_case
 
@@ -41,19 +54,29 @@ def run(*, quick: bool, out: Path | None, progress: Progress) -> Result:
     )
     seeds = 1 if quick else 3
     limits = _find_limits(directory, seeds)
-    baselines, sweep_rows, sweep_checks = BEST, list[Row](), list[Check]()
+    baselines, swept = BEST, None
     if not quick:
-        baselines, sweep_rows, sweep_checks = _sweep(directory, limits, progress)
+        swept = _sweep(directory, progress)
+        baselines = best_variants(swept, _first_limits_usd(limits))
     policies = (*baselines, OURS)
     progress(f"{len(policies)} policies on {len(TRACES)} traces, seeds: {seeds}")
     scenarios = [TraceScenario(trace, directory) for trace in TRACES]
     cases = [Case(policy, scenario) for scenario in scenarios for policy in policies]
     runs = over_seeds(run_case, cases, seeds, is_parallel=True)
-    table = ResultTable(runs, limits, baselines)
+    table = ResultTable(runs, limits, baselines, is_generated=directory is None)
+    rows, checks = table.rows(), table.checks()
+    if swept is not None:
+        first_usd = {
+            case.scenario.trace.name: results[0].cost_usd
+            for case, results in runs.items()
+            if case.policy == OURS
+        }
+        rows += _sweep_rows(swept, baselines, first_usd, _first_limits_usd(limits))
+        checks += _sweep_checks(swept, baselines, first_usd)
     return Result(
         NAME,
-        [*table.rows(), *sweep_rows],
-        [*table.checks(), *sweep_checks],
+        rows,
+        checks,
         write_figures(out, NAME, lambda: _figures(table, directory)),
     )
 
@@ -80,20 +103,38 @@ def _find_limits(directory: Path | None, seeds: int) -> Limits:
     return {scenario.trace.name: optima for scenario, optima in results.items()}
 
 
-def _sweep(
-    directory: Path | None, limits: Limits, progress: Progress
-) -> tuple[tuple[PolicyCase, ...], list[Row], list[Check]]:
+def _first_limits_usd(limits: Limits) -> dict[str, float]:
+    """Return the clairvoyant's cost by trace, on the first seed, which is that of the sweep."""
+    return {trace: optima[0].cost_usd for trace, optima in limits.items()}
+
+
+def _sweep(directory: Path | None, progress: Progress) -> Runs:
     """Run the baselines with all settings of their grids, on the first seed."""
     cases = sweep_cases(directory)
     progress(f"Sweep: {len(cases)} runs")
-    runs = over_seeds(run_case, cases, 1, is_parallel=True)
-    limits_usd = {trace: optima[0].cost_usd for trace, optima in limits.items()}
-    best = best_variants(runs, limits_usd)
-    policies = dict.fromkeys(case.policy for case in cases)
+    return over_seeds(run_case, cases, 1, is_parallel=True)
+
+
+def _sweep_rows(
+    runs: Runs,
+    best: Sequence[PolicyCase],
+    ours_usd: Mapping[str, float],
+    limits_usd: Mapping[str, float],
+) -> list[Row]:
+    policies = dict.fromkeys(case.policy for case in runs)
     rows = [_sweep_row(policy, runs, limits_usd, is_best=policy in best) for policy in policies]
+    return [*tuned_rows(tuned_per_trace(runs), ours_usd, limits_usd), *rows]
+
+
+def _sweep_checks(
+    runs: Runs, best: Sequence[PolicyCase], ours_usd: Mapping[str, float]
+) -> list[Check]:
     others = [f"{policy.name} {policy.settings_text}" for policy in best if policy not in BEST]
     claim = "settings of baselines that are better than those of the quick form"
-    return best, rows, [none_check(claim, "the sweep", others)]
+    return [
+        tuned_check(tuned_per_trace(runs), ours_usd),
+        none_check(claim, "the sweep", others),
+    ]
 
 
 def _sweep_row(

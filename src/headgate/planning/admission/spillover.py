@@ -27,6 +27,7 @@ from headgate.planning.pools.warm_pool import WarmPool
 # Hysteresis: scale the warm pool in only below 70 % of its size.
 _SCALE_IN_BELOW: Final = 0.7
 _RESIZES_PER_START: Final = 50  # debounce: at most one resize per 1/50 of a cold start
+_WITHIN_WINDOW: Final = exp(-1.0)  # what is left of recent work after the length of the window
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,8 @@ class Resize:
 
 
 @final
-class _Missed:
-    """The work of recent calls that could not have been in time, which decays."""
+class _RecentWork:
+    """The work of recent calls, which decays."""
 
     __slots__ = ("_at_ns", "_task_id", "_work_ns")
 
@@ -49,17 +50,19 @@ class _Missed:
         self._task_id = -1  # of the last one: several divisions of a pipeline's time may be tried
 
     def work_ns(self, now_ns: int, window_ns: float) -> float:
-        """The work of what was missed about within the window; the rest is forgotten."""
+        """The work that was added about within the window; the rest is forgotten."""
         if self._work_ns > 0.0:
             self._work_ns *= exp((self._at_ns - now_ns) / window_ns)
         self._at_ns = now_ns
         return self._work_ns
 
-    def add(self, task_id: int, work_ns: float) -> None:
-        """Count a task once; `work_ns` has just brought the sum up to date."""
+    def add(self, task_id: int, added_ns: float, now_ns: int, window_ns: float) -> float:
+        """Count a task once, and return the work about within the window, the task's included."""
+        recent_ns = self.work_ns(now_ns, window_ns)
         if task_id != self._task_id:
             self._task_id = task_id
-            self._work_ns += work_ns
+            self._work_ns = recent_ns + added_ns
+        return self._work_ns
 
 
 @final
@@ -74,7 +77,9 @@ class Spillover:
                 self._on_pool[build.pool.id].append(build)
         self._has_nodes = [any(b.warm_pool is None for b in row) for row in builds.of_function]
         self._next_resize_ns = [0 for _ in view.app.functions]
-        self._missed = [_Missed() for _ in view.app.functions]
+        # By function: of all calls, and of those that could not have been in time.
+        self._wanted = [_RecentWork() for _ in view.app.functions]
+        self._missed = [_RecentWork() for _ in view.app.functions]
 
     def can_start_by(
         self,
@@ -95,7 +100,7 @@ class Spillover:
         now_ns, lanes = self._view.now_ns, warm_pool.lanes
         batch_ns = build.mean_pending_ns()
         if not is_trial:
-            self._observe_demand(build, warm_pool, latest_ns, batch_ns)
+            self._observe_demand(build, task, batches * batch_ns, latest_ns, batch_ns)
         needed = build.pending_batches + batches
         lanes.resize(min(platform.concurrency_max, warm_pool.instances.size(now_ns)))
         # Instances that are being started add starts of their own.
@@ -115,24 +120,35 @@ class Spillover:
         ):
             return True
         if not is_trial:
-            items = min(task.request.items, build.items_max)
-            self._missed[build.function_id].add(task.id, build.lane_ns(items))
+            items, window_ns = min(task.request.items, build.items_max), latest_ns - now_ns
+            missed = self._missed[build.function_id]
+            missed.add(task.id, build.lane_ns(items), now_ns, max(0.0, window_ns) + batch_ns)
         return False
 
     def _observe_demand(
-        self, build: Build, warm_pool: WarmPool, latest_ns: int, batch_ns: float
+        self, build: Build, task: Task, work_ns: float, latest_ns: int, batch_ns: float
     ) -> None:
-        """Observe the concurrency with which all that waits, and one call more, would be in time.
+        """Observe the concurrency with which the recent calls, and this one, would be in time.
 
-        Instances that are busy count whole: while calls arrive as before, each is followed by the
-        next, and what waits needs others. Else more would be ordered only when the waiting calls
-        fill the window, which is a cold start too late. Calls that were refused within the window
-        would be waiting too.
+        Where an instance can start several calls in time, one after the other, what counts is the
+        work of a window of so many calls: requests that come together need no instance each.
+
+        Else, and where calls were missed within the window, instances that are busy count whole:
+        while calls arrive as before, each is followed by the next, and what waits needs others.
+        More would be ordered only when the waiting calls fill the window, which is a cold start too
+        late. Calls that were refused within the window would be waiting too.
         """
-        now_ns = self._view.now_ns
-        window_ns = max(0.0, float(latest_ns - now_ns)) + batch_ns
-        missed_ns = self._missed[build.function_id].work_ns(now_ns, window_ns)
-        waiting = (build.pending_ns + missed_ns + build.lane_ns(1)) / window_ns
+        now_ns, function_id, warm_pool = self._view.now_ns, build.function_id, _faas(build)[0]
+        slack_ns = max(0.0, float(latest_ns - now_ns))
+        calls_in_turn = 1 + int(slack_ns / batch_ns)
+        window_ns = calls_in_turn * batch_ns
+        wanted_ns = self._wanted[function_id].add(task.id, work_ns, now_ns, window_ns)
+        missed_ns = self._missed[function_id].work_ns(now_ns, slack_ns + batch_ns)
+        one_ns = build.lane_ns(1)
+        if calls_in_turn > 1 and missed_ns < one_ns * _WITHIN_WINDOW:
+            warm_pool.observe_demand(now_ns, wanted_ns / window_ns)
+            return
+        waiting = (build.pending_ns + missed_ns + one_ns) / (slack_ns + batch_ns)
         warm_pool.observe_demand(now_ns, warm_pool.instances.busy + waiting)
 
     def resize_at_ns(self, build: Build) -> int | None:
