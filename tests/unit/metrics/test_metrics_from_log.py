@@ -70,7 +70,11 @@ def day() -> LoggedColumns:
         (30, InstanceStarted(0, 0), []),
         (42, BatchFinished(0), [Settle(0, Settlement(Outcome.MET))]),
         (50, RequestArrived(1, 0), []),
-        (50, RequestArrived(2, 0, deadline_ns=BEGINS_NS + 60 * MS), [dispatch(1, 1, 2)]),
+        (
+            50,
+            RequestArrived(2, 0, deadline_ns=BEGINS_NS + 60 * MS, is_hard=True),
+            [dispatch(1, 1, 2)],
+        ),
         (
             80,
             BatchFinished(1),
@@ -94,7 +98,7 @@ def test_request_columns_of_a_log() -> None:
     assert requests.attempts.tolist() == [1, 1, 1, 2]
     assert requests.cold.tolist() == [1, 0, 0, 0]
     assert (requests.pool.tolist(), requests.node.tolist()) == ([0] * 4, [0] * 4)
-    assert day().own_deadline.tolist() == [0, 0, 1, 0]
+    assert day().timeout_ns.tolist() == [0, 0, 10 * MS, 0]
 
 
 def test_batch_columns_of_a_log() -> None:
@@ -113,7 +117,9 @@ def test_starts_of_a_log() -> None:
 
 def test_calibration_uses_only_warm_finished_batches() -> None:
     (truth,) = calibrate(APP, day().batches)
-    assert (truth.function, truth.batches, truth.factors) == ("f", 1, {2: (1.5,)})
+    assert (truth.function, truth.batches, truth.sizes) == ("f", 1, (2,))
+    # A batch of 2 takes 30 ms, 10 more than its profile, and so would a batch of 1.
+    assert truth.factors == {1: (2.0,), 2: (1.5,)}
 
 
 def test_an_empty_log_and_one_with_unknown_ids() -> None:
@@ -129,7 +135,7 @@ def test_calibrated_application_file() -> None:
     spec: dict[str, object] = {"functions": {"f": {"exec_time": "10ms"}}, "simulation": {}}
     changed = calibrated(spec, calibrate(APP, day().batches), client_overheads_ns=[400_000])
     assert changed["simulation"] == {
-        "service_times": {"distribution": "observed", "observed": {"f": [1.5]}},
+        "service_times": {"distribution": "observed", "observed": {"f": {1: [2.0], 2: [1.5]}}},
         "overheads": {"client_overhead": "400000ns"},
     }
     assert spec["simulation"] == {}
@@ -141,7 +147,7 @@ def test_calibration_tells_small_batches_from_large_ones() -> None:
     took = np.where(items < 8, 3.0, 1.2)
     found = factors_by_size(items, took)
     assert {size: set(factors) for size, factors in found.items()} == {1: {3.0}, 2: {3.0, 1.2}}
-    result = CalibrationResult("f", len(items), 2.0, 1.2, 3.0, found)
+    result = CalibrationResult("f", len(items), 2.0, 1.2, 3.0, found, (1, 2, 8, 9))
     spec = calibrated({"functions": {"f": {"exec_time": ["1ms"] * 9}}}, [result], [1_000, 2_000])
     options = from_spec(spec, "here").simulation
     assert options.client_overheads_ns == (1_000, 2_000)
