@@ -396,8 +396,8 @@ def with_unseen_sizes(
     """Return the factors by batch size, with those of sizes that were never seen.
 
     What a batch takes besides its profile is a time, not a share of it: where batches of 1 take
-    14 ms instead of 10, those of 2 are expected to take 4 ms more, too. Only where a batch is
-    faster than its profile the factor stays: a time might be negative.
+    14 ms instead of 10 (the median), those of 2 are expected to take 4 ms more, too, with the same
+    relative spread. Where batches are faster than their profile, a share is all that is known.
 
     >>> with_unseen_sizes({1: (1.4,)}, [1], [10, 20, 40])
     {1: (1.4,), 2: (1.2,), 3: (1.1,)}
@@ -433,8 +433,11 @@ def _unseen_factors(
         own = np.array(seen[max(start for start in seen if start <= neighbour)])
         if len(own) > _UNSEEN_VALUES:
             own = np.quantile(own, quantiles)
-        added_ns = (own - 1.0) * max(1, _time_ns(exec_ns, neighbour))
-        estimates.append(np.where(own < 1.0, own, 1.0 + added_ns / size_ns))
+        middle = float(np.median(own))
+        if middle > 1.0:
+            added_ns = (middle - 1.0) * _time_ns(exec_ns, neighbour)
+            own = own / middle * (1.0 + added_ns / size_ns)
+        estimates.append(own)
     values = estimates[0]
     if len(estimates) == 2:
         low, high = neighbours
