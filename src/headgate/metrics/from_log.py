@@ -7,7 +7,7 @@ the event of its completion, so that the network to and from the worker is part 
 The batches calibrate the simulator: true service times over profiled ones. A batch that shared its
 node was slowed down by its neighbours, as its profile says (`slowdown`, `interference`), and a
 simulation slows it down again: what counts is the time of a batch alone on its node, without the
-network of its pool. Batch sizes that a log does not have are interpolated: see `calibrate`.
+network of its pool. Batch sizes that a log does not have are interpolated: see `factors_by_size`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ Float64 = NDArray[np.float64]
 VALUES_MAX: Final = 100
 GROUP_MIN: Final = 20  # batches, for factors of their own
 _FACTOR_MAX: Final = 1e6  # the limit of the application file
-_UNSEEN_VALUES: Final = 20  # of a size that was never seen: they are estimates anyway
+_BLENDED_VALUES: Final = 20  # of a size that was never seen: they are estimates anyway
 _STEP: Final = 0.05  # sizes whose profiled times differ by less have the same factors
 _IDS_MAX: Final = 1 << 31
 _ITEMS_MAX: Final = 1 << 31
@@ -336,13 +336,10 @@ class CalibrationResult:
 def calibrate(app: App, batches: BatchColumns) -> list[CalibrationResult]:
     """Return the calibration of every function that ran.
 
-    Small and large batches have factors of their own. What a batch costs besides its function (to
-    be sent, to be answered) does not grow with it, so the factor of a small batch is larger: for a
-    function that takes less than that, many times larger. Batches that waited for a cold start or
-    did not finish say nothing about service times, and are left out.
-
-    A size that was never seen has what such a batch takes besides its profile from the sizes that
-    were: between the next smaller and the next larger one, or the same as the nearest one.
+    Small and large batches have factors of their own (`factors_by_size`). What a batch costs
+    besides its function (to be sent, to be answered) does not grow with it, so the factor of a
+    small batch is larger: for a function that takes less than that, many times larger. Batches that
+    waited for a cold start or did not finish say nothing about service times, and are left out.
     """
     factor, function = _factors(app, batches)
     is_usable = (batches.cold == 0) & (batches.finished == 1)
@@ -353,11 +350,10 @@ def calibrate(app: App, batches: BatchColumns) -> list[CalibrationResult]:
         if len(own):
             p50, p99 = (float(q) for q in np.quantile(own, (0.5, 0.99), method="inverted_cdf"))
             items = batches.items[is_own]
-            seen = factors_by_size(items, factor[is_own])
             # The variants of a function share its factors: the profile is that of the most used.
             variant = app.variants[int(np.bincount(batches.variant[is_own]).argmax())]
+            values = factors_by_size(items, factor[is_own], variant.profile.exec_ns)
             sizes = tuple(np.unique(items).tolist())
-            values = with_unseen_sizes(seen, sizes, variant.shapes[0].exec_ns)
             results.append(
                 CalibrationResult(candidate.name, len(own), own.mean(), p50, p99, values, sizes)
             )
@@ -365,16 +361,51 @@ def calibrate(app: App, batches: BatchColumns) -> list[CalibrationResult]:
 
 
 def factors_by_size(
-    items: Int32, factor: NDArray[np.float64], group_min: int = GROUP_MIN
+    items: Int32, factor: Float64, exec_ns: Sequence[int], group_min: int = GROUP_MIN
 ) -> dict[int, tuple[float, ...]]:
-    """Return the distribution of factors by batch size: neighbouring sizes share one if they are
-    rare.
+    """Return the distribution of factors by the batch size from which on it holds.
 
-    >>> factors_by_size(np.array([1, 1, 2, 4]), np.array([3.0, 3.0, 2.0, 1.0]), group_min=2)
-    {1: (3.0, 3.0), 2: (1.0, 2.0)}
+    Neighbouring sizes share their batches if they are rare, and a size that was never seen has
+    what those before and after it have. What a batch takes besides its profile is a time, not a
+    share of it: where batches of 1 take 14 ms instead of 10 (the median), those of 2 are expected
+    to take 4 ms more, too, with the same relative spread. Where batches are faster than their
+    profile, a share is all that is known.
+
+    >>> factors_by_size(np.array([1, 1]), np.array([1.4, 1.4]), [10, 20, 40])
+    {1: (1.4, 1.4), 2: (1.2, 1.2), 3: (1.1, 1.1)}
+    """
+    starts = group_starts(items, group_min)
+    expected_ns = np.array([_time_ns(exec_ns, size) for size in items.tolist()], np.float64)
+    groups = {
+        start: _SizeGroup(factor[is_own], expected_ns[is_own])
+        for start, end in zip(starts, [*starts[1:], _ITEMS_MAX], strict=True)
+        for is_own in [(items >= start) & (items < end)]
+    }
+    sizes = np.unique(items).tolist()
+    found: dict[int, tuple[float, ...]] = {}
+    last: tuple[list[int], int] | None = None  # groups and profile of the last entry
+    for size in range(1, max(len(exec_ns), sizes[-1]) + 1):
+        size_ns = _time_ns(exec_ns, size)
+        near = [size] if size in sizes else _neighbours(sizes, size)
+        own = sorted({max(start for start in starts if start <= each) for each in near})
+        is_like_last = last is not None and abs(size_ns - last[1]) <= _STEP * last[1]
+        if len(own) == 1 and last is not None and last[0] == own and is_like_last:
+            continue
+        last = own, size_ns
+        values = [groups[start].factors(size_ns) for start in own]
+        weight = (size - near[0]) / (near[1] - near[0]) if len(own) == 2 else 0.0
+        found[size] = _blended(values[0], values[-1], weight)
+    return found
+
+
+def group_starts(items: Int32, group_min: int = GROUP_MIN) -> list[int]:
+    """Return the smallest size of each group of neighbouring sizes with enough batches.
+
+    >>> group_starts(np.array([1, 1, 2, 4]), group_min=2)
+    [1, 2]
     """
     sizes, counts = np.unique(items, return_counts=True)
-    starts: list[int] = []  # the smallest size of each group
+    starts: list[int] = []
     count = group_min  # of the group so far
     for size, number in zip(sizes.tolist(), counts.tolist(), strict=True):
         if count >= group_min:
@@ -383,74 +414,41 @@ def factors_by_size(
         count += number
     if count < group_min and len(starts) > 1:
         del starts[-1]  # the largest sizes are rare: they share with those before
-    ends = [*starts[1:], int(sizes[-1]) + 1]
-    return {
-        start: quantile_bin_means(np.sort(factor[(items >= start) & (items < end)]))
-        for start, end in zip(starts, ends, strict=True)
-    }
+    return starts
 
 
-def with_unseen_sizes(
-    seen: Mapping[int, tuple[float, ...]], sizes: Sequence[int], exec_ns: Sequence[int]
-) -> dict[int, tuple[float, ...]]:
-    """Return the factors by batch size, with those of sizes that were never seen.
+@final
+class _SizeGroup:
+    """Batches of neighbouring sizes: what they take besides their profile, and their spread."""
 
-    What a batch takes besides its profile is a time, not a share of it: where batches of 1 take
-    14 ms instead of 10 (the median), those of 2 are expected to take 4 ms more, too, with the same
-    relative spread. Where batches are faster than their profile, a share is all that is known.
+    def __init__(self, factor: Float64, expected_ns: Float64) -> None:
+        self._added_ns = max(0.0, float(np.median((factor - 1.0) * expected_ns)))
+        self._spread = np.sort(factor / (1.0 + self._added_ns / expected_ns))
 
-    >>> with_unseen_sizes({1: (1.4,)}, [1], [10, 20, 40])
-    {1: (1.4,), 2: (1.2,), 3: (1.1,)}
-    """
-    found: dict[int, tuple[float, ...]] = {}
-    last: tuple[float, ...] = ()
-    last_ns = 0  # the profile at the last size whose factors were computed
-    for size in range(1, max(len(exec_ns), sizes[-1]) + 1):
-        if size in sizes:
-            factors, last_ns = seen[max(start for start in seen if start <= size)], 0
-        else:
-            size_ns = max(1, _time_ns(exec_ns, size))
-            if last_ns and abs(size_ns - last_ns) < _STEP * last_ns:
-                continue  # much like the size before
-            last_ns = size_ns
-            factors = _unseen_factors(seen, sizes, exec_ns, size)
-        if factors != last:
-            found[size] = last = factors
-    return found
+    def factors(self, size_ns: int) -> tuple[float, ...]:
+        """Return the factors of a size whose profile is `size_ns`."""
+        return quantile_bin_means(self._spread * (1.0 + self._added_ns / size_ns))
 
 
-def _unseen_factors(
-    seen: Mapping[int, tuple[float, ...]], sizes: Sequence[int], exec_ns: Sequence[int], size: int
-) -> tuple[float, ...]:
-    """Return the factors of one size: from those of its neighbours, quantile by quantile."""
-    size_ns = max(1, _time_ns(exec_ns, size))
-    below = [each for each in sizes if each < size]
-    above = [each for each in sizes if each > size]
-    neighbours = [*below[-1:], *above[:1]]
-    quantiles = (np.arange(_UNSEEN_VALUES) + 0.5) / _UNSEEN_VALUES
-    estimates: list[Float64] = []
-    for neighbour in neighbours:
-        own = np.array(seen[max(start for start in seen if start <= neighbour)])
-        if len(own) > _UNSEEN_VALUES:
-            own = np.quantile(own, quantiles)
-        middle = float(np.median(own))
-        if middle > 1.0:
-            added_ns = (middle - 1.0) * _time_ns(exec_ns, neighbour)
-            own = own / middle * (1.0 + added_ns / size_ns)
-        estimates.append(own)
-    values = estimates[0]
-    if len(estimates) == 2:
-        low, high = neighbours
-        count = max(map(len, estimates))
-        at = (np.arange(count) + 0.5) / count
-        first, second = (np.quantile(each, at) for each in estimates)
-        weight = (size - low) / (high - low)
-        values = (1 - weight) * first + weight * second
-    return tuple(float(f"{value:.4g}") for value in values)
+def _neighbours(sizes: Sequence[int], size: int) -> list[int]:
+    """Return the next smaller and the next larger size that was seen, or the nearest one."""
+    return [
+        *[each for each in sizes if each < size][-1:],
+        *[each for each in sizes if each > size][:1],
+    ]
+
+
+def _blended(low: tuple[float, ...], high: tuple[float, ...], weight: float) -> tuple[float, ...]:
+    """Return a distribution between two, quantile by quantile."""
+    if weight == 0.0:
+        return low
+    at = (np.arange(_BLENDED_VALUES) + 0.5) / _BLENDED_VALUES
+    blended = (1 - weight) * np.quantile(low, at) + weight * np.quantile(high, at)
+    return tuple(float(f"{value:.4g}") for value in blended)
 
 
 def _time_ns(exec_ns: Sequence[int], items: int) -> int:
-    return exec_ns[min(max(items, 1), len(exec_ns)) - 1]
+    return max(1, exec_ns[min(max(items, 1), len(exec_ns)) - 1])
 
 
 def quantile_bin_means(values: NDArray[np.float64]) -> tuple[float, ...]:
