@@ -56,7 +56,7 @@ def test_pipeline_benchmark() -> None:
 def test_whatif_benchmark() -> None:
     plan = whatif.WhatIfPlan(models=("sleeper",), logged_seconds=4.0, seconds=2.0, runs=1)
     measured = whatif.measure(plan, lambda _: None)
-    assert [each.scenario for each in measured] == [each.name for each in whatif.SCENARIOS]
+    assert [each.change for each in measured] == [each.name for each in whatif.CHANGES]
     for each in measured:
         assert each.live["p50_ms"] > 0 < each.predicted["p50_ms"]["value"]
     assert len(whatif.report(measured).checks) == 2 * len(measured)

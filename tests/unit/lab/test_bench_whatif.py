@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headgate.config import from_spec
-from headgate.lab.bench.whatif import SCENARIOS, WhatIfMeasurement, report
+from headgate.lab.bench.whatif import CHANGES, WhatIfMeasurement, report
 
 APP = {"functions": {"m": {"code": "module:Model", "batch_max": 4}}, "slo": {"latency": "150ms"}}
 
@@ -29,7 +29,7 @@ def test_predictions_are_checked_against_the_goal() -> None:
 
 
 def test_each_change_is_served_as_it_is_predicted() -> None:
-    served = {each.name: from_spec(each.applied(APP, "m"), "here") for each in SCENARIOS}
+    served = {each.name: from_spec(each.applied(APP, "m"), "here") for each in CHANGES}
     workers = [config.app.pools[0].nodes for config in served.values()]
     assert workers == [1, 1, 2, 1, 1]
     policies = [config.policy.name for config in served.values()]

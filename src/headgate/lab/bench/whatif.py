@@ -47,7 +47,7 @@ _P50_MAX: Final = 0.10
 
 
 @dataclass(frozen=True, slots=True)
-class Scenario:
+class LiveChange:
     """A change, as `whatif` takes it and as it is served."""
 
     name: str
@@ -70,12 +70,12 @@ class Scenario:
         return changed
 
 
-SCENARIOS: Final = (
-    Scenario("80 %", 0.8),
-    Scenario("110 %", 1.1),
-    Scenario("two workers, 110 %", 1.1, ("--workers", "2"), workers=2),
-    Scenario(f"{_POLICY}, 80 %", 0.8, ("--policy", _POLICY), policy=_POLICY),
-    Scenario(
+CHANGES: Final = (
+    LiveChange("80 %", 0.8),
+    LiveChange("110 %", 1.1),
+    LiveChange("two workers, 110 %", 1.1, ("--workers", "2"), workers=2),
+    LiveChange(f"{_POLICY}, 80 %", 0.8, ("--policy", _POLICY), policy=_POLICY),
+    LiveChange(
         f"batches up to {_LARGER_BATCH}, 80 %",
         0.8,
         ("--set", f"functions.{{model}}.batch_max={_LARGER_BATCH}"),
@@ -89,7 +89,7 @@ class WhatIfPlan:
     """Models, changes and durations."""
 
     models: tuple[str, ...] = (MODEL, _SLEEPER)
-    scenarios: tuple[Scenario, ...] = SCENARIOS
+    changes: tuple[LiveChange, ...] = CHANGES
     load: float = 0.3  # of the run that is logged
     logged_seconds: float = 60.0
     seconds: float = 30.0
@@ -102,7 +102,7 @@ class WhatIfMeasurement:
     """What was predicted for one change, and what clients saw."""
 
     model: str
-    scenario: str
+    change: str
     requests_per_s: float
     live: dict[str, float]  # `in_time` and `p50_ms`
     predicted: dict[str, dict[str, float]]  # by figure: `value`, `low` and `high`
@@ -144,21 +144,21 @@ def _measure_model(
     duration_ns = round(plan.logged_seconds * SECOND_NS)
     logged = poisson(plan.load * capacity_rps, duration_ns, seed=0)
     overheads = client_overheads(_serve(app, model, logged, folder, log))
-    for number, scenario in enumerate(plan.scenarios):
-        progress(f"{model}: {scenario.name}")
-        rate_per_s = scenario.load * capacity_rps
+    for number, change in enumerate(plan.changes):
+        progress(f"{model}: {change.name}")
+        rate_per_s = change.load * capacity_rps
         arrivals = poisson(rate_per_s, round(plan.seconds * SECOND_NS), seed=number + 1)
         scale = arrivals.mean_rate_per_s / logged.mean_rate_per_s
-        arguments = [argument.format(model=model) for argument in scenario.arguments]
+        arguments = [argument.format(model=model) for argument in change.arguments]
         found = run_command(
             *("whatif", log, "--rate-scale", scale, *arguments),
             *("--client-overhead", overheads, "--runs", plan.runs),
         )
-        changed = scenario.applied(app, model)
+        changed = change.applied(app, model)
         live = summarise_load(_serve(changed, model, arrivals, folder, folder / "live.log")).run
         yield WhatIfMeasurement(
             model,
-            scenario.name,
+            change.name,
             arrivals.mean_rate_per_s,
             {"in_time": live.slo_attainment, "p50_ms": live.p50_ms},
             {name: found["predicted"][name] for name in ("in_time", "p50_ms")},
@@ -202,7 +202,7 @@ def _rows(measured: WhatIfMeasurement) -> Iterator[Row]:
     in_time, p50_ms = measured.predicted["in_time"], measured.predicted["p50_ms"]
     yield {
         "model": measured.model,
-        "change": measured.scenario,
+        "change": measured.change,
         "requests_per_s": round(measured.requests_per_s, 1),
         "live_in_time_%": round(100 * measured.live["in_time"], 2),
         "predicted_%": round(100 * in_time["value"], 2),
@@ -217,7 +217,7 @@ def _rows(measured: WhatIfMeasurement) -> Iterator[Row]:
 
 
 def _checks(measured: WhatIfMeasurement) -> Iterator[Check]:
-    what = f"{measured.model}, {measured.scenario}"
+    what = f"{measured.model}, {measured.change}"
     yield Check(
         f"{what}: error of the predicted attainment",
         _SOURCE,
