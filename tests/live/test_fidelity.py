@@ -1,4 +1,4 @@
-"""The benchmarks `fidelity`, `overload` and `pipeline` on a small scale.
+"""The benchmarks `fidelity`, `overload`, `pipeline` and `whatif` on a small scale.
 
 Results depend on other load of the machine, so these tests only check that the benchmarks measure;
 `headgate bench` checks the results.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.lab.bench import fidelity, overload, pipeline
+from headgate.lab.bench import fidelity, overload, pipeline, whatif
 from headgate.lab.bench.pipeline import FIXED, FRONTIER, OWN
 
 
@@ -50,3 +50,13 @@ def test_pipeline_benchmark() -> None:
         assert run.live["requests"] == run.simulated["requests"] > 0
         assert run.core_s.workers > 0 < run.core_s.sender
     assert len(pipeline.report(runs).checks) == 2 * 3 + 2 * len(runs)
+
+
+@pytest.mark.slow
+def test_whatif_benchmark() -> None:
+    plan = whatif.WhatIfPlan(models=("sleeper",), logged_seconds=4.0, seconds=2.0, runs=1)
+    measured = whatif.measure(plan, lambda _: None)
+    assert [each.change for each in measured] == [each.name for each in whatif.CHANGES]
+    for each in measured:
+        assert each.live["p50_ms"] > 0 < each.predicted["p50_ms"]["value"]
+    assert len(whatif.report(measured).checks) == 2 * len(measured)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from headgate.core.actions import Dispatch
@@ -19,7 +21,8 @@ from headgate.sim.clients import PAUSE_NS, DrainWatcher, HedgingClient, LoopClie
 from headgate.sim.faults import Fault, FaultPlan
 from headgate.sim.interfaces import SimClient, Simulation
 from headgate.sim.run import Setup, simulate
-from headgate.workload import ClosedLoop, ConcurrencyStep
+from headgate.workload import ClosedLoop, ConcurrencyStep, RequestTerms
+from headgate.workload.arrivals import no_terms
 
 from .apps import MS, RecordingObserver, at_ms, make_app, run, waits_ms
 
@@ -205,3 +208,28 @@ def test_a_drain_watcher_sees_the_end_of_abandoned_batches(has_watcher: bool) ->
     observer = RecordingObserver()
     simulate(setup, None, clients=clients, observer=observer)
     assert observer.count(BatchFinished) == 1 + has_watcher
+
+
+def test_requests_of_a_log_bring_terms_of_their_own() -> None:
+    """One node, 30 ms each: the second client leaves at 20 ms, the third gives up at its deadline.
+
+    Without terms the same arrivals would all be served: 30, 60 and 90 ms.
+    """
+    app = make_app(exec_ms=(30,))
+    terms = RequestTerms(
+        np.array([0, 0, 25 * MS]),
+        np.array([0, 20 * MS, 0]),
+        np.array([0.0, 0.5, 0.0]),
+        np.zeros(3, int),
+    )
+    arrivals = replace(at_ms(0, 0, 0), terms=terms)
+    columns, observer = run(app, arrivals)
+    assert columns.requests.outcome.tolist() == [Outcome.MET, Outcome.CANCELLED, Outcome.EXPIRED]
+    assert (columns.requests.finished_ns // MS).tolist() == [30, 20, 25]
+    assert columns.requests.deadline_ns[2] == 25 * MS
+    costs = [e.cost_usd for _, e in observer.events if isinstance(e, RequestArrived)]
+    assert costs == [0.0, 0.5, 0.0]
+    nothing = replace(at_ms(0, 0, 0), terms=no_terms(3))
+    with_terms, without = run(app, nothing)[0], run(app, at_ms(0, 0, 0))[0]
+    assert with_terms.requests.finished_ns.tolist() == without.requests.finished_ns.tolist()
+    assert (without.requests.finished_ns // MS).tolist() == [30, 60, 90]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tidy_sources import DISCOVERED, PACKAGE, ROOT, dotted, imported, modules, name_of, tree
 
-MODULES_MAX = 347  # of the whole package, those that are called `__init__` not counted
+MODULES_MAX = 350  # of the whole package, those that are called `__init__` not counted
 PACKAGE_MODULES_MAX = 20
 # A module that only one other imports is a file of its own if it is this long, if a test imports
 # it directly, if its package exports it, or if it is run as a program or found by its place.

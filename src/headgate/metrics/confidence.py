@@ -1,14 +1,21 @@
-"""Confidence intervals of a mean: over independent seeds, and over one autocorrelated series."""
+"""Confidence intervals: of a mean over independent seeds, of one autocorrelated series, and of the
+figures of a run over its time windows.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import final
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
+
+from headgate.core.clock import MILLISECOND_NS, NEVER_NS
+from headgate.core.states import Outcome
+from headgate.metrics.columns import RequestColumns
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,76 @@ def batch_means(series: ArrayLike, batches: int = 20, level: float = 0.95) -> In
     spare = len(values) % batches
     means = values[spare:].reshape(batches, -1).mean(axis=1)
     return mean_interval([float(mean) for mean in means], level)
+
+
+def resample_windows(
+    requests: RequestColumns, replicates: int, *, windows: int = 20, seed: int
+) -> Iterator[RunFigures]:
+    """Yield the figures of a run again and again, each time from windows drawn at random.
+
+    The time of the arrivals is cut into equal windows, and as many are drawn with replacement: a
+    block bootstrap. Requests that share a burst or a queue stay together, as long as it does not
+    last longer than a window.
+    """
+    rng = np.random.default_rng([seed, 0x77696E646F7773])  # "windows" in ASCII
+    figures = _WindowFigures(requests, windows)
+    for _ in range(replicates):
+        yield figures.weighted(np.bincount(rng.integers(windows, size=windows), minlength=windows))
+
+
+@dataclass(frozen=True, slots=True)
+class RunFigures:
+    """What users ask of a run first. Latencies are of answered requests, NaN if there are none."""
+
+    in_time: float  # MET over everything but CANCELLED; 1 if there is nothing to count
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    refused: float  # requests
+
+
+def run_figures(requests: RequestColumns) -> RunFigures:
+    """Return the figures of a run, as they are."""
+    return _WindowFigures(requests, 1).weighted(np.ones(1, np.int64))
+
+
+@final
+class _WindowFigures:
+    """The requests of a run by window, sorted once, to compute figures of many choices of them."""
+
+    def __init__(self, requests: RequestColumns, windows: int) -> None:
+        arrival_ns = requests.arrival_ns
+        first_ns = int(arrival_ns.min(initial=NEVER_NS))
+        span_ns = max(1, int(arrival_ns.max(initial=0)) - first_ns + 1)
+        window = (arrival_ns - first_ns) * windows // span_ns
+        outcome = requests.outcome
+        self._met = np.bincount(window[outcome == Outcome.MET], minlength=windows)
+        self._counted = np.bincount(window[outcome != Outcome.CANCELLED], minlength=windows)
+        self._refused = np.bincount(window[outcome == Outcome.REJECTED], minlength=windows)
+        is_answered = outcome <= Outcome.LATE
+        latency_ns = requests.finished_ns[is_answered] - arrival_ns[is_answered]
+        order = np.argsort(latency_ns, kind="stable")
+        self._latency_ns = latency_ns[order]
+        self._window = window[is_answered][order]
+
+    def weighted(self, counts: NDArray[np.int64]) -> RunFigures:
+        """Return the figures if window i came `counts[i]` times."""
+        counted = int(counts @ self._counted)
+        ranks = np.cumsum(counts[self._window])
+        total = int(ranks[-1]) if len(ranks) else 0
+        p50_ms = p95_ms = p99_ms = math.nan
+        if total:
+            # By nearest rank, as in summaries.
+            wanted = [(total * share + 999) // 1000 for share in (500, 950, 990)]
+            rows = np.searchsorted(ranks, wanted)
+            p50_ms, p95_ms, p99_ms = (self._latency_ns[rows] / MILLISECOND_NS).tolist()
+        return RunFigures(
+            int(counts @ self._met) / counted if counted else 1.0,
+            p50_ms,
+            p95_ms,
+            p99_ms,
+            float(counts @ self._refused),
+        )
 
 
 def student_t(level: float, dof: int) -> float:

@@ -4,7 +4,10 @@ Times count from the first event, as in the columns of any run. A log contains w
 saw: a request from its arrival at the Scheduler to its outcome, and a batch from its dispatch to
 the event of its completion, so that the network to and from the worker is part of the batch.
 
-The batches calibrate the simulator: true service times over profiled ones.
+The batches calibrate the simulator: true service times over profiled ones. A batch that shared its
+node was slowed down by its neighbours, as its profile says (`slowdown`, `interference`), and a
+simulation slows it down again: what counts is the time of a batch alone on its node, without the
+network of its pool. Batch sizes that a log does not have are interpolated: see `factors_by_size`.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Any, Final, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +39,7 @@ from headgate.core.events import (
     Event,
     InstanceStarted,
     RequestArrived,
+    RequestCancelled,
     WeightsLoaded,
 )
 from headgate.core.model import App, Variant
@@ -51,11 +55,23 @@ from headgate.metrics.columns import (
     column_codes,
 )
 
+Float64 = NDArray[np.float64]
+
 VALUES_MAX: Final = 100
 GROUP_MIN: Final = 20  # batches, for factors of their own
 _FACTOR_MAX: Final = 1e6  # the limit of the application file
+_BLENDED_VALUES: Final = 20  # of a size that was never seen: they are estimates anyway
+_STEP: Final = 0.05  # sizes whose profiled times differ by less have the same factors
 _IDS_MAX: Final = 1 << 31
 _ITEMS_MAX: Final = 1 << 31
+_TERM_CODES: Final = {
+    "items": "i",
+    "priority": "i",
+    "timeout_ns": "q",
+    "cancel_ns": "q",
+    "cost_usd": "d",
+    "payload_bytes": "q",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +81,12 @@ class BatchColumns:
     variant: Int32
     items: Int32
     shape: Int32
+    pool: Int32
+    node: Int32  # NOWHERE: a call of a platform
+    concurrency: Int32  # the most batches that ran on its node at once, itself included
     sent_ns: Int64
     ended_ns: Int64
+    alone_ns: Int64  # how long it would have run alone on its node, by its profile, without network
     cold: Int8  # 1 if it waited for a start or a load
     finished: Int8  # 1 if it ran to completion
 
@@ -80,8 +100,13 @@ class LoggedColumns:
 
     # `started_ns` is the time of the first dispatch, `pool` and `node` are those of the last one.
     requests: RequestColumns
-    items: Int32  # by request
-    own_deadline: Int8  # by request: 1 if the client set the deadline, 0 if the SLO did
+    # By request, what it asked for. Times count from its arrival; 0 means that it did not.
+    items: Int32
+    priority: Int32
+    timeout_ns: Int64  # the deadline that its client set
+    cancel_ns: Int64  # when its client cancelled it
+    cost_usd: Float64
+    payload_bytes: Int64
     batches: BatchColumns
     end_ns: int  # time of the last event
     # By variant id: the median time of its starts, on nodes that were there.
@@ -90,14 +115,29 @@ class LoggedColumns:
 
 def read_columns(entries: Iterable[LogEntry], app: App) -> LoggedColumns:
     """Read a whole log. Needs about 50 bytes of memory per request and per batch."""
-    reader = _Reader(app)
+    reader = LogColumnsReader(app)
     for entry in entries:
-        reader.read(entry)
+        reader.read(entry.now_ns, entry.event, entry.actions)
     return reader.columns()
 
 
 @final
-class _Reader:
+class _Flight:
+    """A batch between its dispatch and its end."""
+
+    __slots__ = ("alone_ns", "concurrency", "dispatch", "is_cold", "sent_ns", "variant")
+
+    def __init__(self, dispatch: Dispatch, variant: Variant, sent_ns: int, is_cold: bool) -> None:
+        self.dispatch = dispatch
+        self.variant = variant
+        self.sent_ns = sent_ns
+        self.is_cold = is_cold  # it waits for a start or a load
+        self.alone_ns = 0.0
+        self.concurrency = 1
+
+
+@final
+class LogColumnsReader:
     """Follows requests, batches and instances from event to event."""
 
     def __init__(self, app: App) -> None:
@@ -105,31 +145,39 @@ class _Reader:
         self._first_ns: int | None = None
         self._now_ns = 0
         self._requests = {name: array(code) for name, (code, _) in REQUEST_CODES.items()}
-        self._items = array("i")
-        self._own_deadline = array("b")
+        self._terms: dict[str, array[Any]] = {
+            name: array(code) for name, code in _TERM_CODES.items()
+        }
         self._rows: dict[int, int] = {}  # by id of an open request
         self._batches = {name: array(code) for name, code in column_codes(BatchColumns).items()}
-        # By batch id: the action, when it was sent, and whether it waits for a start or a load.
-        self._in_flight: dict[int, tuple[Dispatch, int, bool]] = {}
+        self._in_flight: dict[int, _Flight] = {}  # by batch id
+        self._on_node: dict[int, list[_Flight]] = {}  # by node id, in order of dispatch
+        self._changed_ns: dict[int, int] = {}  # by node id: when its batches last changed
         self._preparing: set[int] = set()  # instances that are starting or loading
         self._starting: dict[int, tuple[int, int]] = {}  # by instance: its variant, and since when
         self._start_ns: dict[int, list[int]] = {}  # by variant id
 
-    def read(self, entry: LogEntry) -> None:
+    def read(self, now_ns: int, event: Event, actions: Sequence[Action]) -> None:
+        """Take the next event, and the actions that it led to."""
         if self._first_ns is None:
-            self._first_ns = entry.now_ns
-        self._now_ns = entry.now_ns - self._first_ns
-        self._on_event(entry.event)
-        for action in entry.actions:
+            self._first_ns = now_ns
+        self._now_ns = now_ns - self._first_ns
+        self._on_event(event)
+        for action in actions:
             self._on_action(action)
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, RequestArrived):
             self._on_arrival(event)
         elif isinstance(event, BatchFinished | BatchFailed | BatchRefused | BatchLost):
-            batch = self._in_flight.pop(event.batch_id, None)
-            if batch is not None:  # else the batch has ended before, and this is a duplicate
-                self._on_batch_end(*batch, is_finished=isinstance(event, BatchFinished))
+            flight = self._in_flight.pop(event.batch_id, None)
+            if flight is not None:  # else the batch has ended before, and this is a duplicate
+                self._on_batch_end(flight, is_finished=isinstance(event, BatchFinished))
+        elif isinstance(event, RequestCancelled):
+            row = self._rows.get(event.request_id)
+            if row is not None:
+                waited_ns = self._now_ns - self._requests["arrival_ns"][row]
+                self._terms["cancel_ns"][row] = max(1, waited_ns)
         elif isinstance(event, InstanceStarted | WeightsLoaded):
             self._preparing.discard(event.instance_id)
             start = self._starting.pop(event.instance_id, None)
@@ -139,7 +187,7 @@ class _Reader:
     def _on_action(self, action: Action) -> None:
         if isinstance(action, Dispatch):
             is_cold = action.instance_id is None or action.instance_id in self._preparing
-            self._in_flight[action.batch_id] = (action, self._now_ns, is_cold)
+            self._on_batch_sent(action, is_cold)
             for task_id in action.task_ids:
                 self._on_dispatch(task_id // STAGES_MAX, action, is_cold)
         elif isinstance(action, Settle):
@@ -161,9 +209,19 @@ class _Reader:
         app = self._app
         slo = app.pipelines[_checked("pipeline", event.pipeline, len(app.pipelines))].slo
         own_ns = event.deadline_ns
-        self._rows[event.request_id] = len(self._items)
-        self._items.append(_checked("items", event.items, _ITEMS_MAX))
-        self._own_deadline.append(1 if own_ns else 0)
+        self._rows[event.request_id] = len(self._terms["items"])
+        # A deadline that is not hard is that of the objective, from before the event was handled.
+        own_timeout_ns = max(1, own_ns - self._first_ns - self._now_ns) if event.is_hard else 0
+        terms = {
+            "items": _checked("items", event.items, _ITEMS_MAX),
+            "priority": event.priority,
+            "timeout_ns": own_timeout_ns if own_ns else 0,
+            "cancel_ns": 0,
+            "cost_usd": event.cost_usd,
+            "payload_bytes": event.payload_bytes,
+        }
+        for name, value in terms.items():
+            self._terms[name].append(value)
         known = {
             "arrival_ns": self._now_ns,
             "deadline_ns": own_ns - self._first_ns if own_ns else slo.deadline_ns(self._now_ns),
@@ -193,28 +251,61 @@ class _Reader:
         if pool.faas is None and not pool.is_elastic:  # else it may wait for a node to boot
             self._starting[action.instance_id] = (variant_id, self._now_ns)
 
-    def _on_batch_end(
-        self, dispatch: Dispatch, sent_ns: int, is_cold: bool, *, is_finished: bool
-    ) -> None:
+    def _on_batch_sent(self, dispatch: Dispatch, is_cold: bool) -> None:
         variant_id = _checked("variant", dispatch.variant_id, len(self._app.variants))
+        _checked("pool", dispatch.pool_id, len(self._app.pools))
         variant = self._app.variants[variant_id]
+        flight = _Flight(dispatch, variant, self._now_ns, is_cold)
+        self._in_flight[dispatch.batch_id] = flight
+        if dispatch.node_id is not None:
+            self._advance(dispatch.node_id, dispatch.pool_id)
+            self._on_node.setdefault(dispatch.node_id, []).append(flight)
+
+    def _advance(self, node_id: int, pool_id: int) -> None:
+        """Credit the batches on a node with what they did since their number last changed.
+
+        As many as the node has slots run, the first first; the others are queued there.
+        """
+        elapsed_ns = self._now_ns - self._changed_ns.get(node_id, 0)
+        self._changed_ns[node_id] = self._now_ns
+        running = self._on_node.get(node_id, [])[: self._app.pools[pool_id].slots]
+        for flight in running:
+            flight.concurrency = max(flight.concurrency, len(running))
+            slowdown = flight.variant.profile.slowdown_at(len(running))
+            for other in running if flight.variant.interference else ():
+                if other is not flight:
+                    slowdown *= flight.variant.interference[other.variant.function_id]
+            flight.alone_ns += elapsed_ns / slowdown
+
+    def _on_batch_end(self, flight: _Flight, *, is_finished: bool) -> None:
+        dispatch, node_id = flight.dispatch, flight.dispatch.node_id
+        if node_id is None:
+            flight.alone_ns = self._now_ns - flight.sent_ns
+        else:
+            self._advance(node_id, dispatch.pool_id)
+            self._on_node[node_id].remove(flight)
+        network_ns = 2 * self._app.pools[dispatch.pool_id].network_ns
         row = {
-            "variant": variant_id,
+            "variant": dispatch.variant_id,
             "items": _checked("items", dispatch.items, _ITEMS_MAX),
-            "shape": _checked("shape", dispatch.shape_id, len(variant.shapes)),
-            "sent_ns": sent_ns,
+            "shape": _checked("shape", dispatch.shape_id, len(flight.variant.shapes)),
+            "pool": dispatch.pool_id,
+            "node": NOWHERE if node_id is None else _checked("node", node_id, _IDS_MAX),
+            "concurrency": flight.concurrency,
+            "sent_ns": flight.sent_ns,
             "ended_ns": self._now_ns,
-            "cold": int(is_cold),
+            "alone_ns": max(1, round(flight.alone_ns) - network_ns),
+            "cold": int(flight.is_cold),
             "finished": int(is_finished),
         }
         for name, value in row.items():
             self._batches[name].append(value)
 
     def columns(self) -> LoggedColumns:
+        """Return what was read so far."""
         return LoggedColumns(
             requests=build_requests(**self._requests),
-            items=np.array(self._items),
-            own_deadline=np.array(self._own_deadline),
+            **{name: np.array(column) for name, column in self._terms.items()},
             batches=BatchColumns(**{name: np.array(c) for name, c in self._batches.items()}),
             end_ns=self._now_ns,
             start_ns={id: int(np.median(times)) for id, times in self._start_ns.items()},
@@ -239,15 +330,16 @@ class CalibrationResult:
     p99: float
     # The distribution, as equally likely values, by the batch size from which on it holds.
     factors: dict[int, tuple[float, ...]]
+    sizes: tuple[int, ...]  # the batch sizes that were seen, ascending
 
 
 def calibrate(app: App, batches: BatchColumns) -> list[CalibrationResult]:
     """Return the calibration of every function that ran.
 
-    Small and large batches have factors of their own. What a batch costs besides its function (to
-    be sent, to be answered) does not grow with it, so the factor of a small batch is larger: for a
-    function that takes less than that, many times larger. Batches that waited for a cold start or
-    did not finish say nothing about service times, and are left out.
+    Small and large batches have factors of their own (`factors_by_size`). What a batch costs
+    besides its function (to be sent, to be answered) does not grow with it, so the factor of a
+    small batch is larger: for a function that takes less than that, many times larger. Batches that
+    waited for a cold start or did not finish say nothing about service times, and are left out.
     """
     factor, function = _factors(app, batches)
     is_usable = (batches.cold == 0) & (batches.finished == 1)
@@ -257,24 +349,63 @@ def calibrate(app: App, batches: BatchColumns) -> list[CalibrationResult]:
         own = np.sort(factor[is_own])
         if len(own):
             p50, p99 = (float(q) for q in np.quantile(own, (0.5, 0.99), method="inverted_cdf"))
-            values = factors_by_size(batches.items[is_own], factor[is_own])
+            items = batches.items[is_own]
+            # The variants of a function share its factors: the profile is that of the most used.
+            variant = app.variants[int(np.bincount(batches.variant[is_own]).argmax())]
+            values = factors_by_size(items, factor[is_own], variant.profile.exec_ns)
+            sizes = tuple(np.unique(items).tolist())
             results.append(
-                CalibrationResult(candidate.name, len(own), own.mean(), p50, p99, values)
+                CalibrationResult(candidate.name, len(own), own.mean(), p50, p99, values, sizes)
             )
     return results
 
 
 def factors_by_size(
-    items: Int32, factor: NDArray[np.float64], group_min: int = GROUP_MIN
+    items: Int32, factor: Float64, exec_ns: Sequence[int], group_min: int = GROUP_MIN
 ) -> dict[int, tuple[float, ...]]:
-    """Return the distribution of factors by batch size: neighbouring sizes share one if they are
-    rare.
+    """Return the distribution of factors by the batch size from which on it holds.
 
-    >>> factors_by_size(np.array([1, 1, 2, 4]), np.array([3.0, 3.0, 2.0, 1.0]), group_min=2)
-    {1: (3.0, 3.0), 2: (1.0, 2.0)}
+    Neighbouring sizes share their batches if they are rare, and a size that was never seen has
+    what those before and after it have. What a batch takes besides its profile is a time, not a
+    share of it: where batches of 1 take 14 ms instead of 10 (the median), those of 2 are expected
+    to take 4 ms more, too, with the same relative spread. Where batches are faster than their
+    profile, a share is all that is known.
+
+    >>> factors_by_size(np.array([1, 1]), np.array([1.4, 1.4]), [10, 20, 40])
+    {1: (1.4, 1.4), 2: (1.2, 1.2), 3: (1.1, 1.1)}
+    """
+    starts = group_starts(items, group_min)
+    expected_ns = np.array([_time_ns(exec_ns, size) for size in items.tolist()], np.float64)
+    groups = {
+        start: _SizeGroup(factor[is_own], expected_ns[is_own])
+        for start, end in zip(starts, [*starts[1:], _ITEMS_MAX], strict=True)
+        for is_own in [(items >= start) & (items < end)]
+    }
+    sizes = np.unique(items).tolist()
+    found: dict[int, tuple[float, ...]] = {}
+    last: tuple[list[int], int] | None = None  # groups and profile of the last entry
+    for size in range(1, max(len(exec_ns), sizes[-1]) + 1):
+        size_ns = _time_ns(exec_ns, size)
+        near = [size] if size in sizes else _neighbours(sizes, size)
+        own = sorted({max(start for start in starts if start <= each) for each in near})
+        is_like_last = last is not None and abs(size_ns - last[1]) <= _STEP * last[1]
+        if len(own) == 1 and last is not None and last[0] == own and is_like_last:
+            continue
+        last = own, size_ns
+        values = [groups[start].factors(size_ns) for start in own]
+        weight = (size - near[0]) / (near[1] - near[0]) if len(own) == 2 else 0.0
+        found[size] = _blended(values[0], values[-1], weight)
+    return found
+
+
+def group_starts(items: Int32, group_min: int = GROUP_MIN) -> list[int]:
+    """Return the smallest size of each group of neighbouring sizes with enough batches.
+
+    >>> group_starts(np.array([1, 1, 2, 4]), group_min=2)
+    [1, 2]
     """
     sizes, counts = np.unique(items, return_counts=True)
-    starts: list[int] = []  # the smallest size of each group
+    starts: list[int] = []
     count = group_min  # of the group so far
     for size, number in zip(sizes.tolist(), counts.tolist(), strict=True):
         if count >= group_min:
@@ -283,11 +414,41 @@ def factors_by_size(
         count += number
     if count < group_min and len(starts) > 1:
         del starts[-1]  # the largest sizes are rare: they share with those before
-    ends = [*starts[1:], int(sizes[-1]) + 1]
-    return {
-        start: quantile_bin_means(np.sort(factor[(items >= start) & (items < end)]))
-        for start, end in zip(starts, ends, strict=True)
-    }
+    return starts
+
+
+@final
+class _SizeGroup:
+    """Batches of neighbouring sizes: what they take besides their profile, and their spread."""
+
+    def __init__(self, factor: Float64, expected_ns: Float64) -> None:
+        self._added_ns = max(0.0, float(np.median((factor - 1.0) * expected_ns)))
+        self._spread = np.sort(factor / (1.0 + self._added_ns / expected_ns))
+
+    def factors(self, size_ns: int) -> tuple[float, ...]:
+        """Return the factors of a size whose profile is `size_ns`."""
+        return quantile_bin_means(self._spread * (1.0 + self._added_ns / size_ns))
+
+
+def _neighbours(sizes: Sequence[int], size: int) -> list[int]:
+    """Return the next smaller and the next larger size that was seen, or the nearest one."""
+    return [
+        *[each for each in sizes if each < size][-1:],
+        *[each for each in sizes if each > size][:1],
+    ]
+
+
+def _blended(low: tuple[float, ...], high: tuple[float, ...], weight: float) -> tuple[float, ...]:
+    """Return a distribution between two, quantile by quantile."""
+    if weight == 0.0:
+        return low
+    at = (np.arange(_BLENDED_VALUES) + 0.5) / _BLENDED_VALUES
+    blended = (1 - weight) * np.quantile(low, at) + weight * np.quantile(high, at)
+    return tuple(float(f"{value:.4g}") for value in blended)
+
+
+def _time_ns(exec_ns: Sequence[int], items: int) -> int:
+    return max(1, exec_ns[min(max(items, 1), len(exec_ns)) - 1])
 
 
 def quantile_bin_means(values: NDArray[np.float64]) -> tuple[float, ...]:
@@ -349,11 +510,9 @@ def _factors(app: App, batches: BatchColumns) -> tuple[NDArray[np.float64], NDAr
         ],
         np.int64,
     )
-    took_ns = batches.ended_ns - batches.sent_ns
-    factor = np.clip(took_ns / np.maximum(expected_ns, 1), 1 / _FACTOR_MAX, _FACTOR_MAX)
+    factor = np.clip(batches.alone_ns / np.maximum(expected_ns, 1), 1 / _FACTOR_MAX, _FACTOR_MAX)
     return factor, functions[batches.variant]
 
 
 def _expected_ns(variant: Variant, items: int, shape_id: int) -> int:
-    exec_ns = variant.shapes[shape_id].exec_ns
-    return exec_ns[min(max(items, 1), len(exec_ns)) - 1]
+    return _time_ns(variant.shapes[shape_id].exec_ns, items)

@@ -1,4 +1,4 @@
-"""Simulated clients that react to responses: closed loops, hedging, retries, a drain watcher."""
+"""Simulated clients that react to responses: closed loops, hedging, retries, those of a log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headgate.core.model import App, Pipeline
 from headgate.core.model import Client as DeclaredClient
 from headgate.core.states import Outcome, Settlement
 from headgate.sim.interfaces import SimClient, Simulation
-from headgate.workload import ClosedLoop
+from headgate.workload import Arrivals, ClosedLoop
 
 # Pause of a closed-loop client after a request that was not answered. Without it a client that has
 # no think time and is rejected at once would retry for ever within one instant.
@@ -187,6 +187,54 @@ class RetryingClient(SimClient):
         else:
             self.ended.append(LogicalRequest(sent_ns, now_ns, settlement.outcome))
             self.tries.append(tries)
+
+
+@final
+class LoggedClients(SimClient):
+    """Sends arrivals whose requests bring terms of their own: deadlines, costs, cancellations.
+
+    Arrivals without terms are read by the engine itself, which is faster. Each request submits the
+    next one, so that the event queue holds one of them at a time. Use an object for one run only.
+    """
+
+    def __init__(self, arrivals: Arrivals, app: App) -> None:
+        terms = arrivals.terms
+        assert terms is not None, "the engine reads arrivals without terms"
+        pipelines = [id_of(name, app.pipelines, "pipeline") for name in arrivals.pipelines]
+        clients = [id_of(name, app.clients, "client") for name in arrivals.clients]
+        self._rows = zip(
+            arrivals.times_ns.tolist(),
+            [pipelines[index] for index in arrivals.pipeline.tolist()],
+            [clients[index] for index in arrivals.client.tolist()],
+            arrivals.sizes.tolist(),
+            arrivals.priorities.tolist(),
+            terms.timeout_ns.tolist(),
+            terms.cost_usd.tolist(),
+            terms.payload_bytes.tolist(),
+            strict=True,
+        )
+        self._cancel_ns: list[int] = terms.cancel_ns.tolist()
+        self._arrived = 0
+
+    def on_start(self, simulation: Simulation) -> None:
+        self._send_next(simulation)
+
+    def on_arrived(self, simulation: Simulation, now_ns: int, request_id: int) -> None:
+        """Send the next request; cancel this one when its client did."""
+        cancel_ns = self._cancel_ns[self._arrived]
+        self._arrived += 1
+        if cancel_ns:
+            simulation.cancel(now_ns + cancel_ns, request_id)
+        self._send_next(simulation)
+
+    def _send_next(self, simulation: Simulation) -> None:
+        row = next(self._rows, None)
+        if row is None:
+            return
+        at_ns, pipeline, client, items, priority, timeout_ns, cost_usd, payload_bytes = row
+        simulation.submit(
+            at_ns, pipeline, client, items, self, priority, timeout_ns, cost_usd, payload_bytes
+        )
 
 
 @final

@@ -168,12 +168,14 @@ class Engine:
         items: int,
         priority: int = 0,
         timeout_ns: int = 0,
+        cost_usd: float = 0.0,
+        payload_bytes: int = 0,
     ) -> None:
         recorder = self.recorder
         request_id = recorder.count
         recorder.count = request_id + 1
         if recorder.records_arrivals:
-            recorder.arrived(now_ns, pipeline, client)
+            recorder.arrived(now_ns, pipeline, client, timeout_ns)
         index = 0
         if not self._is_alone:
             receiver = self.gateways.receiver(request_id)
@@ -182,6 +184,8 @@ class Engine:
                 return
             index = self.gateways.receivers[request_id] = receiver
         event = RequestArrived(request_id, pipeline, client, items, priority)
+        if cost_usd or payload_bytes:
+            event.cost_usd, event.payload_bytes = cost_usd, payload_bytes
         # The event may wait in the Scheduler's inbox; the deadline counts from the arrival.
         if timeout_ns:
             event.deadline_ns, event.is_hard = now_ns + timeout_ns, True
@@ -222,7 +226,14 @@ class Engine:
                 self._senders[self.recorder.count] = item.sender
                 item.sender.on_arrived(self, now_ns, self.recorder.count)
             self._admit(
-                now_ns, item.pipeline, item.client, item.items, item.priority, item.timeout_ns
+                now_ns,
+                item.pipeline,
+                item.client,
+                item.items,
+                item.priority,
+                item.timeout_ns,
+                item.cost_usd,
+                item.payload_bytes,
             )
         elif isinstance(item, Callback):
             item.call(now_ns)
@@ -415,15 +426,19 @@ class Engine:
         sender: SimClient | None = None,
         priority: int = 0,
         timeout_ns: int = 0,
+        cost_usd: float = 0.0,
+        payload_bytes: int = 0,
     ) -> None:
         """Have a request arrive at `at_ns`; `sender` is notified of its arrival and its outcome."""
         self._pending_clients += 1
-        submission = Submission(pipeline, client, items, priority, timeout_ns, sender)
+        submission = Submission(
+            pipeline, client, items, priority, timeout_ns, cost_usd, payload_bytes, sender
+        )
         self.queue.push(at_ns, Rank.ARRIVAL, submission)
 
-    def cancel(self, now_ns: int, request_id: int) -> None:
-        """Cancel a request, if it is still open."""
-        self.queue.push(now_ns, Rank.ARRIVAL, Callback(partial(self._on_cancelled, request_id)))
+    def cancel(self, at_ns: int, request_id: int) -> None:
+        """Cancel a request at `at_ns`, if it is still open then."""
+        self.queue.push(at_ns, Rank.ARRIVAL, Callback(partial(self._on_cancelled, request_id)))
 
     def _on_cancelled(self, request_id: int, now_ns: int) -> None:
         index = 0 if self._is_alone else self.gateways.receivers.get(request_id)

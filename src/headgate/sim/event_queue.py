@@ -62,7 +62,16 @@ class TimerDue(QueueItem):
 class Submission(QueueItem):
     """A request that a client, or a fault, sends."""
 
-    __slots__ = ("client", "items", "pipeline", "priority", "sender", "timeout_ns")
+    __slots__ = (
+        "client",
+        "cost_usd",
+        "items",
+        "payload_bytes",
+        "pipeline",
+        "priority",
+        "sender",
+        "timeout_ns",
+    )
 
     def __init__(
         self,
@@ -71,6 +80,8 @@ class Submission(QueueItem):
         items: int,
         priority: int,
         timeout_ns: int,
+        cost_usd: float,
+        payload_bytes: int,
         sender: SimClient | None,
     ) -> None:
         self.pipeline = pipeline
@@ -78,6 +89,8 @@ class Submission(QueueItem):
         self.items = items
         self.priority = priority
         self.timeout_ns = timeout_ns  # 0: the pipeline's SLO sets the deadline
+        self.cost_usd = cost_usd  # 0.0: the pipeline's SLO says
+        self.payload_bytes = payload_bytes  # 0: unknown
         self.sender = sender
 
 

@@ -26,15 +26,18 @@ class Simulation(Protocol):
         sender: SimClient | None = None,
         priority: int = 0,
         timeout_ns: int = 0,
+        cost_usd: float = 0.0,
+        payload_bytes: int = 0,
     ) -> None:
         """Have a request arrive at `at_ns`; `sender` is notified of its arrival and its outcome.
 
         `priority` is the one that the client claims: smaller is more urgent, 0 is the default.
         `timeout_ns` is how long the client waits; 0: as long as the objective of the pipeline.
+        `cost_usd` is the most that it may cost, `payload_bytes` the size of a call that carries it.
         """
 
-    def cancel(self, now_ns: int, request_id: int) -> None:
-        """Cancel a request, if it is still open."""
+    def cancel(self, at_ns: int, request_id: int) -> None:
+        """Cancel a request at `at_ns`, if it is still open then."""
 
     def wake_client(self, at_ns: int, client: SimClient) -> None:
         """Call `client.on_wake` at `at_ns`."""

@@ -44,6 +44,8 @@ class Recorder:
         self.arrival_ns = array("q")
         self.pipeline = array("i")
         self.client = array("i")
+        self._own_deadline_rows = array("q")  # requests whose client set the deadline
+        self._own_deadline_ns = array("q")
         self._started = np.full(size, NEVER_NS, dtype=np.int64)
         self._finished = np.full(size, NEVER_NS, dtype=np.int64)
         self._started_ns = self._started.data
@@ -59,8 +61,11 @@ class Recorder:
         self._would_reject_rows = array("q")
         self._spans = [array(code) for code in SPAN_CODES.values()]
 
-    def arrived(self, now_ns: int, pipeline: int, client: int) -> None:
+    def arrived(self, now_ns: int, pipeline: int, client: int, timeout_ns: int = 0) -> None:
         """Record an arrival that was not known beforehand, in the last row."""
+        if timeout_ns:
+            self._own_deadline_rows.append(len(self.arrival_ns))
+            self._own_deadline_ns.append(now_ns + timeout_ns)
         self.arrival_ns.append(now_ns)
         self.pipeline.append(pipeline)
         self.client.append(client)
@@ -135,12 +140,16 @@ class Recorder:
         outcome[np.array(self._other_rows)] = np.array(self._other_outcomes)
         would_reject = np.zeros(n, dtype=np.int8)
         would_reject[np.array(self._would_reject_rows)] = 1
+        deadline_ns = _deadlines(app, arrival_ns[:n], pipeline[:n])
+        if self._own_deadline_rows:
+            deadline_ns = deadline_ns.copy()
+            deadline_ns[np.array(self._own_deadline_rows)] = np.array(self._own_deadline_ns)
         pool, node = _places(app, self._places[:n])
         return build_requests(
             arrival_ns[:n],
             started_ns=started_ns,
             finished_ns=self._finished[:n],
-            deadline_ns=_deadlines(app, arrival_ns[:n], pipeline[:n]),
+            deadline_ns=deadline_ns,
             outcome=outcome,
             pipeline=pipeline[:n],
             client=client[:n],

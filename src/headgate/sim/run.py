@@ -20,7 +20,7 @@ from headgate.metrics.columns import (
     RunColumns,
     with_client_overhead,
 )
-from headgate.sim.clients import id_of
+from headgate.sim.clients import LoggedClients, id_of
 from headgate.sim.engine import Engine
 from headgate.sim.event_queue import ArrivalCursor, EventQueue
 from headgate.sim.faas import SimFaasPlatform
@@ -72,13 +72,16 @@ def simulate(
     `on_chunk` is called once per chunk of arrivals with the number of arrivals read so far.
     """
     app = setup.app
+    has_terms = arrivals is not None and arrivals.terms is not None
+    if arrivals is not None and has_terms:
+        clients = (LoggedClients(arrivals, app), *clients)
     queue = EventQueue()
     recorder = Recorder(
         records_arrivals=bool(clients or setup.faults or has_cascades(app)),
         records_spans=setup.records_spans,
         size=0 if arrivals is None else len(arrivals),
     )
-    cursor = _cursor(app, arrivals, on_chunk)
+    cursor = _cursor(app, None if has_terms else arrivals, on_chunk)
     truth = GroundTruth(setup.truth, setup.seed)
     nodes: list[SimNode] = []
     platforms: dict[int, SimFaasPlatform] = {}

@@ -4,6 +4,7 @@ from headgate.workload.arrivals import (
     Arrivals,
     ClosedLoop,
     ConcurrencyStep,
+    RequestTerms,
     arrivals_at,
     constant_column,
 )
@@ -19,13 +20,23 @@ from headgate.workload.generators import (
 from headgate.workload.readers import find_trace, layouts, read_trace
 from headgate.workload.spec import parse_arrivals
 from headgate.workload.trace_file import ReadOptions
-from headgate.workload.transforms import assign, mix, named, rescale_rate, scale_time, shift, window
+from headgate.workload.transforms import (
+    assign,
+    mix,
+    named,
+    rescale_rate,
+    scale_time,
+    shift,
+    superpose,
+    window,
+)
 
 __all__ = [
     "Arrivals",
     "ClosedLoop",
     "ConcurrencyStep",
     "ReadOptions",
+    "RequestTerms",
     "arrivals_at",
     "assign",
     "constant_column",
@@ -45,5 +56,6 @@ __all__ = [
     "scale_time",
     "shift",
     "stepped",
+    "superpose",
     "window",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
 import numpy as np
@@ -15,10 +15,43 @@ from headgate.core.errors import ConfigError
 
 Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
+Float64 = NDArray[np.float64]
 
 ARRIVALS_MAX: Final = 1_000_000_000  # 8 GB of times; more is surely a mistake in a rate
 DEFAULT_NAME: Final = "default"
 _CHECK_ROWS: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestTerms:
+    """What each request brings of its own, as the requests of an event log do; 0: nothing.
+
+    Times count from the arrival, so that a request that is moved keeps them.
+    """
+
+    timeout_ns: Int64  # the client's deadline, after which a response is useless
+    cancel_ns: Int64  # when the client cancels the request, if it is still open then
+    cost_usd: Float64  # the most that the request may cost
+    payload_bytes: Int64  # of a FaaS call that carries the inputs
+
+    def check(self, length: int) -> None:
+        """Raise `ConfigError` unless each column has this many rows, none of them negative."""
+        for column in fields(self):
+            values = getattr(self, column.name)
+            kind = np.float64 if column.name == "cost_usd" else np.int64
+            _check_column(column.name, values, kind, length)
+            if length and not values.min() >= 0:
+                raise ConfigError("must not be negative", key=column.name, value=values.min())
+
+    def rows(self, rows: slice | NDArray[np.integer]) -> RequestTerms:
+        """Return some rows of each column."""
+        return RequestTerms(*(getattr(self, column.name)[rows] for column in fields(self)))
+
+
+def no_terms(length: int) -> RequestTerms:
+    """Return the terms of requests that bring nothing of their own."""
+    zeros = np.zeros(length, np.int64)
+    return RequestTerms(zeros, zeros, np.zeros(length), zeros)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +70,7 @@ class Arrivals:
     clients: tuple[str, ...] = (DEFAULT_NAME,)
     items: Int32 | None = None  # the number of items of each request; None: one each
     priority: Int32 | None = None  # that each client claims, smaller is more urgent; None: 0
+    terms: RequestTerms | None = None  # what requests of a log asked for besides; None: nothing
 
     def __post_init__(self) -> None:
         _check_times(self.times_ns, self.duration_ns)
@@ -48,6 +82,8 @@ class Arrivals:
                 raise ConfigError("a request has at least one item", key="items")
         if self.priority is not None:
             _check_column("priority", self.priority, np.int32, len(self.times_ns))
+        if self.terms is not None:
+            self.terms.check(len(self.times_ns))
         for name in ("times_ns", "pipeline", "client", "items", "priority"):
             column = getattr(self, name)
             if column is not None:

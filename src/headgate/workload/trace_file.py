@@ -31,6 +31,7 @@ from headgate.workload.arrivals import (
     Arrivals,
     Int32,
     Int64,
+    RequestTerms,
     constant_column,
     take_rows,
 )
@@ -171,17 +172,18 @@ class TraceTable:
         pipeline: str | None = None,
         client: str | None = None,
         items: str | None = None,
+        priority: str | None = None,
+        terms: RequestTerms | None = None,
     ) -> Arrivals:
         """Return one arrival per row, in order of time, with the values of these columns.
 
-        The window ends just after the last arrival.
+        `terms` are by row. The window ends just after the last arrival.
         """
         rows = np.argsort(times_ns, kind="stable")
         pipeline_column, pipelines = self._names(pipeline)
         client_column, clients = self._names(client)
-        sizes = None
-        if items is not None:
-            sizes = np.fromiter(self._parsed(items, _parse_items), np.int32, len(self))[rows]
+        sizes = None if items is None else self._whole(items, 1)[rows]
+        priorities = None if priority is None else self._whole(priority, 0)[rows]
         return Arrivals(
             times_ns[rows],
             int(times_ns[rows[-1]]) + 1,
@@ -190,6 +192,8 @@ class TraceTable:
             pipelines,
             clients,
             sizes,
+            priorities,
+            None if terms is None else terms.rows(rows),
         )
 
     def error(self, row: int, column: str, problem: str) -> ConfigError:
@@ -197,6 +201,10 @@ class TraceTable:
         line = next(islice(read_rows(self.path), row + 1, None))[0]
         where, value = f"{self.path}:{line}", self.cells[column][row]
         return ConfigError(problem, where=where, key=column, value=value)
+
+    def _whole(self, column: str, least: int) -> Int32:
+        parse = partial(_parse_whole, least=least)
+        return np.fromiter(self._parsed(column, parse), np.int32, len(self))
 
     def _names(self, column: str | None) -> tuple[Int32, tuple[str, ...]]:
         if column is None:
@@ -257,10 +265,10 @@ def parse_number(text: str) -> float:
     return number
 
 
-def _parse_items(text: str) -> int:
+def _parse_whole(text: str, least: int) -> int:
     number = parse_number(text)
-    if not number.is_integer() or not 1 <= number < 2**31:
-        raise ValueError("is not a whole number of at least 1")
+    if not number.is_integer() or not least <= number < 2**31:
+        raise ValueError(f"is not a whole number of at least {least}")
     return int(number)
 
 

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Final
 
 import numpy as np
 
+from headgate.core.clock import SECOND_NS
 from headgate.core.errors import ConfigError
 from headgate.workload.arrivals import (
     DEFAULT_NAME,
     Arrivals,
     Int32,
     Int64,
+    RequestTerms,
     check_positive,
     check_total,
     constant_column,
+    no_terms,
     take_rows,
 )
 from headgate.workload.generators import column_stream, fill
+
+SUPERPOSE_SHIFT_NS: Final = 5 * SECOND_NS  # longer than a queue remembers, shorter than most bursts
 
 
 def rescale_rate(arrivals: Arrivals, factor: float, *, seed: int) -> Arrivals:
@@ -29,7 +35,7 @@ def rescale_rate(arrivals: Arrivals, factor: float, *, seed: int) -> Arrivals:
     process. A factor above 1 adds copies of each arrival, `factor` in all on average, at random
     times before the next arrival; so a burst keeps its place and its length and becomes `factor`
     times as dense. Relative variations are kept, hence the index of dispersion grows with the
-    factor. To keep the statistics of the inter-arrival times, use `scale_time`.
+    factor. To keep the statistics of the inter-arrival times, use `scale_time` or `superpose`.
     """
     check_positive("factor", factor)
     check_total(len(arrivals) * factor)
@@ -43,6 +49,51 @@ def rescale_rate(arrivals: Arrivals, factor: float, *, seed: int) -> Arrivals:
         edges_ns = np.append(arrivals.times_ns, arrivals.duration_ns)
         times_ns[~is_first] = fill(edges_ns, copies - 1, rng)
     return _with_rows(arrivals, rows, times_ns, arrivals.duration_ns)
+
+
+def superpose(arrivals: Arrivals, factor: float, *, seed: int) -> Arrivals:
+    """Return `factor` times the arrivals, over the same duration, as of more clients of the kind.
+
+    Each whole copy beyond the first is all of the arrivals, moved by a random time of up to
+    `SUPERPOSE_SHIFT_NS`, forth or back, and wrapped round at the first and last arrival. Bursts
+    that last longer keep their place and get `factor` times as dense; within a shorter time the
+    copies are independent, as clients are: the superposition of Poisson arrivals is Poisson,
+    where the copies of `rescale_rate` come in clusters. The part of a copy that is left, and any
+    factor below 1, is thinned: a random subset, with the same share of each pipeline.
+    """
+    check_positive("factor", factor)
+    check_total(len(arrivals) * factor)
+    rng = column_stream(seed, "superpose")
+    whole = math.floor(factor)
+    copies = [arrivals] * min(whole, 1)
+    copies += [_moved(arrivals, rng) for _ in range(whole - 1)]
+    if factor > whole:
+        part = _thinned(arrivals, factor - whole, rng)
+        copies.append(_moved(part, rng) if whole else part)
+    return copies[0] if len(copies) == 1 else mix(copies)
+
+
+def _moved(arrivals: Arrivals, rng: np.random.Generator) -> Arrivals:
+    if not len(arrivals):
+        return arrivals
+    first_ns = int(arrivals.times_ns[0])
+    span_ns = int(arrivals.times_ns[-1]) - first_ns + 1
+    most_ns = min(SUPERPOSE_SHIFT_NS, span_ns // 2)
+    shift_ns = int(rng.integers(-most_ns, most_ns, endpoint=True))
+    times_ns = (arrivals.times_ns - first_ns + shift_ns) % span_ns + first_ns
+    rows = np.argsort(times_ns, kind="stable")
+    return _with_rows(arrivals, rows, times_ns[rows], arrivals.duration_ns)
+
+
+def _thinned(arrivals: Arrivals, share: float, rng: np.random.Generator) -> Arrivals:
+    chosen: list[Int64] = []
+    for index in range(len(arrivals.pipelines)):
+        rows = np.flatnonzero(arrivals.pipeline == index)
+        # Rounded at random, so that the mean is exact for the rarest pipeline too.
+        count = math.floor(share * len(rows) + rng.random())
+        chosen.append(rng.permutation(rows)[:count])
+    rows = np.sort(np.concatenate(chosen))
+    return _with_rows(arrivals, rows, arrivals.times_ns[rows], arrivals.duration_ns)
 
 
 def scale_time(arrivals: Arrivals, factor: float) -> Arrivals:
@@ -97,6 +148,19 @@ def mix(parts: Sequence[Arrivals]) -> Arrivals:
         clients,
         np.concatenate([part.sizes for part in parts])[rows] if has_items else None,
         np.concatenate([part.priorities for part in parts])[rows] if has_priorities else None,
+        _mix_terms(parts, rows),
+    )
+
+
+def _mix_terms(parts: Sequence[Arrivals], rows: Int64) -> RequestTerms | None:
+    if all(part.terms is None for part in parts):
+        return None
+    terms = [part.terms or no_terms(len(part)) for part in parts]
+    return RequestTerms(
+        *(
+            np.concatenate([getattr(t, column.name) for t in terms])[rows]
+            for column in fields(RequestTerms)
+        )
     )
 
 
@@ -139,6 +203,7 @@ def _with_rows(
         client=take_rows(arrivals.client, rows),
         items=None if arrivals.items is None else arrivals.items[rows],
         priority=None if arrivals.priority is None else arrivals.priority[rows],
+        terms=None if arrivals.terms is None else arrivals.terms.rows(rows),
     )
 
 

@@ -7,7 +7,16 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from headgate.metrics.confidence import batch_means, mean_interval, student_t
+from headgate.core.clock import MILLISECOND_NS, SECOND_NS
+from headgate.core.states import Outcome
+from headgate.metrics.columns import RequestColumns, build_requests
+from headgate.metrics.confidence import (
+    batch_means,
+    mean_interval,
+    resample_windows,
+    run_figures,
+    student_t,
+)
 
 
 @pytest.fixture(scope="module")
@@ -61,3 +70,33 @@ def test_batches_leave_out_the_warm_up() -> None:
     """Seven values in three batches: the first one is left out."""
     interval = batch_means([1000.0, 1, 3, 2, 2, 0, 4], batches=3)
     assert interval.mean == 2.0
+
+
+def burst(late: int) -> RequestColumns:
+    """200 requests in 20 s; those of the first `late` windows of 1 s are late, after 100 ms."""
+    arrival_ns = np.arange(200) * SECOND_NS // 10
+    is_late = arrival_ns < late * SECOND_NS
+    return build_requests(
+        arrival_ns,
+        finished_ns=arrival_ns + np.where(is_late, 100, 10) * MILLISECOND_NS,
+        outcome=np.where(is_late, Outcome.LATE, Outcome.MET),
+    )
+
+
+def test_figures_of_a_run() -> None:
+    figures = run_figures(burst(late=4))
+    assert (figures.in_time, figures.refused) == (0.8, 0)
+    assert (figures.p50_ms, figures.p95_ms, figures.p99_ms) == (10.0, 100.0, 100.0)
+    nothing = run_figures(build_requests([]))
+    assert nothing.in_time == 1.0
+    assert math.isnan(nothing.p50_ms)
+
+
+def test_windows_are_drawn_whole() -> None:
+    """One burst in 20 windows: a draw has it never, once, or several times."""
+    drawn = [figures.in_time for figures in resample_windows(burst(late=1), 200, seed=1)]
+    assert {round(20 * (1 - share), 6) for share in drawn} <= set(range(20))
+    assert np.mean(drawn) == pytest.approx(0.95, abs=0.01)
+    assert np.std(drawn) == pytest.approx(math.sqrt(20 * 0.05 * 0.95) / 20, rel=0.2)
+    steady = list(resample_windows(burst(late=0), 10, seed=1))
+    assert {figures.in_time for figures in steady} == {1.0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -21,6 +22,7 @@ from headgate.core.events import (
     InstanceStarted,
     NodeJoined,
     RequestArrived,
+    RequestCancelled,
 )
 from headgate.core.model import App, Client, Function, Pipeline, Pool, Profile, Slo, Stage, Variant
 from headgate.core.records import STAGES_MAX
@@ -32,6 +34,7 @@ from headgate.metrics.from_log import (
     calibrate,
     calibrated,
     factors_by_size,
+    group_starts,
     quantile_bin_means,
     read_columns,
 )
@@ -70,7 +73,11 @@ def day() -> LoggedColumns:
         (30, InstanceStarted(0, 0), []),
         (42, BatchFinished(0), [Settle(0, Settlement(Outcome.MET))]),
         (50, RequestArrived(1, 0), []),
-        (50, RequestArrived(2, 0, deadline_ns=BEGINS_NS + 60 * MS), [dispatch(1, 1, 2)]),
+        (
+            50,
+            RequestArrived(2, 0, deadline_ns=BEGINS_NS + 60 * MS, is_hard=True),
+            [dispatch(1, 1, 2)],
+        ),
         (
             80,
             BatchFinished(1),
@@ -94,7 +101,7 @@ def test_request_columns_of_a_log() -> None:
     assert requests.attempts.tolist() == [1, 1, 1, 2]
     assert requests.cold.tolist() == [1, 0, 0, 0]
     assert (requests.pool.tolist(), requests.node.tolist()) == ([0] * 4, [0] * 4)
-    assert day().own_deadline.tolist() == [0, 0, 1, 0]
+    assert day().timeout_ns.tolist() == [0, 0, 10 * MS, 0]
 
 
 def test_batch_columns_of_a_log() -> None:
@@ -113,7 +120,9 @@ def test_starts_of_a_log() -> None:
 
 def test_calibration_uses_only_warm_finished_batches() -> None:
     (truth,) = calibrate(APP, day().batches)
-    assert (truth.function, truth.batches, truth.factors) == ("f", 1, {2: (1.5,)})
+    assert (truth.function, truth.batches, truth.sizes) == ("f", 1, (2,))
+    # A batch of 2 takes 30 ms, 10 more than its profile, and so would a batch of 1.
+    assert truth.factors == {1: (2.0,), 2: (1.5,)}
 
 
 def test_an_empty_log_and_one_with_unknown_ids() -> None:
@@ -129,7 +138,7 @@ def test_calibrated_application_file() -> None:
     spec: dict[str, object] = {"functions": {"f": {"exec_time": "10ms"}}, "simulation": {}}
     changed = calibrated(spec, calibrate(APP, day().batches), client_overheads_ns=[400_000])
     assert changed["simulation"] == {
-        "service_times": {"distribution": "observed", "observed": {"f": [1.5]}},
+        "service_times": {"distribution": "observed", "observed": {"f": {1: [2.0], 2: [1.5]}}},
         "overheads": {"client_overhead": "400000ns"},
     }
     assert spec["simulation"] == {}
@@ -139,26 +148,101 @@ def test_calibration_tells_small_batches_from_large_ones() -> None:
     """What a batch costs besides its function is most of the time of a small one."""
     items = np.array([1] * 30 + [2] * 5 + [8] * 25 + [9], np.int32)
     took = np.where(items < 8, 3.0, 1.2)
-    found = factors_by_size(items, took)
+    assert group_starts(items) == [1, 2]
+    found = factors_by_size(items, took, [1] * 9)
     assert {size: set(factors) for size, factors in found.items()} == {1: {3.0}, 2: {3.0, 1.2}}
-    result = CalibrationResult("f", len(items), 2.0, 1.2, 3.0, found)
+    result = CalibrationResult("f", len(items), 2.0, 1.2, 3.0, found, (1, 2, 8, 9))
     spec = calibrated({"functions": {"f": {"exec_time": ["1ms"] * 9}}}, [result], [1_000, 2_000])
     options = from_spec(spec, "here").simulation
     assert options.client_overheads_ns == (1_000, 2_000)
     assert [size for size, _ in options.observed[0]] == [1, 2]
 
 
+def test_a_size_that_was_never_seen_takes_as_much_besides_its_profile() -> None:
+    """Batches of 1 take 35 ms instead of 10: one of 8 takes 61 ms then, and not 126."""
+    exec_ns = [10, 14, 18, 21, 25, 29, 32, 36]
+    found = factors_by_size(np.ones(30, np.int32), np.full(30, 3.5), exec_ns)
+    times = [round(at(found, size) * exec_ns[size - 1]) for size in range(1, 9)]
+    assert times == [exec + 25 for exec in exec_ns]
+    faster = factors_by_size(np.ones(30, np.int32), np.full(30, 0.5), exec_ns)
+    assert at(faster, 1) == at(faster, 8) == 0.5
+
+
+def test_sizes_between_those_that_were_seen_are_interpolated() -> None:
+    items = np.array([2] * 30 + [6] * 30, np.int32)
+    found = factors_by_size(items, np.where(items == 2, 2.0, 1.2), [10] * 8)
+    expected = [2.0, 2.0, 1.8, 1.6, 1.4, 1.2, 1.2, 1.2]
+    assert [at(found, size) for size in range(1, 9)] == pytest.approx(expected)
+
+
+def test_rare_sizes_share_a_time_and_not_a_ratio() -> None:
+    """Batches of 1 and of 4 take 5 ms more than their profile, and those of 4 are rare."""
+    items = np.array([1] * 30 + [4] * 5, np.int32)
+    expected = np.where(items == 1, 10.0, 40.0)
+    found = factors_by_size(items, (expected + 5) / expected, [10, 20, 30, 40])
+    assert group_starts(items) == [1]
+    assert [at(found, size) for size in (1, 2, 4)] == pytest.approx([1.5, 1.25, 1.125])
+
+
+def at(found: dict[int, tuple[float, ...]], size: int) -> float:
+    """The mean factor of a batch size."""
+    return float(np.mean(found[max(start for start in found if start <= size)]))
+
+
+def test_batches_that_shared_a_node_count_as_if_alone() -> None:
+    """Two batches at once take twice as long, by the profile: one began when the other was half."""
+    variant = Variant(0, "f", 0, (0,), Profile(exec_ns=(10 * MS,), slowdown=(1.0, 2.0)))
+    function = Function(0, "f", (variant,))
+    app = replace(
+        APP,
+        functions=(function,),
+        pipelines=(Pipeline(0, "f", (Stage(function),)),),
+        pools=(Pool(0, "local", slots=2),),
+    )
+    happened: list[tuple[int, Event, list[Action]]] = [
+        (0, NodeJoined(0, 0, "local1"), []),
+        (1, RequestArrived(0, 0), [dispatch(0, 0)]),
+        (6, RequestArrived(1, 0), [dispatch(1, 1)]),
+        (16, BatchFinished(0), []),
+        (21, BatchFinished(1), []),
+        (30, RequestArrived(2, 0), [dispatch(2, 2)]),
+        (40, BatchFinished(2), []),
+    ]
+    entries = [
+        LogEntry(n, ms * MS, event, actions) for n, (ms, event, actions) in enumerate(happened)
+    ]
+    batches = read_columns(entries, app).batches
+    assert (batches.alone_ns // MS).tolist() == [10, 10, 10]
+    assert batches.concurrency.tolist() == [2, 2, 1]
+    (result,) = calibrate(app, batches)
+    assert (result.mean, result.p99) == (1.0, 1.0)
+
+
+def test_what_requests_asked_for_is_kept() -> None:
+    columns = read(
+        (0, NodeJoined(0, 0, "local1"), []),
+        (5, RequestArrived(0, 0, priority=3, cost_usd=0.5, payload_bytes=77), []),
+        (6, RequestArrived(1, 0, deadline_ns=BEGINS_NS + 50 * MS, is_hard=True), []),
+        (9, RequestCancelled(0), [Settle(0, Settlement(Outcome.CANCELLED))]),
+    )
+    assert columns.priority.tolist() == [3, 0]
+    assert columns.cost_usd.tolist() == [0.5, 0.0]
+    assert columns.payload_bytes.tolist() == [77, 0]
+    assert columns.timeout_ns.tolist() == [0, 44 * MS]
+    assert columns.cancel_ns.tolist() == [4 * MS, 0]
+
+
 @given(st.lists(st.integers(1, 32), min_size=1, max_size=200), st.integers(1, 40))
 def test_every_batch_is_in_one_group_of_sizes(sizes: list[int], group_min: int) -> None:
     """Each group has enough batches, unless there is one group only, and keeps its mean."""
     items = np.array(sizes, np.int32)
-    found = factors_by_size(items, items.astype(np.float64), group_min)
-    starts = [*found, 99]
+    starts = group_starts(items, group_min)
+    found = factors_by_size(items, items.astype(np.float64), [1], group_min)
     assert starts[0] == min(sizes)
-    for start, end in pairwise(starts):
+    for start, end in pairwise([*starts, 99]):
         group = [size for size in sizes if start <= size < end]
-        assert len(group) >= group_min or len(found) == 1
-        assert np.mean(found[start]) == pytest.approx(np.mean(group), rel=1e-3)
+        assert len(group) >= group_min or len(starts) == 1
+        assert at(found, start) == pytest.approx(np.mean(group), rel=1e-3)
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=1_000))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,9 +9,18 @@ from hypothesis import strategies as st
 
 from headgate.core.clock import SECOND_NS
 from headgate.core.errors import ConfigError
-from headgate.workload.arrivals import Arrivals, arrivals_at, is_constant
+from headgate.workload.arrivals import Arrivals, RequestTerms, arrivals_at, is_constant
 from headgate.workload.generators import poisson, stepped
-from headgate.workload.transforms import assign, mix, named, rescale_rate, scale_time, shift, window
+from headgate.workload.transforms import (
+    assign,
+    mix,
+    named,
+    rescale_rate,
+    scale_time,
+    shift,
+    superpose,
+    window,
+)
 
 
 def small(*times_ns: int, duration_ns: int = 100) -> Arrivals:
@@ -62,6 +73,49 @@ def test_thinning_keeps_arrivals_where_they_were() -> None:
     thinned = rescale_rate(arrivals, 0.5, seed=2)
     assert np.isin(thinned.times_ns, arrivals.times_ns).all()
     assert is_constant(thinned.pipeline)
+
+
+@pytest.mark.parametrize("factor", [0.3, 1.0, 2.0, 2.5])
+def test_superposing_keeps_shape_duration_and_the_share_of_each_pipeline(factor: float) -> None:
+    times = stepped([20.0, 100.0, 20.0], 100 * SECOND_NS, 300 * SECOND_NS, seed=1)
+    arrivals = assign(times, {"a": 5.0, "b": 1.0}, seed=3)
+    more = superpose(arrivals, factor, seed=2)
+    steps = [np.bincount(a.times_ns // (100 * SECOND_NS)) for a in (arrivals, more)]
+    assert more.duration_ns == arrivals.duration_ns
+    assert steps[1] / steps[0] == pytest.approx([factor] * 3, rel=0.1)
+    counts = [np.bincount(a.pipeline) for a in (arrivals, more)]
+    assert counts[1] == pytest.approx(factor * counts[0], abs=1)
+
+
+def test_superposed_poisson_arrivals_are_poisson_and_copies_are_not() -> None:
+    """The index of dispersion: the variance of the counts of a short time over their mean."""
+    arrivals = poisson(40.0, 300 * SECOND_NS, seed=1)
+    dispersion = {}
+    for scaled in (superpose, rescale_rate):
+        counts = np.bincount(scaled(arrivals, 3.0, seed=2).times_ns // (SECOND_NS // 5))
+        dispersion[scaled.__name__] = counts.var() / counts.mean()
+    assert dispersion["superpose"] == pytest.approx(1.0, abs=0.15)
+    assert dispersion["rescale_rate"] > 2
+
+
+def test_terms_of_requests_move_with_them() -> None:
+    terms = RequestTerms(
+        np.array([0, 7, 0]), np.array([0, 0, 9]), np.array([0.5, 0.0, 0.0]), np.array([1, 2, 3])
+    )
+    arrivals = replace(small(10, 20, 90), terms=terms)
+    for moved in (superpose(arrivals, 2.0, seed=1), mix([arrivals, small(15)])):
+        assert moved.terms is not None
+        rows = zip(
+            moved.terms.timeout_ns.tolist(),
+            moved.terms.cancel_ns.tolist(),
+            moved.terms.cost_usd.tolist(),
+            moved.terms.payload_bytes.tolist(),
+            strict=True,
+        )
+        assert set(rows) - {(0, 0, 0.0, 0)} == {(0, 0, 0.5, 1), (7, 0, 0.0, 2), (0, 9, 0.0, 3)}
+    assert superpose(small(5), 1.0, seed=0).terms is None
+    with pytest.raises(ConfigError, match="timeout_ns"):
+        replace(small(1), terms=terms)
 
 
 def test_scale_time_multiplies_times_and_duration() -> None:

@@ -121,10 +121,7 @@ def simulate_log(
     Each figure is the mean of several runs: what one run draws would be a part of its error.
     """
     calibrated, trace = folder / "calibrated.yaml", folder / "live.csv"
-    overheads_ns = _client_overheads_ns(live)
-    if len(overheads_ns):  # every fifth percent of them
-        overheads_ns = np.quantile(overheads_ns, np.arange(0.025, 1, 0.05)).astype(np.int64)
-    overhead = ",".join(f"{overhead_ns}ns" for overhead_ns in overheads_ns.tolist() or [0])
+    overhead = client_overheads(live)
     run_command(
         *("calibrate", log, "--out", calibrated, "--trace", trace, "--client-overhead", overhead)
     )
@@ -133,6 +130,14 @@ def simulate_log(
         for seed in range(1, _SEEDS + 1)
     ]
     return {name: fmean(float(run[name]) for run in runs) for name in names}
+
+
+def client_overheads(live: LoadResult) -> str:
+    """Return the latencies that clients saw besides the gateway's own, for `--client-overhead`."""
+    overheads_ns = _client_overheads_ns(live)
+    if len(overheads_ns):  # every fifth percent of them
+        overheads_ns = np.quantile(overheads_ns, np.arange(0.025, 1, 0.05)).astype(np.int64)
+    return ",".join(f"{overhead_ns}ns" for overhead_ns in overheads_ns.tolist() or [0])
 
 
 def run_command(*arguments: object) -> Any:  # any JSON

@@ -1,0 +1,164 @@
+"""From an event log to an application and arrivals that simulate it."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import numpy as np
+
+from headgate.cli.options import writing
+from headgate.cli.output import Progress
+from headgate.config import AppConfig, from_spec
+from headgate.config.build import variant_spec
+from headgate.core.errors import ConfigError
+from headgate.core.event_log import LogHeader, read_log
+from headgate.core.units import format_duration, parse_duration
+from headgate.metrics.from_log import (
+    CalibrationResult,
+    LoggedColumns,
+    calibrate,
+    calibrated,
+    read_columns,
+)
+from headgate.workload import Arrivals, RequestTerms
+
+
+def client_overheads_ns(text: str) -> tuple[int, ...]:
+    """Parse durations, such as `0.5ms,2ms`."""
+    return tuple(parse_duration(each, where="--client-overhead") for each in text.split(","))
+
+
+client_overhead_option = click.option(
+    "overheads_ns",
+    "--client-overhead",
+    type=client_overheads_ns,
+    default="0ms",
+    metavar="TIME,...",
+    help="Time of a request that no log can see, such as 0.5ms: the latency that a client"
+    " measures, less the total in Server-Timing. Several are equally likely. Default: 0ms.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CalibratedLog:
+    """An event log: the application that wrote it, what happened, and its service times."""
+
+    path: Path
+    header: LogHeader
+    config: AppConfig  # as it was served
+    columns: LoggedColumns
+    results: list[CalibrationResult]
+    missing: str  # which part of the log is gone; empty: none
+
+    def spec(self, client_overheads_ns: Sequence[int]) -> dict[str, object]:
+        """Return an application file that simulates the log."""
+        spec = calibrated(self.header.app, self.results, client_overheads_ns)
+        for variant_id, start_ns in self.columns.start_ns.items():
+            # A worker has loaded its functions before it is ready, which was before the log began:
+            # a simulation must not wait for that again.
+            name = self.config.app.variants[variant_id].name
+            variant_spec(spec, name)["cold_start"] = format_duration(start_ns)
+        # The policy of the log, which the command line may have selected.
+        policy = {"name": self.header.policy, **self.header.settings}
+        spec["policy"] = policy if self.header.settings else self.header.policy
+        return spec
+
+    def arrivals(self) -> Arrivals:
+        """Return the requests of the log, with what they asked for."""
+        columns, app = self.columns, self.config.app
+        requests = columns.requests
+        terms = RequestTerms(
+            columns.timeout_ns, columns.cancel_ns, columns.cost_usd, columns.payload_bytes
+        )
+        has_terms = any(
+            column.any()
+            for column in (terms.timeout_ns, terms.cancel_ns, terms.cost_usd, terms.payload_bytes)
+        )
+        return Arrivals(
+            requests.arrival_ns,
+            int(requests.arrival_ns[-1]) + 1 if len(requests) else 0,
+            requests.pipeline,
+            requests.client,
+            tuple(pipeline.name for pipeline in app.pipelines),
+            tuple(client.name for client in app.clients),
+            columns.items,
+            columns.priority if columns.priority.any() else None,
+            terms if has_terms else None,
+        )
+
+
+def read_calibrated(log: Path) -> CalibratedLog:
+    """Read a whole log and calibrate from it. Raises `ConfigError`, also if nothing ran."""
+    header, entries = read_log(log)
+    with closing(entries):
+        config = from_spec(header.app, f"{log}:1: app")
+        with Progress(f"reading {log.name}"):
+            try:
+                columns = read_columns(entries, config.app)
+            except ConfigError as error:
+                raise error.located(entries.where) from None
+    results = calibrate(config.app, columns.batches)
+    if not results:
+        problem = "no batch completed in the log: there is nothing to calibrate with"
+        raise ConfigError(problem, where=str(log))
+    return CalibratedLog(log, header, config, columns, results, entries.missing)
+
+
+def write_trace(path: Path, arrivals: Arrivals) -> None:
+    """Write the arrivals of a log as a trace (CSV), with what its requests asked for."""
+    columns = {
+        "arrival_ns": arrivals.times_ns.tolist(),
+        "pipeline": [arrivals.pipelines[index] for index in arrivals.pipeline.tolist()],
+        "client": [arrivals.clients[index] for index in arrivals.client.tolist()],
+        "items": arrivals.sizes.tolist(),
+    }
+    if arrivals.priority is not None:
+        columns["priority"] = arrivals.priority.tolist()
+    if arrivals.terms is not None:
+        for name in ("timeout_ns", "cancel_ns", "cost_usd", "payload_bytes"):
+            columns[name] = getattr(arrivals.terms, name).tolist()
+    with writing(path, "--trace"), path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+
+
+def unseen_lines(log: CalibratedLog) -> Iterator[str]:
+    """Yield one line for each function with batch sizes that the log does not have."""
+    functions = {function.name: function for function in log.config.app.functions}
+    for result in log.results:
+        variants = functions[result.function].variants
+        most = max(variant.profile.items_max for variant in variants)
+        yield from size_lines(result.function, result.sizes, range(1, most + 1))
+
+
+def size_lines(function: str, seen: Sequence[int], used: Iterable[int]) -> Iterator[str]:
+    """Yield a line about batch sizes between those that were seen, and one about those beyond.
+
+    >>> print(*size_lines("f", [1, 4], [1, 2, 3, 6]), sep="\\n")
+    interpolated: batches of 2 to 3 of f (the log has 1, 4)
+    assumed: batches of 6 of f (the log has 1, 4)
+    """
+    has = f"the log has {spans(seen)}"
+    unseen = sorted(set(used) - set(seen))
+    inside = [size for size in unseen if seen[0] < size < seen[-1]]
+    beyond = [size for size in unseen if not seen[0] < size < seen[-1]]
+    if inside:
+        yield f"interpolated: batches of {spans(inside)} of {function} ({has})"
+    if beyond:
+        yield f"assumed: batches of {spans(beyond)} of {function} ({has})"
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Write whole numbers, ascending, as spans.
+
+    >>> spans([1, 3, 4, 5, 8])
+    '1, 3 to 5, 8'
+    """
+    parts = np.split(np.array(numbers), np.flatnonzero(np.diff(numbers) != 1) + 1)
+    return ", ".join(f"{p[0]}" if len(p) == 1 else f"{p[0]} to {p[-1]}" for p in parts)
