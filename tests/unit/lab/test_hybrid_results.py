@@ -37,8 +37,9 @@ def runs_of(
     return runs
 
 
-def table_of(*ours_usd: float, attainment: float = 1.0) -> ResultTable:
-    return ResultTable(runs_of(*ours_usd, attainment=attainment), LIMITS, (CHEAP, GOOD, DEAR))
+def table_of(*ours_usd: float, attainment: float = 1.0, is_generated: bool = True) -> ResultTable:
+    runs = runs_of(*ours_usd, attainment=attainment)
+    return ResultTable(runs, LIMITS, (CHEAP, GOOD, DEAR), is_generated=is_generated)
 
 
 def test_all_goals_are_met() -> None:
@@ -53,9 +54,10 @@ def test_all_goals_are_met() -> None:
         (table_of(1.1, 2.2, attainment=0.98), 0, "calm (98.00 %); median (98.00 %)"),
         (table_of(1.1, 4.2), 1, "median (+5.0 % of good)"),
         (table_of(1.8, 3.8), 2, "0.15 (calm 0.20, median 0.10)"),
+        (table_of(1.5, 4.0, is_generated=False), 2, "0.25 (calm 0.50, median 0.00)"),
         (table_of(0.9, 2.2), 3, "headgate on calm"),
     ],
-    ids=["late", "dear", "no better", "too good"],
+    ids=["late", "dear", "no better", "not enough for real arrivals", "too good"],
 )
 def test_each_goal_can_fail(table: ResultTable, failing: int, measured: str) -> None:
     checks = table.checks()
