@@ -6,7 +6,7 @@ import pytest
 
 from headgate.lab.experiments.hybrid.environment import TRACES, TraceScenario
 from headgate.lab.experiments.hybrid.offline_optimum import Clairvoyant
-from headgate.lab.experiments.hybrid.results import OURS, ResultTable
+from headgate.lab.experiments.hybrid.results import OURS, ResultTable, tuned_check, tuned_rows
 from headgate.lab.experiments.hybrid.sweep import BEST, best_variants, sweep_cases, variants_of
 from headgate.lab.harness import Case, PolicyCase, RunResult, TierUse
 
@@ -97,3 +97,13 @@ def test_quick_settings_are_part_of_the_sweep() -> None:
     for policy in BEST:
         assert policy in variants_of(policy.name)
         policy.build()
+
+
+def test_baselines_tuned_on_a_trace() -> None:
+    tuned = {"calm": (GOOD, 2.0), "median": (DEAR, 4.0)}
+    ours_usd = {"calm": 1.5, "median": 4.2}
+    rows = tuned_rows(tuned, ours_usd, {"calm": 1.0, "median": 2.0})
+    assert [row["gap closed"] for row in rows] == [pytest.approx(0.5), pytest.approx(-0.1)]
+    check = tuned_check(tuned, ours_usd)
+    assert (check.holds, check.measured) == (False, f"median (+5.0 % of {DEAR.name})")
+    assert tuned_check(tuned, {"calm": 2.0, "median": 4.05}).holds
