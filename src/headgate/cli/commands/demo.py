@@ -97,8 +97,8 @@ def _show_runs(result: DemoResult) -> None:
     notes = (
         "Predicted: simulated by the profile alone. Rows without a live run are not this machine.",
         "Simulated: with the service times in the log of the live run, of requests and of calls.",
-        "Simulated functions have a core each; "
-        f"live functions share one of {len(usable_cores())} with the gateway.",
+        "Simulated functions share one core; "
+        f"live ones share one of {len(usable_cores())} with the gateway and the client, too.",
     )
     show(*(hanging_indent("-", 2, note) for note in notes))
     show(rows_table(check_rows(result), "\nDo live, simulated and planned agree?"))
