@@ -5,9 +5,10 @@ saw: a request from its arrival at the Scheduler to its outcome, and a batch fro
 the event of its completion, so that the network to and from the worker is part of the batch.
 
 The batches calibrate the simulator: true service times over profiled ones. A batch that shared its
-node was slowed down by its neighbours, as its profile says (`slowdown`, `interference`), and a
-simulation slows it down again: what counts is the time of a batch alone on its node, without the
-network of its pool. Batch sizes that a log does not have are interpolated: see `factors_by_size`.
+node or its host was slowed down by its neighbours, as the profile (`slowdown`, `interference`) and
+the host say, and a simulation slows it down again: what counts is the time of a batch alone there,
+without the network of its pool. Batch sizes that a log does not have are interpolated: see
+`factors_by_size`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final, final
 
 import numpy as np
@@ -42,7 +44,7 @@ from headgate.core.events import (
     RequestCancelled,
     WeightsLoaded,
 )
-from headgate.core.model import App, Variant
+from headgate.core.model import App, Pool, Variant
 from headgate.core.records import STAGES_MAX
 from headgate.metrics.columns import (
     NOWHERE,
@@ -61,6 +63,7 @@ VALUES_MAX: Final = 100
 GROUP_MIN: Final = 20  # batches, for factors of their own
 _FACTOR_MAX: Final = 1e6  # the limit of the application file
 _BLENDED_VALUES: Final = 20  # of a size that was never seen: they are estimates anyway
+_ROUNDING: Final = 1e-9
 _STEP: Final = 0.05  # sizes whose profiled times differ by less have the same factors
 _IDS_MAX: Final = 1 << 31
 _ITEMS_MAX: Final = 1 << 31
@@ -153,6 +156,9 @@ class LogColumnsReader:
         self._in_flight: dict[int, _Flight] = {}  # by batch id
         self._on_node: dict[int, list[_Flight]] = {}  # by node id, in order of dispatch
         self._changed_ns: dict[int, int] = {}  # by node id: when its batches last changed
+        # By host id: the nodes on it that had batches, with their pools, and the calls in flight.
+        self._nodes_of: dict[int, dict[int, Pool]] = {}
+        self._calls_of: dict[int, list[_Flight]] = {}
         self._preparing: set[int] = set()  # instances that are starting or loading
         self._starting: dict[int, tuple[int, int]] = {}  # by instance: its variant, and since when
         self._start_ns: dict[int, list[int]] = {}  # by variant id
@@ -255,23 +261,44 @@ class LogColumnsReader:
         variant_id = _checked("variant", dispatch.variant_id, len(self._app.variants))
         _checked("pool", dispatch.pool_id, len(self._app.pools))
         variant = self._app.variants[variant_id]
+        _checked("shape", dispatch.shape_id, len(variant.shapes))
         flight = _Flight(dispatch, variant, self._now_ns, is_cold)
         self._in_flight[dispatch.batch_id] = flight
+        self._advance(dispatch)
         if dispatch.node_id is not None:
-            self._advance(dispatch.node_id, dispatch.pool_id)
             self._on_node.setdefault(dispatch.node_id, []).append(flight)
+        elif (host := self._app.pools[dispatch.pool_id].host) is not None:
+            self._calls_of.setdefault(host.id, []).append(flight)
 
-    def _advance(self, node_id: int, pool_id: int) -> None:
-        """Credit the batches on a node with what they did since their number last changed.
+    def _advance(self, changing: Dispatch) -> None:
+        """Credit the batches beside one that begins or ends with what they have done until now.
 
-        As many as the node has slots run, the first first; the others are queued there.
+        They are those on its node, and on a host those on all its nodes.
         """
+        node_id, pool = changing.node_id, self._app.pools[changing.pool_id]
+        if pool.host is None:
+            if node_id is not None:
+                self._credit(node_id, self._running_on(node_id, pool), 1.0)
+            return
+        nodes = self._nodes_of.setdefault(pool.host.id, {})
+        if node_id is not None:
+            nodes[node_id] = pool
+        running = {each: self._running_on(each, of_pool) for each, of_pool in nodes.items()}
+        flights = [*self._calls_of.get(pool.host.id, ()), *chain.from_iterable(running.values())]
+        wanted_milli = sum(f.variant.wanted_cpu_milli(f.dispatch.shape_id) for f in flights)
+        for each, of_node in running.items():
+            self._credit(each, of_node, pool.host.slowdown(wanted_milli))
+
+    def _running_on(self, node_id: int, pool: Pool) -> list[_Flight]:
+        """As many as the node has slots run, the first first; the others are queued there."""
+        return self._on_node.get(node_id, [])[: pool.slots]
+
+    def _credit(self, node_id: int, running: list[_Flight], of_host: float) -> None:
         elapsed_ns = self._now_ns - self._changed_ns.get(node_id, 0)
         self._changed_ns[node_id] = self._now_ns
-        running = self._on_node.get(node_id, [])[: self._app.pools[pool_id].slots]
         for flight in running:
             flight.concurrency = max(flight.concurrency, len(running))
-            slowdown = flight.variant.profile.slowdown_at(len(running))
+            slowdown = flight.variant.profile.slowdown_at(len(running)) * of_host
             for other in running if flight.variant.interference else ():
                 if other is not flight:
                     slowdown *= flight.variant.interference[other.variant.function_id]
@@ -279,16 +306,19 @@ class LogColumnsReader:
 
     def _on_batch_end(self, flight: _Flight, *, is_finished: bool) -> None:
         dispatch, node_id = flight.dispatch, flight.dispatch.node_id
-        if node_id is None:
-            flight.alone_ns = self._now_ns - flight.sent_ns
-        else:
-            self._advance(node_id, dispatch.pool_id)
+        pool = self._app.pools[dispatch.pool_id]
+        self._advance(dispatch)
+        if node_id is not None:
             self._on_node[node_id].remove(flight)
-        network_ns = 2 * self._app.pools[dispatch.pool_id].network_ns
+        else:
+            flight.alone_ns = self._now_ns - flight.sent_ns
+            if pool.host is not None:
+                self._calls_of[pool.host.id].remove(flight)
+        network_ns = 2 * pool.network_ns
         row = {
             "variant": dispatch.variant_id,
             "items": _checked("items", dispatch.items, _ITEMS_MAX),
-            "shape": _checked("shape", dispatch.shape_id, len(flight.variant.shapes)),
+            "shape": dispatch.shape_id,
             "pool": dispatch.pool_id,
             "node": NOWHERE if node_id is None else _checked("node", node_id, _IDS_MAX),
             "concurrency": flight.concurrency,
@@ -365,29 +395,37 @@ def factors_by_size(
 ) -> dict[int, tuple[float, ...]]:
     """Return the distribution of factors by the batch size from which on it holds.
 
-    Neighbouring sizes share their batches if they are rare, and a size that was never seen has
-    what those before and after it have. What a batch takes besides its profile is a time, not a
-    share of it: where batches of 1 take 14 ms instead of 10 (the median), those of 2 are expected
-    to take 4 ms more, too, with the same relative spread. Where batches are faster than their
-    profile, a share is all that is known.
+    A size with enough batches has its own. Neighbouring sizes share theirs if they are rare, and a
+    size that was never seen has what those before and after it have: the same spread around the
+    line that `fit_line` finds between profiled and true times of all sizes.
 
     >>> factors_by_size(np.array([1, 1]), np.array([1.4, 1.4]), [10, 20, 40])
     {1: (1.4, 1.4), 2: (1.2, 1.2), 3: (1.1, 1.1)}
     """
     starts = group_starts(items, group_min)
     expected_ns = np.array([_time_ns(exec_ns, size) for size in items.tolist()], np.float64)
+    line = fit_line(expected_ns, factor * expected_ns)
     groups = {
-        start: _SizeGroup(factor[is_own], expected_ns[is_own])
+        start: _SizeGroup(factor[is_own], expected_ns[is_own], line)
         for start, end in zip(starts, [*starts[1:], _ITEMS_MAX], strict=True)
         for is_own in [(items >= start) & (items < end)]
     }
-    sizes = np.unique(items).tolist()
+    sizes, counts = (column.tolist() for column in np.unique(items, return_counts=True))
+    frequent = {
+        size: _SizeGroup(factor[items == size], expected_ns[items == size], line)
+        for size, count in zip(sizes, counts, strict=True)
+        if count >= group_min
+    }
     found: dict[int, tuple[float, ...]] = {}
     last: tuple[list[int], int] | None = None  # groups and profile of the last entry
     for size in range(1, max(len(exec_ns), sizes[-1]) + 1):
         size_ns = _time_ns(exec_ns, size)
         near = [size] if size in sizes else _neighbours(sizes, size)
         own = sorted({max(start for start in starts if start <= each) for each in near})
+        if size in frequent:
+            last = None
+            found[size] = frequent[size].factors(size_ns)
+            continue
         is_like_last = last is not None and abs(size_ns - last[1]) <= _STEP * last[1]
         if len(own) == 1 and last is not None and last[0] == own and is_like_last:
             continue
@@ -417,17 +455,46 @@ def group_starts(items: Int32, group_min: int = GROUP_MIN) -> list[int]:
     return starts
 
 
+def fit_line(expected_ns: Float64, took_ns: Float64) -> tuple[float, float]:
+    """Return the time that every batch takes besides its profile, and the factor of the profile.
+
+    Fitted to the medians of the batch sizes. Of a single size, whatever is more than the profile is
+    taken for a time that each batch takes (to be sent, to be answered), and what is less for a
+    factor.
+
+    >>> fit_line(np.array([10.0, 20.0]), np.array([14.0, 24.0])), fit_line(np.ones(1), np.ones(1))
+    ((4.0, 1.0), (0.0, 1.0))
+    >>> fit_line(np.array([10.0, 20.0, 20.0]), np.array([12.0, 24.0, 24.0]))
+    (0.0, 1.2)
+    """
+    known_ns, group, counts = np.unique(expected_ns, return_inverse=True, return_counts=True)
+    medians_ns = np.array([np.median(took_ns[group == index]) for index in range(len(known_ns))])
+    through_zero = float((counts * known_ns) @ medians_ns / ((counts * known_ns) @ known_ns))
+    if len(known_ns) == 1:
+        added_ns = float(medians_ns[0] - known_ns[0])
+        return (added_ns, 1.0) if added_ns > 0.0 else (0.0, through_zero)
+    factor, added_ns = np.polyfit(known_ns, medians_ns, 1, w=np.sqrt(counts)).tolist()
+    if factor <= 0.0:
+        return float(np.average(medians_ns, weights=counts)), 0.0
+    if added_ns <= _ROUNDING * medians_ns[0]:
+        return 0.0, round(through_zero, 9)
+    return round(added_ns, 3), round(factor, 9)
+
+
 @final
 class _SizeGroup:
-    """Batches of neighbouring sizes: what they take besides their profile, and their spread."""
+    """Batches of neighbouring sizes: how they spread around a line through the times of all."""
 
-    def __init__(self, factor: Float64, expected_ns: Float64) -> None:
-        self._added_ns = max(0.0, float(np.median((factor - 1.0) * expected_ns)))
-        self._spread = np.sort(factor / (1.0 + self._added_ns / expected_ns))
+    def __init__(self, factor: Float64, expected_ns: Float64, line: tuple[float, float]) -> None:
+        self._added_ns, self._factor = line
+        self._spread = np.sort(factor / self._on_line(expected_ns))
 
     def factors(self, size_ns: int) -> tuple[float, ...]:
         """Return the factors of a size whose profile is `size_ns`."""
-        return quantile_bin_means(self._spread * (1.0 + self._added_ns / size_ns))
+        return quantile_bin_means(self._spread * self._on_line(np.array(float(size_ns))))
+
+    def _on_line(self, expected_ns: Float64) -> Float64:
+        return self._factor + self._added_ns / expected_ns
 
 
 def _neighbours(sizes: Sequence[int], size: int) -> list[int]:

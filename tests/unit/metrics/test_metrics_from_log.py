@@ -24,7 +24,21 @@ from headgate.core.events import (
     RequestArrived,
     RequestCancelled,
 )
-from headgate.core.model import App, Client, Function, Pipeline, Pool, Profile, Slo, Stage, Variant
+from headgate.core.model import (
+    ONE_CPU_MILLI,
+    App,
+    Client,
+    FaasPlatform,
+    Function,
+    Host,
+    Pipeline,
+    Pool,
+    Profile,
+    Slo,
+    Stage,
+    Tier,
+    Variant,
+)
 from headgate.core.records import STAGES_MAX
 from headgate.core.states import Outcome, Settlement
 from headgate.metrics.from_log import (
@@ -51,9 +65,9 @@ APP = App(
 )
 
 
-def dispatch(batch_id: int, *requests: int) -> Dispatch:
+def dispatch(batch_id: int, *requests: int, node: int = 0) -> Dispatch:
     tasks = [request * STAGES_MAX for request in requests]
-    return Dispatch(batch_id, 0, tasks, len(tasks), 0, 0, 0)
+    return Dispatch(batch_id, 0, tasks, len(tasks), 0, node, 0)
 
 
 def read(*happened: tuple[int, Event, list[Action]]) -> LoggedColumns:
@@ -150,12 +164,16 @@ def test_calibration_tells_small_batches_from_large_ones() -> None:
     took = np.where(items < 8, 3.0, 1.2)
     assert group_starts(items) == [1, 2]
     found = factors_by_size(items, took, [1] * 9)
-    assert {size: set(factors) for size, factors in found.items()} == {1: {3.0}, 2: {3.0, 1.2}}
+    # Those of 8 are many; the rare ones of 2 and 9 share what their neighbours have.
+    both = {3.0, 1.2}
+    assert {size: set(factors) for size, factors in found.items()} == {
+        1: {3.0}, 2: both, 8: {1.2}, 9: both
+    }  # fmt: skip
     result = CalibrationResult("f", len(items), 2.0, 1.2, 3.0, found, (1, 2, 8, 9))
     spec = calibrated({"functions": {"f": {"exec_time": ["1ms"] * 9}}}, [result], [1_000, 2_000])
     options = from_spec(spec, "here").simulation
     assert options.client_overheads_ns == (1_000, 2_000)
-    assert [size for size, _ in options.observed[0]] == [1, 2]
+    assert [size for size, _ in options.observed[0]] == [1, 2, 8, 9]
 
 
 def test_a_size_that_was_never_seen_takes_as_much_besides_its_profile() -> None:
@@ -216,6 +234,37 @@ def test_batches_that_shared_a_node_count_as_if_alone() -> None:
     assert batches.concurrency.tolist() == [2, 2, 1]
     (result,) = calibrate(app, batches)
     assert (result.mean, result.p99) == (1.0, 1.0)
+
+
+def test_batches_that_shared_a_host_count_as_if_alone() -> None:
+    """A simulation on one CPU that two nodes and calls share is calibrated as it was profiled."""
+    host = Host(0, "laptop", ONE_CPU_MILLI)
+    variant = Variant(0, "f", 0, (0, 1), Profile(exec_ns=(10 * MS,)))
+    function = Function(0, "f", (variant,))
+    cloud = Pool(1, "cloud", Tier.SERVERLESS, nodes=0, faas=FaasPlatform(1 << 30), host=host)
+    app = replace(
+        APP,
+        functions=(function,),
+        pipelines=(Pipeline(0, "f", (Stage(function),)),),
+        pools=(Pool(0, "local", nodes=2, host=host), cloud),
+    )
+    happened: list[tuple[int, Event, list[Action]]] = [
+        (0, NodeJoined(0, 0, "local1"), []),
+        (0, NodeJoined(1, 0, "local2"), []),
+        (0, RequestArrived(0, 0), [dispatch(0, 0)]),
+        (4, RequestArrived(1, 0), [dispatch(1, 1, node=1)]),
+        (8, RequestArrived(2, 0), [Dispatch(2, 0, [2 * STAGES_MAX], 1, 1, None, None)]),
+        # The first has done 4, then half of 4, and then a third of 12: 10 ms.
+        (20, BatchFinished(0), []),
+        # The second: half of 4, a third of 12, half of 8: 10 ms.
+        (28, BatchFinished(1), []),
+        # The call: a third of 12, half of 8, and 2 alone. A call counts whole.
+        (30, BatchFinished(2), []),
+    ]
+    entries = [
+        LogEntry(n, ms * MS, event, actions) for n, (ms, event, actions) in enumerate(happened)
+    ]
+    assert (read_columns(entries, app).batches.alone_ns // MS).tolist() == [10, 10, 22]
 
 
 def test_what_requests_asked_for_is_kept() -> None:
