@@ -20,7 +20,7 @@ from headgate.planning.pools.calendar import Calendar
 from headgate.planning.pools.concurrency import KneeLimits, tightest_objectives_ns
 from headgate.planning.pools.gateway_share import GatewayShare
 from headgate.planning.pools.node_room import is_scarce, replicas_of, resident_holdings, room_of
-from headgate.planning.pools.targets import FaasTarget, choose_faas_target
+from headgate.planning.pools.targets import FaasTarget, choose_faas_target, within_host
 from headgate.planning.pools.warm_pool import WarmPool, burst_of
 
 _LOAD_MIN: Final = 0.02  # nodes
@@ -77,6 +77,7 @@ class Builds:
             if target is None:
                 self.faas.append(None)
                 continue
+            target = within_host(target)
             calendar = self.calendars[target.pool.id]  # all functions share its concurrency
             calendar.resize(target.platform.concurrency_max)
             warm_pool = WarmPool(target, burst_of(app, function), _WARM_MEMORY_NS)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import final
 
-from headgate.core.model import App, FaasPlatform, Function, Host, Pool, Variant
+from headgate.core.model import App, FaasPlatform, Function, Pool, Variant
 from headgate.core.records import Task
 from headgate.core.view import View
 from headgate.planning.pools.concurrency import ConcurrencyLimits, rate_per_s
@@ -39,7 +39,7 @@ class FaasTarget:
 
     variant: Variant
     pool: Pool
-    platform: FaasPlatform  # of the pool, with the concurrency that is of use
+    platform: FaasPlatform  # of the pool
     call_ns: int  # with the network, there and back
     call_usd: float
 
@@ -106,17 +106,18 @@ def faas_targets(app: App, function: Function) -> list[FaasTarget]:
                 exec_ns = variant.profile.exec_ns[0]
                 call_ns = exec_ns + 2 * pool.network_ns
                 call_usd = pool.faas.usd(exec_ns)
-                platform = _on_host(pool.faas, pool.host, variant)
-                targets.append(FaasTarget(variant, pool, platform, call_ns, call_usd))
+                targets.append(FaasTarget(variant, pool, pool.faas, call_ns, call_usd))
     return targets
 
 
-def _on_host(platform: FaasPlatform, host: Host | None, variant: Variant) -> FaasPlatform:
-    """A platform as it should be used: more calls than its host has CPUs only slow each other."""
+def within_host(target: FaasTarget) -> FaasTarget:
+    """A target with the concurrency that is of use: more calls than its host has CPUs are not."""
+    host, platform = target.pool.host, target.platform
     if host is None:
-        return platform
-    calls = max(1, host.cpu_milli // variant.wanted_cpu_milli())
-    return replace(platform, concurrency_max=min(platform.concurrency_max, calls))
+        return target
+    calls = max(1, host.cpu_milli // target.variant.wanted_cpu_milli())
+    platform = replace(platform, concurrency_max=min(platform.concurrency_max, calls))
+    return replace(target, platform=platform)
 
 
 def choose_faas_target(app: App, function: Function) -> FaasTarget | None:
