@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headgate.lab.bench.metrics import PrometheusRecorder, make_app, make_calls
-from headgate.live.telemetry import Metrics
+from headgate.live.telemetry.metrics import Metrics
 
 
 def test_both_recorders_count_the_same_requests() -> None:

@@ -17,7 +17,7 @@ from headgate.core.model import (
 )
 from headgate.core.states import Outcome, Rejection, Settlement
 from headgate.live.call import Call
-from headgate.live.telemetry import GaugeSnapshot, Metrics
+from headgate.live.telemetry.metrics import GaugeSnapshot, Metrics
 
 SLO_NS = 100 * MILLISECOND_NS
 MODELS, TENANTS = ("resnet", "echo"), ("ann", "bob")

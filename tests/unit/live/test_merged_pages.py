@@ -9,9 +9,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as text
 
 from headgate.config import declare
-from headgate.live.telemetry import Exposition, Metrics
 from headgate.live.telemetry.merged_pages import MergedPages, merge_pages
-from headgate.live.telemetry.prometheus import OPEN_METRICS
+from headgate.live.telemetry.metrics import Metrics
+from headgate.live.telemetry.prometheus import OPEN_METRICS, Exposition
 
 
 def exposition(starts: int) -> Exposition:

@@ -11,7 +11,7 @@ import pytest
 from metrics_rig import READINGS, full_metrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from headgate.live.telemetry import Exposition
+from headgate.live.telemetry.prometheus import Exposition
 
 DASHBOARD = Path(__file__).resolve().parents[3] / "grafana" / "headgate.json"
 PANELS: list[dict[str, Any]] = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]

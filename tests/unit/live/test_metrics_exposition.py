@@ -12,7 +12,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from headgate.core.states import Outcome
-from headgate.live.telemetry import Exposition, Metrics
+from headgate.live.telemetry.metrics import Metrics
+from headgate.live.telemetry.prometheus import Exposition
 
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]

@@ -40,8 +40,8 @@ from headgate.live.call import Call
 from headgate.live.cost_accounting import CostAccounting, breakers
 from headgate.live.driver import Driver
 from headgate.live.pools.remote_pool import RemoteCall, make_remote_call
-from headgate.live.telemetry import Exposition, GaugeSnapshot, Metrics
-from headgate.live.telemetry.metrics import FaasPoolGauges
+from headgate.live.telemetry.metrics import FaasPoolGauges, GaugeSnapshot, Metrics
+from headgate.live.telemetry.prometheus import Exposition
 
 MS = 1_000_000
 PLATFORM = FaasPlatform(1 << 30, usd_per_request=0.5)

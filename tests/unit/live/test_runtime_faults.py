@@ -32,7 +32,7 @@ from headgate.live.ipc.messages import (
 from headgate.live.ipc.shared_memory import Arena
 from headgate.live.ipc.worker_link import WorkerLink
 from headgate.live.runtime import Runtime
-from headgate.live.telemetry import Metrics
+from headgate.live.telemetry.metrics import Metrics
 from headgate.live.telemetry.spans import SpanTracer
 
 NODE = NodeSpec(0, 0, "n1", [])

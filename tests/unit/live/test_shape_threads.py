@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -199,3 +200,10 @@ def test_a_ray_actor_has_the_threads_of_its_shape(base: Path) -> None:
 def test_libraries_have_the_threads_of_the_largest_shape(cpus: list[float], threads: int) -> None:
     config = app_of("Untold", cpus, {"cpus": 8})
     assert library_threads(config.app, 0, cores=4) == threads
+
+
+def test_a_worker_sets_its_threads_before_it_imports_numpy() -> None:
+    """NumPy's libraries read their number of threads, and the cores, when they are imported."""
+    program = "import sys, headgate.live.worker.__main__; print('numpy' in sys.modules)"
+    command = [sys.executable, "-c", program]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "False\n"

@@ -39,8 +39,9 @@ from headgate.live.gateway.http.server import GatewayServer
 from headgate.live.ipc.control_channel import ControlLink
 from headgate.live.model_registry import LoadsNeeded
 from headgate.live.runtime import Runtime
-from headgate.live.telemetry import Exposition, Metrics
 from headgate.live.telemetry.merged_pages import MergedPages
+from headgate.live.telemetry.metrics import Metrics
+from headgate.live.telemetry.prometheus import Exposition
 from headgate.system.process import (
     kill_groups_and_exit,
     set_parent_death_signal,
