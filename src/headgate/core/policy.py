@@ -25,6 +25,7 @@ from random import Random
 from typing import Final, final
 
 from headgate.core.errors import ConfigError
+from headgate.core.model import UNLIMITED
 from headgate.core.orders import Orders
 from headgate.core.records import Batch, Instance, Node, Request, Task
 from headgate.core.states import TASK_READY, Settlement
@@ -137,6 +138,8 @@ class Target:
     # The Broker of the pool picks the nodes, and the instances of all Schedulers count: those that
     # plan the same number start it once.
     is_shared: bool = False
+    # No node of an elastic pool is rented for it while so many are: it waits for one of those.
+    rented_max: int = UNLIMITED
 
 
 @dataclass(frozen=True)
@@ -226,6 +229,9 @@ class Policy:
 
     def on_batch_ended(self, batch: Batch, took_ns: int) -> None:
         """A batch has ended (its state says how), for policies that learn from the time it took."""
+
+    def on_planned_start(self, instance: Instance) -> None:
+        """An instance that the plan lacked is being started."""
 
     def on_instance_started(self, instance: Instance) -> None:
         """An instance is ready to run batches."""

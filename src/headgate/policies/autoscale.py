@@ -31,9 +31,8 @@ from headgate.core.policy import (
     PolicyConfig,
     PolicyKind,
 )
-from headgate.planning.autoscaling.rent_or_call import nodes_for
 from headgate.planning.pools.concurrency import FixedLimits
-from headgate.planning.pools.targets import NodeTarget
+from headgate.planning.pools.targets import NodeTarget, nodes_for
 from headgate.policies._hybrid import AutoscalingConfig, AutoscalingRouter
 
 # Hysteresis: scale in only below this share of the target, or the instances would be added again.

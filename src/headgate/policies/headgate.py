@@ -15,7 +15,7 @@ The general-purpose policy, with one configuration. Its parts in `headgate.plann
   in time is promised a call of a FaaS platform, which keeps as many warm as such calls need.
 - *Renting* (`rent_or_call`, `fleet_size`). A node is rented when the calls that it saves are worth
   it; without a platform, when the objective needs it at the forecast rate, or at U times that rate.
-- *Several gateways* (`gateway_share`, `busy_nodes`). Each promises its part of a pool, and scales
+- *Several gateways* (`peer_gateways`). Each promises its part of a pool, and scales
   for all. A node that is busy with the batches of others refuses: another one is asked, and that
   one again, the sooner the more urgent the task is.
 
@@ -52,13 +52,13 @@ from headgate.planning.admission.refusals import Refusals
 from headgate.planning.admission.spillover import Spillover
 from headgate.planning.autoscaling.rent_or_call import NodeAutoscaler
 from headgate.planning.dispatch.batching import Batching
-from headgate.planning.dispatch.busy_nodes import RETRY_MIN_NS, BusyNodes
 from headgate.planning.dispatch.next_batch import Dispatcher, Send
 from headgate.planning.dispatch.placement import Placement, fits_host
 from headgate.planning.dispatch.shapes import ShapeChooser
 from headgate.planning.dispatch.task_queues import TaskQueues
 from headgate.planning.pools.build import Build
 from headgate.planning.pools.builds import Builds
+from headgate.planning.pools.peer_gateways import RETRY_MIN_NS, BusyNodes
 
 _RESIZE_WARM_POOL: Final = "resize_warm_pool"  # names of timers, with the number of a function
 _CALL: Final = "call"
@@ -97,7 +97,9 @@ class Headgate(Policy):
         self._dispatch = Dispatcher(
             *parts, self._batching, self._placement, self._spillover, self._shapes
         )
-        self._autoscaler = NodeAutoscaler(app, self._builds.faas_targets())
+        self._autoscaler = NodeAutoscaler(
+            app, self._builds.faas_targets(), shares_nodes=self.view.gateways == 1
+        )
         if self._autoscaler.is_needed:
             self.plan_every_ns = SECOND_NS
         self._ready: deque[Task] = deque()  # queued, and not offered to nodes yet
@@ -119,6 +121,8 @@ class Headgate(Policy):
     def on_arrival(self, request: Request) -> None:
         now_ns, gateways = self.view.now_ns, self.view.gateways
         self._autoscaler.on_arrival(now_ns, request.pipeline, request.items, gateways)
+        if self._autoscaler.is_needed and gateways == 1:
+            self._wake(request)
         is_admitted = self._admission.admit(request)
         if request.deadline_ns < NEVER_NS:
             self._grow(request, was_admitted=is_admitted)
@@ -127,6 +131,15 @@ class Headgate(Policy):
 
     def on_settled(self, request: Request, settlement: Settlement) -> None:
         self._admission.on_settled(request, settlement.outcome)
+
+    def _wake(self, request: Request) -> None:
+        """Rent a node for a function that nothing runs now, if the request can wait for it."""
+        for task in request.tasks:
+            function_id = task.function.id
+            if self._autoscaler.can_wait(function_id):
+                build = self._builds.to_wake(function_id)
+                if build is not None:
+                    self._start(build, self._placement.rentable_node(build))
 
     def _grow(self, request: Request, *, was_admitted: bool) -> None:
         """Start what the request would have needed, for those that follow."""
@@ -142,7 +155,7 @@ class Headgate(Policy):
         if node is not None:
             self._make_room(build, node)
             instance = self.orders.start(build.variant, node, build.start_shape_id)
-            self._builds.on_start(instance)
+            self._builds.nodes.on_start(instance)
 
     def _make_room(self, build: Build, node: Node) -> None:
         for instance in self._placement.to_evict(node, build):
@@ -329,11 +342,14 @@ class Headgate(Policy):
             self._spillover.on_call_ended(self._builds.build_of(batch), batch)
         self._offer_ready()
 
+    def on_planned_start(self, instance: Instance) -> None:
+        self._builds.nodes.on_start(instance)
+
     def on_instance_started(self, instance: Instance) -> None:
-        self._builds.on_instance_started(instance)
+        self._builds.nodes.on_instance_started(instance)
 
     def on_instance_gone(self, instance: Instance) -> None:
-        self._builds.on_instance_gone(instance)
+        self._builds.nodes.on_instance_gone(instance)
         self._leave(self._builds.on_pool[instance.pool.id][instance.variant.function_id])
 
     def _leave(self, build: Build | None) -> None:
@@ -353,13 +369,13 @@ class Headgate(Policy):
         return Plan(self._targets())
 
     def _targets(self) -> tuple[Target, ...]:
-        unavailable, needed = self._builds.unavailable_pools(), self._queues.needing_nodes()
+        without_place, waiting = self._builds.without_place(), self._queues.needing_nodes()
         now_ns, gateways = self.view.now_ns, self.view.gateways
-        targets = self._autoscaler.targets(now_ns, unavailable, needed, gateways)
-        return tuple(self._builds.in_planned_shape(target) for target in targets)
+        targets = self._autoscaler.targets(now_ns, without_place, waiting, gateways)
+        return tuple(self._builds.as_promised(target) for target in targets)
 
     def on_node_joined(self, node: Node) -> None:
-        self._builds.on_node_joined(node)
+        self._builds.nodes.on_node_joined(node)
         for build in self._builds.on_pool[node.pool.id]:
             if build is not None and self._placement.should_prewarm(build, node):
                 self._start(build, node)
@@ -368,7 +384,7 @@ class Headgate(Policy):
                 self._start(build, node)
 
     def on_node_lost(self, node: Node) -> None:
-        self._builds.on_node_lost(node)
+        self._builds.nodes.on_node_lost(node)
         self._busy.forget(node)
         for build in self._builds.on_pool[node.pool.id]:
             self._leave(build)

@@ -28,10 +28,9 @@ from headgate.core.model import Variant
 from headgate.core.policy import NOT_NEGATIVE, POSITIVE, SHARE, Capabilities, Context, PolicyKind
 from headgate.core.records import STAGES_MAX, Batch, Node, Task
 from headgate.core.states import BatchState
-from headgate.planning.autoscaling.rent_or_call import newsvendor_nodes
 from headgate.planning.forecast import QuantileTracker
 from headgate.planning.pools.concurrency import shares_of_remaining_path
-from headgate.planning.pools.targets import NodeTarget
+from headgate.planning.pools.targets import NodeTarget, newsvendor_nodes
 from headgate.policies._hybrid import AutoscalingConfig, AutoscalingRouter
 
 

@@ -21,9 +21,8 @@ from typing import final
 
 from headgate.core.clock import MINUTE_NS, SECOND_NS
 from headgate.core.policy import NOT_NEGATIVE, POSITIVE, Capabilities, Context, PolicyKind
-from headgate.planning.autoscaling.rent_or_call import nodes_for
 from headgate.planning.forecast import trend
-from headgate.planning.pools.targets import NodeTarget
+from headgate.planning.pools.targets import NodeTarget, nodes_for
 from headgate.policies._hybrid import AutoscalingConfig, AutoscalingRouter
 
 

@@ -25,10 +25,10 @@ from headgate.core.scheduler.scheduler import Scheduler
 from headgate.planning.admission.control import AdmissionControl
 from headgate.planning.admission.refusals import Refusals
 from headgate.planning.admission.spillover import Spillover
-from headgate.planning.dispatch.busy_nodes import BusyNodes
 from headgate.planning.dispatch.placement import Placement
 from headgate.planning.pools.build import Build
 from headgate.planning.pools.builds import Builds
+from headgate.planning.pools.peer_gateways import BusyNodes
 
 MS = 1_000_000
 NODES = Pool(0, "node", nodes=2)
@@ -100,7 +100,7 @@ class PlanningRig:
         node_id = len(self.view.nodes)
         self.tell(NodeJoined(node_id, pool_id, f"n{node_id}"))
         node = self.view.nodes[node_id]
-        self.builds.on_node_joined(node)
+        self.builds.nodes.on_node_joined(node)
         return node
 
     def start(self, function_id: int, node: Node, *, is_ready: bool = True) -> Instance:
@@ -108,10 +108,10 @@ class PlanningRig:
         variant = node.variants[function_id]
         assert variant is not None
         instance = self.orders.start(variant, node)
-        self.builds.on_start(instance)
+        self.builds.nodes.on_start(instance)
         if is_ready:
             self.tell(InstanceStarted(instance.id, node.id))
-            self.builds.on_instance_started(instance)
+            self.builds.nodes.on_instance_started(instance)
         return instance
 
     def ask(self, pipeline: int = 0, *, items: int = 1, due_ms: float = 0) -> Request:

@@ -129,7 +129,7 @@ def test_a_promise_of_nodes_that_are_gone_is_made_anew() -> None:
     (promise,) = promises_of(rig, request)
     for node in rig.view.nodes.values():
         if node.pool is promise.build.pool:
-            rig.builds.on_node_lost(node)
+            rig.builds.nodes.on_node_lost(node)
     anew = rig.admission.confirm(request.tasks[0])
     assert anew is not None
     assert anew.build.pool is not promise.build.pool
@@ -142,7 +142,7 @@ def test_a_promise_that_no_build_can_keep_is_given_up() -> None:
     rig = PlanningRig(make_app([TEN], Pool(0, "node")))
     request = rig.ask()
     assert rig.admission.admit(request)
-    rig.builds.on_node_lost(rig.view.nodes[0])
+    rig.builds.nodes.on_node_lost(rig.view.nodes[0])
     assert rig.admission.confirm(request.tasks[0]) is None
     assert books(rig)[0][:3] == (0, 0, 0)
     rig.admission.promise_again(request.tasks[0])

@@ -136,13 +136,13 @@ def test_a_build_that_needs_more_of_a_node_takes_more_lanes_of_the_pool() -> Non
 def test_lanes_come_and_go_with_their_nodes() -> None:
     rig = PlanningRig(make_app([BATCHES], NODES))
     calendar = rig.builds.calendars[0]
-    assert (calendar.lanes, rig.builds.node_count(0)) == (2, 2)
+    assert (calendar.lanes, rig.builds.nodes.node_count(0)) == (2, 2)
     node = rig.view.nodes[0]
-    rig.builds.on_node_lost(node)
-    rig.builds.on_node_lost(node)
+    rig.builds.nodes.on_node_lost(node)
+    rig.builds.nodes.on_node_lost(node)
     assert calendar.lanes == 1
-    rig.builds.on_node_joined(node)
-    rig.builds.on_node_joined(node)
+    rig.builds.nodes.on_node_joined(node)
+    rig.builds.nodes.on_node_joined(node)
     assert calendar.lanes == 2
 
 
@@ -158,7 +158,7 @@ def test_a_rented_node_counts_while_it_has_an_instance() -> None:
     assert rig.builds.has_nodes(rig.builds.of_function[0], 4)
     assert not rig.builds.has_nodes(rig.builds.of_function[0], 5)
     rig.tell(InstanceStopped(instance.id, "idle"))
-    rig.builds.on_instance_gone(instance)
+    rig.builds.nodes.on_instance_gone(instance)
     assert calendar.lanes == 0
 
 
@@ -196,7 +196,7 @@ def test_a_start_takes_a_lane_until_it_is_over() -> None:
     assert rig.builds.ready_in_ns(build) == 50 * MS
     instance = rig.start(0, rig.view.nodes[0], is_ready=False)
     assert (calendar.lanes_free_by(0), calendar.lanes_free_by(50 * MS)) == (1, 2)
-    rig.builds.on_instance_gone(instance)
+    rig.builds.nodes.on_instance_gone(instance)
     assert calendar.lanes_free_by(0) == 2
 
 
@@ -210,5 +210,5 @@ def test_an_instance_that_starts_is_no_lane_until_then() -> None:
     assert rig.builds.lanes_of(build) == 2
     assert [rig.builds.lanes_by(build, at_ms * MS) for at_ms in (0, 39, 40)] == [1, 1, 2]
     rig.tell(InstanceStarted(starting.id, second.id), 20)
-    rig.builds.on_instance_started(starting)
+    rig.builds.nodes.on_instance_started(starting)
     assert rig.builds.lanes_by(build, 20 * MS) == 2

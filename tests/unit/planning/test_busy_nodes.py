@@ -9,7 +9,7 @@ import pytest
 from planning_rig import MS, PlanningRig, make_app
 
 from headgate.core.model import Pool, Profile
-from headgate.planning.dispatch.busy_nodes import RETRY_MIN_NS, BusyNodes
+from headgate.planning.pools.peer_gateways import RETRY_MIN_NS, BusyNodes
 
 BATCH_NS = 64.0 * MS
 

@@ -109,7 +109,7 @@ def test_without_a_node_the_pool_that_is_missing_is_named() -> None:
     rig = PlanningRig(make_app([TEN], Pool(0, "gpu")))
     node = next(iter(rig.view.nodes.values()))
     rig.tell(NodeLost(node.id))
-    rig.builds.on_node_lost(node)
+    rig.builds.nodes.on_node_lost(node)
     request = rig.ask(due_ms=100)
     assert not rig.admission.admit(request)
     assert rig.refusals.explain(request) == Settlement(

@@ -11,33 +11,36 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.core.clock import SECOND_NS
-from headgate.planning.autoscaling.rent_or_call import RentalLadder
+from headgate.core.model import Pool, Tier
+from headgate.planning.autoscaling.rent_or_call import NodeDemand, OwnNodes, RentalLadder
 
 S = SECOND_NS
 
 
-def make_ladder(
-    count: int = 3, *, standing: int = 0, own_levels: int = 0, boot_s: int = 100, allowed_s: int = 1
-) -> RentalLadder:
+POOL = Pool(0, "rented", Tier.DEDICATED, nodes=3, is_elastic=True)
+
+
+def make_demand(allowed_s: int = 1, interval_s: float = 0.1, saved_usd: float = 1.0) -> NodeDemand:
+    return NodeDemand(POOL, 0, interval_s * S, allowed_s * S, 0.0, saved_usd)
+
+
+DEMAND = make_demand()
+
+
+def make_ladder(count: int = 3, *, standing: int = 0, boot_s: int = 100) -> RentalLadder:
     return RentalLadder(
-        count,
-        standing=standing,
-        own_levels=own_levels,
-        allowed_ns=allowed_s * S,
-        service_interval_ns=S / 10,
-        call_usd=1.0,
-        rent_usd_per_s=4.0,
-        boot_ns=boot_s * S,
-        memory_ns=1_800 * S,
+        count, standing=standing, rent_usd_per_s=4.0, boot_ns=boot_s * S, memory_ns=1_800 * S
     )
 
 
-def drive(ladder: RentalLadder, from_s: int, seconds: int, rate_per_s: int) -> list[int]:
+def drive(
+    ladder: RentalLadder, from_s: int, seconds: int, rate_per_s: int, demand: NodeDemand = DEMAND
+) -> list[int]:
     """Evenly spaced arrivals; what is wanted, second by second."""
     desired = []
     for second in range(from_s, from_s + seconds):
         for number in range(rate_per_s):
-            ladder.on_arrival(second * S + number * S // rate_per_s, 1)
+            ladder.on_arrival(second * S + number * S // rate_per_s, demand, 1)
         desired.append(ladder.desired_nodes((second + 1) * S))
     return desired
 
@@ -113,10 +116,29 @@ def test_a_node_that_was_not_missed_goes_as_before() -> None:
     assert held_s(ladder, 5_600) == pytest.approx(first_s, abs=5)
 
 
-def test_what_is_ours_takes_first_and_is_not_counted() -> None:
-    """Static nodes serve twenty of twenty-eight; the rest is worth one rented node."""
-    assert drive(make_ladder(3, own_levels=2), 0, 600, 20)[-1] == 0
-    assert drive(make_ladder(3, own_levels=2), 0, 600, 28)[-1] == 1
+def test_it_says_whether_a_node_could_serve_a_request() -> None:
+    """A node is done with ten within a second; the eleventh would be late."""
+    ladder = make_ladder(1)
+    assert [ladder.on_arrival(0, DEMAND, 1) for _ in range(11)] == [True] * 10 + [False]
+
+
+def test_functions_share_a_node() -> None:
+    """Two kinds of requests of which none alone is worth a node: three and two of ten a second."""
+    other = make_demand(allowed_s=3)
+    ladder = make_ladder()
+    for second in range(600):
+        drive(ladder, second, 1, 3)
+        for number in range(2):
+            ladder.on_arrival(second * S + number * S // 2, other, 1)
+    assert ladder.desired_nodes(600 * S) == 1
+    assert drive(make_ladder(), 0, 600, 3)[-1] == 0
+    assert drive(make_ladder(), 0, 600, 2, other)[-1] == 0
+
+
+def test_nodes_of_our_own_take_what_they_can_do_in_time() -> None:
+    own, demand = OwnNodes(), make_demand(interval_s=0.4)
+    assert [own.on_arrival(0, demand, 1) for _ in range(3)] == [True, True, False]
+    assert own.on_arrival(S, demand, 1)
 
 
 def test_a_booting_node_is_not_released() -> None:
@@ -132,10 +154,10 @@ def test_a_booting_node_is_not_released() -> None:
 
 def test_bursts_are_no_reason_to_hurry() -> None:
     """As many requests, six a second or sixty every ten; a node could serve all of them."""
-    steady, bursty = make_ladder(1, allowed_s=10), make_ladder(1, allowed_s=10)
-    assert drive(steady, 0, 100, 6)[-1] == 1
+    steady, bursty, patient = make_ladder(1), make_ladder(1), make_demand(allowed_s=10)
+    assert drive(steady, 0, 100, 6, patient)[-1] == 1
     for second in range(0, 100, 10):
-        desired = drive(bursty, second, 1, 60) + drive(bursty, second + 1, 9, 0)
+        desired = drive(bursty, second, 1, 60, patient) + drive(bursty, second + 1, 9, 0)
         assert set(desired) == {0}
 
 

@@ -21,9 +21,8 @@ from headgate.core.model import (
     Tier,
     Variant,
 )
-from headgate.planning.autoscaling.rent_or_call import newsvendor_nodes, nodes_for
 from headgate.planning.pools.concurrency import ThresholdLimits
-from headgate.planning.pools.targets import Targets
+from headgate.planning.pools.targets import Targets, newsvendor_nodes, nodes_for
 
 HOUR_S = 3_600
 

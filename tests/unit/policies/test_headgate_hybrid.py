@@ -343,9 +343,28 @@ def test_with_nothing_else_one_node_is_always_rented_and_requests_wait_for_it() 
     rig = rig_of(RENTED, warm=0, latency_ms=10**9)
     rig.wait(2 * S)
     assert (rig.instances, rig.ready) == (1, 0)
-    assert settled(arrive(rig)) == [(Outcome.REJECTED, Rejection.UNAVAILABLE)]
+    assert settled(arrive(rig)) == []  # it can wait
     rig.wait(BOOT_S * S)
-    assert rig.ask(1) == [0]
+    assert list(rig.out.values()) == [0]
+
+
+def test_a_request_that_cannot_wait_for_a_boot_is_refused() -> None:
+    rig = rig_of(RENTED, warm=0, latency_ms=1000 * BOOT_S // 2)
+    rig.wait(2 * S)
+    assert (rig.instances, rig.ready) == (1, 0)
+    assert settled(arrive(rig)) == [(Outcome.REJECTED, Rejection.UNAVAILABLE)]
+
+
+def test_a_node_is_rented_for_a_request_that_can_wait_and_no_longer_than_requests_come() -> None:
+    rig = rig_of(replace(RENTED, idle_timeout_ns=60 * S), warm=0, latency_ms=10**9)
+    rig.wait(62 * S)
+    assert rig.instances == 0
+    assert [a for a in arrive(rig) if isinstance(a, StartInstance)]
+    rig.wait(BOOT_S * S)
+    assert list(rig.out.values()) == [0]
+    rig.finish()
+    rig.wait(62 * S)
+    assert rig.instances == 0
 
 
 def test_while_the_breaker_is_open_a_node_is_rented() -> None:

@@ -19,7 +19,7 @@ from headgate.core.events import (
     WeightsEvicted,
     WeightsLoaded,
 )
-from headgate.core.model import Variant
+from headgate.core.model import UNLIMITED, Variant
 from headgate.core.orders import Orders
 from headgate.core.policy import Plan, Target
 from headgate.core.records import Instance, LoadFailure, Node
@@ -448,17 +448,17 @@ class FleetHandlers:
             self._instances.mark_on_host(instance, instance.node)
 
 
-def reconcile(view: View, orders: Orders, plan: Plan) -> None:
-    """Start the instances that a plan lacks, and stop idle ones that it does not want.
+def reconcile(view: View, orders: Orders, plan: Plan) -> list[Instance]:
+    """Start the instances that a plan lacks, stop idle ones that it does not want; return starts.
 
     This is the slow time scale, and the same for every policy. O(targets + instances of their
     variants + instances on free nodes); for each target that lacks instances it looks at the free
     nodes of its pool that have memory left for any target.
     """
-    sizes = [view.app.variants[target.variant_id].profile.memory_bytes for target in plan.targets]
-    reconciliation = _Reconciliation(view, orders, min(sizes, default=0))
+    reconciliation = _Reconciliation(view, orders, plan)
     for target in plan.targets:
         reconciliation.apply(target)
+    return reconciliation.started
 
 
 @final
@@ -476,14 +476,17 @@ class _Candidate:
 class _Reconciliation:
     """One pass over the targets of a plan: instances and nodes are listed once for all of them."""
 
-    def __init__(self, view: View, orders: Orders, size_min_bytes: int) -> None:
+    def __init__(self, view: View, orders: Orders, plan: Plan) -> None:
         self._view = view
         self._orders = orders
-        self._size_min_bytes = size_min_bytes  # of an instance of any target
+        variants = view.app.variants
+        sizes = [variants[target.variant_id].profile.memory_bytes for target in plan.targets]
+        self._size_min_bytes = min(sizes, default=0)  # of an instance of any target
         self._grouped: set[int] = set()  # variant ids
         # By variant, pool and shape id, oldest first.
         self._groups: dict[tuple[int, int, int], list[Instance]] = {}
         self._candidates: dict[int, list[_Candidate]] = {}  # by pool id, in the order of free nodes
+        self.started: list[Instance] = []
 
     def apply(self, target: Target) -> None:
         """Start or stop instances of one target."""
@@ -496,7 +499,8 @@ class _Reconciliation:
         elif missing > 0:
             self._start(target, missing, group)
         elif missing < 0:
-            order = _shared_stop_order if target.is_shared else _stop_order
+            has_order = target.is_shared or target.rented_max < UNLIMITED
+            order = _common_stop_order if has_order else _stop_order
             for instance in sorted(present, key=order)[:-missing]:
                 if instance.running == 0:
                     self._orders.stop(instance)
@@ -518,6 +522,7 @@ class _Reconciliation:
             return
         free, need_bytes = view.free_by_pool[target.pool_id], variant.profile.memory_bytes
         before = count
+        may_rent = target.rented_max - self._rented(target)
         for held_max in range(target.per_node_max):  # first one to every node, then a second one
             for candidate in self._candidates_of(target.pool_id):
                 node = candidate.node
@@ -527,12 +532,23 @@ class _Reconciliation:
                     continue
                 if variant.id in node.instances and _count(node, variant.id, shape_id) > held_max:
                     continue
+                if not node.instances and may_rent <= 0:
+                    continue
                 if view.can_make_room(node, variant, shape_id):
+                    may_rent -= not node.instances
                     group.append(self._orders.start(variant, node, shape_id))
+                    self.started.append(group[-1])
                     candidate.room_bytes = room_bytes(node)
                     count -= 1
         if count < before:
             self._keep_candidates(target.pool_id, self._candidates_of(target.pool_id))
+
+    def _rented(self, target: Target) -> int:
+        """Number of nodes of a pool that hold instances, where that matters."""
+        if target.rented_max == UNLIMITED:
+            return 0
+        nodes = self._view.nodes.values()
+        return sum(1 for node in nodes if node.pool.id == target.pool_id and node.instances)
 
     def _start_anywhere(self, target: Target, present: int, group: list[Instance]) -> None:
         """Order the instances that a shared pool lacks, each by its number."""
@@ -542,10 +558,13 @@ class _Reconciliation:
         if variant.id not in view.load_failures:
             for nth in range(present + 1, target.count + 1):
                 group.append(self._orders.start_anywhere(variant, pool, target.shape_id, nth))
+                self.started.append(group[-1])
 
     def _candidates_of(self, pool_id: int) -> list[_Candidate]:
         if pool_id not in self._candidates:
-            nodes = self._view.free_by_pool[pool_id].values()
+            nodes = list(self._view.free_by_pool[pool_id].values())
+            if self._view.app.pools[pool_id].is_elastic:
+                nodes.sort(key=lambda node: (not node.instances, node.id))  # rented ones first
             self._keep_candidates(pool_id, [_Candidate(node) for node in nodes])
         return self._candidates[pool_id]
 
@@ -559,8 +578,11 @@ def _count(node: Node, variant_id: int, shape_id: int) -> int:
     return sum(1 for i in node.by_variant.get(variant_id, ()) if i.shape_id == shape_id)
 
 
-def _shared_stop_order(instance: Instance) -> tuple[int, int, int]:
-    """The same for all Schedulers, so that they stop the same ones: those without a node first."""
+def _common_stop_order(instance: Instance) -> tuple[int, int, int]:
+    """The same for all Schedulers and variants: those without a node first, then node by node.
+
+    So Schedulers stop the same instances, and nodes that are rented become empty.
+    """
     node_id = NEVER_NS if instance.node is None else instance.node.id
     return (-node_id, 0, instance.id)
 

@@ -266,7 +266,8 @@ class Scheduler:
 
     def _plan(self) -> None:
         try:
-            reconcile(self.view, self._orders, self.policy.plan())
+            for instance in reconcile(self.view, self._orders, self.policy.plan()):
+                self.policy.on_planned_start(instance)
         except Exception as error:
             self._requests.fault("plan", error)
 

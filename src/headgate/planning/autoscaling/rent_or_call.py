@@ -1,4 +1,4 @@
-"""How many nodes to rent beside a FaaS platform: ski rental, rate-based and newsvendor sizing.
+"""How many nodes to rent in elastic pools: ski rental beside a FaaS platform, or for an objective.
 
 Rent-or-call is ski rental. Demand is divided into levels: the first node takes as much as one node
 can, the second what exceeds that, and so on. Each level can be served by a rented node or by calls,
@@ -8,30 +8,34 @@ exceeds a fraction of the cost of one boot. The fraction to start grows with the
 of arrivals: with steady arrivals a rise of demand is a signal, with bursty ones it may be noise.
 The fraction to stop grows if the node was needed again within 15 minutes of its last release.
 
-`RentalLadder` applies the rule to one function on one pool. Where a function has an objective, a
-pool of its own, one shape and no platform to call, nothing is there to compare with: the nodes are
-those that the objective needs (`fleet_size`). Functions that share a pool would each ask for all of
-it. `NodeAutoscaler` has one or the other for every function and elastic pool. The functions below
-size a fleet for a rate (`nodes_for`) or by cost (`newsvendor_nodes`).
+A request asks the pools that can run its function in turn: nodes that are always there first, then
+rented ones, the cheapest first. What finds none in time is left to calls. The functions of a pool
+share its nodes, so there is one `RentalLadder` for all of them, and each is started on as many
+nodes as are rented; where a node cannot hold them all, on as many as its part of the work needs.
+Where a Broker grants nodes, each instance has a node of its own, and each function a ladder.
+
+Where a function has an objective, a pool of its own, one shape and no platform to call, there is
+nothing to compare rent with: the nodes are those that the objective needs (`fleet_size`).
+
+Where nothing else runs a function, at least one node is rented for it. If its objectives leave time
+for a boot, only while requests arrive: an idle instance stops after the pool's `idle_timeout`, and
+to start it again at once would be of no use to anybody.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import ceil
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from math import ceil, exp
 from typing import Final, final
 
 from headgate.core.clock import HOUR_NS, MINUTE_NS, NEVER_NS, SECOND_NS
-from headgate.core.model import App, Function, Pipeline, Pool, Slo, Variant
+from headgate.core.model import UNLIMITED, App, Function, Pipeline, Pool, Slo, Variant
 from headgate.core.policy import Target
 from headgate.planning.autoscaling.fleet_size import FleetSize
 from headgate.planning.forecast import Dispersion
-from headgate.planning.pools.concurrency import (
-    ConcurrencyLimits,
-    KneeLimits,
-    budgets_ns,
-    tightest_objectives_ns,
-)
+from headgate.planning.pools.concurrency import KneeLimits, budgets_ns
+from headgate.planning.pools.node_room import is_scarce
 from headgate.planning.pools.targets import FaasTarget
 from headgate.planning.pools.warm_pool import burst_of
 
@@ -46,11 +50,17 @@ _STOP_REGRET_MAX: Final = 4.0
 _STOP_REGRET_STEP: Final = 4.0  # factor if the node was needed again soon after a stop
 _NEEDED_AGAIN_NS: Final = 15 * MINUTE_NS  # "soon"
 _WINDOW_NS: Final = 5 * SECOND_NS  # of the index of dispersion
-# Time that a request may take if it has no objective.
-ALLOWED_NS: Final = SECOND_NS
+# Time that a request may take if it has no objective: a second, or twice what it takes alone.
+_ALLOWED_NS: Final = SECOND_NS
+_ALLOWED_TIMES: Final = 2
 # Cost of a missed request where no FaaS target exists, in rent per request.
-_DISPERSION_MEMORY_NS: Final = 30 * MINUTE_NS  # time constant of the index of dispersion
 _MISS_COST: Final = 20.0
+_BATCH_SHARE: Final = 0.5  # of the time that a request has, for its batch; the rest is for waiting
+_DISPERSION_MEMORY_NS: Final = 30 * MINUTE_NS  # time constant of the index of dispersion
+_WORK_MEMORY_NS: Final = 5 * MINUTE_NS  # time constant of the parts of functions in a pool's work
+_IN_USE_NS: Final = 15 * MINUTE_NS  # a function that was asked for so recently is on rented nodes
+_EQUAL_SHARE: Final = 0.25  # of a pipeline's time that is divided equally, as in admission
+_START_SLACK: Final = 2.0  # objective, in times from a cold start to the answer, that can wait
 
 
 @final
@@ -63,12 +73,12 @@ class RentalLevel:
         "_released_ns",
         "_state",
         "_stop_regret",
-        "calls",
         "free_ns",
+        "saved_usd",
     )
 
     def __init__(self, *, is_on: bool) -> None:
-        self.calls = 0  # requests since the last update that the node would have served
+        self.saved_usd = 0.0  # by what it would have served since the last update
         self.free_ns = 0.0  # when the (virtual) node is free
         self._state = _ON if is_on else _OFF
         self._regret_usd = 0.0  # what the other option would have saved since it was last 0
@@ -87,7 +97,7 @@ class RentalLevel:
 
         An interval leaves such a level as it is: no rent is smaller than nothing saved.
         """
-        return not self.calls and self._state == _OFF and not self._regret_usd
+        return not self.saved_usd and self._state == _OFF and not self._regret_usd
 
     def should_switch(
         self, now_ns: int, saved_usd: float, rent_usd: float, boot_usd: float, burstiness: float
@@ -121,57 +131,75 @@ class RentalLevel:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class NodeDemand:
+    """What a request of one item of a stage asks of a node of a pool."""
+
+    pool: Pool
+    function_id: int
+    interval_ns: float  # of the node's time
+    allowed_ns: int  # for waiting and service
+    tail_ns: float  # service time that the interval does not have: its batch is done later
+    saved_usd: float  # if a rented node serves it
+
+
+@final
+class OwnNodes:
+    """The nodes of a pool that are not rented, as one queue that all functions share."""
+
+    def __init__(self) -> None:
+        self._free_ns = 0.0
+
+    def on_arrival(self, now_ns: int, demand: NodeDemand, items: int) -> bool:
+        """Record an arrival; whether the nodes could serve it in time."""
+        done_ns = max(now_ns, self._free_ns) + demand.interval_ns * items
+        if done_ns > now_ns + demand.allowed_ns - demand.tail_ns:
+            return False
+        self._free_ns = done_ns
+        return True
+
+
+@final
 class RentalLadder:
     """The number of nodes worth their rent. O(levels) per arrival and per `desired_nodes`.
 
-    A node takes the requests that it can finish within `allowed_ns`, at `service_interval_ns` per
-    request; the others go to the next level. The first `own_levels` levels are nodes that are not
-    rented: they take demand, but are never evaluated or counted. `call_usd` is the cost of a call.
+    A node takes the requests that it can finish within the time that they have, one after the
+    other; the others go to the next level.
     """
 
     def __init__(
-        self,
-        count: int,
-        *,
-        standing: int,
-        own_levels: int = 0,
-        allowed_ns: int,
-        service_interval_ns: float,
-        call_usd: float,
-        rent_usd_per_s: float,
-        boot_ns: int,
-        memory_ns: int,
+        self, count: int, *, standing: int, rent_usd_per_s: float, boot_ns: int, memory_ns: int
     ) -> None:
         self._levels = [RentalLevel(is_on=number < standing) for number in range(count)]
-        self._fill_order = [*(RentalLevel(is_on=True) for _ in range(own_levels)), *self._levels]
-        self._allowed_ns = allowed_ns
-        self._service_interval_ns = service_interval_ns
-        self._call_usd = call_usd
         self._rent_usd_per_s = rent_usd_per_s
         self._boot_ns = boot_ns
         self._dispersion = Dispersion(_WINDOW_NS, memory_ns)
         self._updated_ns: int | None = None
         self._wanted = min(standing, count)
 
-    def on_arrival(self, now_ns: int, items: int, gateways: int = 1) -> None:
-        """Record an arrival, admitted or not; the other gateways are taken to receive one each."""
+    def on_arrival(self, now_ns: int, demand: NodeDemand, items: int, gateways: int = 1) -> bool:
+        """Record an arrival, admitted or not; whether a node could serve it in time.
+
+        The other gateways are taken to receive one each.
+        """
         if self._updated_ns is None:
             self._updated_ns = now_ns
         self._dispersion.observe(now_ns, items)
-        for _ in range(gateways):
-            self._fill(now_ns, items)
+        is_taken = [self._fill(now_ns, demand, items) for _ in range(gateways)]
+        return is_taken[-1]
 
-    def _fill(self, now_ns: int, items: int) -> None:
-        """Give a request to the first level that is done with it in time."""
-        work_ns = self._service_interval_ns * items
-        for level in self._fill_order:
+    def _fill(self, now_ns: int, demand: NodeDemand, items: int) -> bool:
+        work_ns = demand.interval_ns * items
+        latest_ns = now_ns + demand.allowed_ns - demand.tail_ns
+        for level in self._levels:
             done_ns = max(now_ns, level.free_ns) + work_ns
-            if done_ns <= now_ns + self._allowed_ns:
+            if done_ns <= latest_ns:
                 level.free_ns = done_ns
-                level.calls += items
-                return
+                level.saved_usd += items * demand.saved_usd
+                return True
+        return False
 
-    def desired_nodes(self, now_ns: int, gateways: int = 1) -> int:
+    def desired_nodes(self, now_ns: int) -> int:
         """How many nodes to rent now; arrivals were counted for all gateways."""
         if self._updated_ns is not None and now_ns > self._updated_ns:
             self._update(now_ns, now_ns - self._updated_ns)
@@ -185,8 +213,7 @@ class RentalLadder:
         for level in self._levels:
             if level.is_idle:  # most levels, most of the time
                 continue
-            saved_usd = level.calls * self._call_usd
-            level.calls = 0
+            saved_usd, level.saved_usd = level.saved_usd, 0.0
             if level.should_switch(now_ns, saved_usd, rent_usd, boot_usd, burstiness):
                 level.switch(now_ns, self._boot_ns)
                 self._wanted += 1 if level.is_wanted else -1
@@ -194,168 +221,289 @@ class RentalLadder:
 
 @final
 class NodeAutoscaler:
-    """The nodes to rent in elastic pools, per function: by its objective, or by a `RentalLadder`.
+    """The nodes to rent in elastic pools. `faas_targets` are by function id.
 
-    A node is worth what it serves at its concurrency limit. `faas_targets` are by function id.
+    A node is worth what it serves at its concurrency limit, in batches that are done in time.
     """
 
-    def __init__(self, app: App, faas_targets: Sequence[FaasTarget | None]) -> None:
-        limits, memory_ns = KneeLimits(app, default_ns=ALLOWED_NS), _DISPERSION_MEMORY_NS
+    def __init__(
+        self, app: App, faas_targets: Sequence[FaasTarget | None], *, shares_nodes: bool = True
+    ) -> None:
+        self._app = app
         self._faas_targets = faas_targets
-        self._ladders: list[list[tuple[Variant, Pool, RentalLadder | FleetSize]]] = [
-            [
-                (variant, pool, self._sizing(app, function, variant, pool, limits, memory_ns))
+        self._limits = KneeLimits(app, default_ns=_ALLOWED_NS)
+        self._shares_nodes = shares_nodes
+        self._own = {
+            pool.id: OwnNodes()
+            for pool in app.pools
+            if pool.faas is None and not pool.is_elastic and pool.nodes > 0
+        }
+        # By pool and function id; functions that share nodes share a ladder.
+        self._ladders: dict[tuple[int, int], RentalLadder] = {}
+        self._fleets: dict[int, FleetSize] = {}  # by function id
+        self._rented: list[tuple[Variant, Pool]] = []
+        for function in app.functions:
+            elastic = [
+                (variant, pool)
                 for pool in app.pools
                 for variant in function.variants
                 if pool.is_elastic and pool.id in variant.pool_ids
             ]
-            for function in app.functions
+            self._rented.extend(elastic)
+            self._add_sizing(function, elastic)
+        # By pipeline and stage: the pools that a request asks in turn.
+        self._demands = [
+            [self._stage_demands(pipeline, index) for index in range(len(pipeline.stages))]
+            for pipeline in app.pipelines
         ]
-
-    def _sizing(
-        self,
-        app: App,
-        function: Function,
-        variant: Variant,
-        pool: Pool,
-        limits: ConcurrencyLimits,
-        memory_ns: int,
-    ) -> RentalLadder | FleetSize:
-        latency_ns = budgets_ns(app)[function.id]
-        users = [f for f in app.functions if any(pool.id in v.pool_ids for v in f.variants)]
-        has_choice = len(users) > 1 or len(variant.shapes) > 1
-        has_choice = has_choice or self._faas_targets[function.id] is not None
-        if has_choice or latency_ns == NEVER_NS:
-            return self._ladder(app, function, variant, pool, limits, memory_ns)
-        concurrency = min(limits.limit(pool, variant), pool.count_of(variant.shape))
-        slos = [p.slo for p in app.pipelines if any(s.function is function for s in p.stages)]
-        return FleetSize(
-            pool.nodes,
-            standing=min(function.prewarm_nodes, pool.nodes),
-            slo=Slo(
-                latency_ns - 2 * pool.network_ns,
-                max(slo.quantile for slo in slos),
-                rate_tolerance=burst_of(app, function),
-            ),
-            exec_ns=variant.profile.time_ns(1, concurrency),
-            concurrency=concurrency,
-            ready_after_ns=pool.boot_ns + variant.profile.cold_start_ns,
-            own_per_s=_static_rate_per_ns(app, function, limits) * SECOND_NS,
-        )
-
-    def _ladder(
-        self,
-        app: App,
-        function: Function,
-        variant: Variant,
-        pool: Pool,
-        limits: ConcurrencyLimits,
-        memory_ns: int,
-    ) -> RentalLadder:
-        allowed_ns = tightest_objectives_ns(app)[function.id]
-        service_interval_ns = _service_interval_ns(pool, variant, limits)
-        target = self._faas_targets[function.id]
-        # Without a FaaS price to compare with, any rent above 0 gives the same decisions.
-        usd_per_hour = 1.0 if target is None else pool.usd_per_hour
-        rent_usd_per_s = usd_per_hour / (HOUR_NS / SECOND_NS)
-        miss_usd = _MISS_COST * rent_usd_per_s * service_interval_ns / SECOND_NS
-        return RentalLadder(
-            pool.nodes,
-            standing=min(function.prewarm_nodes, pool.nodes),
-            own_levels=int(_static_rate_per_ns(app, function, limits) * service_interval_ns),
-            allowed_ns=ALLOWED_NS if allowed_ns == NEVER_NS else allowed_ns,
-            service_interval_ns=service_interval_ns,
-            call_usd=miss_usd if target is None else target.call_usd,
-            rent_usd_per_s=rent_usd_per_s,
-            boot_ns=pool.boot_ns + variant.profile.cold_start_ns,
-            memory_ns=memory_ns,
-        )
+        self._is_scarce = {
+            pool.id: is_scarce(pool, [(v, 0) for v in app.variants_on(pool.id) if v is not None])
+            for pool in app.pools
+            if pool.is_elastic
+        }
+        self._asked_ns = [0 for _ in app.functions]  # when a request last needed it
+        self._work: dict[tuple[int, int], float] = {}  # recent, by pool and function id
+        self._planned_ns = 0
+        self._can_wait = [self._can_wait_for_boot(function) for function in app.functions]
 
     @property
     def is_needed(self) -> bool:
         """Whether a function runs on an elastic pool."""
-        return any(self._ladders)
+        return bool(self._rented)
+
+    def can_wait(self, function_id: int) -> bool:
+        """Whether requests for a function can wait until a node for it is up."""
+        return self._can_wait[function_id]
 
     def on_arrival(self, now_ns: int, pipeline: Pipeline, items: int, gateways: int = 1) -> None:
         """Record an arrival, admitted or not: one of those that all gateways receive."""
-        for stage in pipeline.stages:
-            for _, _, ladder in self._ladders[stage.function.id]:
-                ladder.on_arrival(now_ns, items, gateways)
+        if not self._rented:
+            return
+        for stage, demands in zip(pipeline.stages, self._demands[pipeline.id], strict=True):
+            function_id = stage.function.id
+            self._asked_ns[function_id] = now_ns
+            fleet = self._fleets.get(function_id)
+            if fleet is not None:
+                fleet.on_arrival(now_ns, items)
+                continue
+            for demand in demands:
+                own = self._own.get(demand.pool.id)
+                if own is not None:
+                    if own.on_arrival(now_ns, demand, items * gateways):
+                        break
+                    continue
+                key = (demand.pool.id, function_id)
+                self._work[key] = self._work.get(key, 0.0) + demand.interval_ns * items
+                if self._ladders[key].on_arrival(now_ns, demand, items, gateways):
+                    break
 
     def targets(
         self,
         now_ns: int,
-        unavailable_pools: Sequence[int],
-        functions_needed: Sequence[int] = (),
+        without_place: Collection[int],
+        waiting: Collection[int] = (),
         gateways: int = 1,
     ) -> tuple[Target, ...]:
         """The desired instances now, for what all gateways receive together.
 
-        At least one for a function without an available FaaS target, or that needs a node.
+        `without_place` are the functions that nothing but rented nodes can run now, `waiting` those
+        of which a task waits for a node.
         """
+        memory = exp((self._planned_ns - now_ns) / _WORK_MEMORY_NS)
+        self._planned_ns = now_ns
+        for key in self._work:
+            self._work[key] *= memory
+        wanted = {
+            ladder: ladder.desired_nodes(now_ns) for ladder in dict.fromkeys(self._ladders.values())
+        }
         targets: list[Target] = []
-        for function_id, ladders in enumerate(self._ladders):
-            target = self._faas_targets[function_id]
-            can_call = target is not None and target.pool.id not in unavailable_pools
-            least = 0 if can_call and function_id not in functions_needed else 1
-            for variant, pool, ladder in ladders:
-                count = max(least, ladder.desired_nodes(now_ns, gateways))
-                targets.append(Target(variant.id, pool.id, count, is_shared=gateways > 1))
+        for variant, pool in self._rented:
+            function_id, rented_max = variant.function_id, UNLIMITED
+            fleet = self._fleets.get(function_id)
+            if fleet is not None:
+                count = fleet.desired_nodes(now_ns, gateways)
+            else:
+                nodes = wanted[self._ladders[pool.id, function_id]]
+                count = self._part_of(now_ns, nodes, pool, function_id)
+                if self._shares_nodes and self._users(pool) > 1 and not self._is_scarce[pool.id]:
+                    rented_max = max(1, nodes)
+            if function_id in waiting:
+                count = max(1, count)
+            elif function_id in without_place:
+                count = self._standing(now_ns, count, pool, function_id, gateways)
+            targets.append(
+                Target(variant.id, pool.id, count, is_shared=gateways > 1, rented_max=rented_max)
+            )
         return tuple(targets)
 
+    def _part_of(self, now_ns: int, nodes: int, pool: Pool, function_id: int) -> int:
+        """On how many of the rented nodes of a pool a function should be."""
+        work = {f: ns for (pool_id, f), ns in self._work.items() if pool_id == pool.id}
+        if not self._shares_nodes or not (len(work) > 1 or self._users(pool) > 1):
+            return nodes
+        in_use_ns = min(_IN_USE_NS, pool.idle_timeout_ns)
+        is_asked_for = now_ns - self._asked_ns[function_id] <= in_use_ns
+        if (function_id not in work and now_ns > in_use_ns) or not is_asked_for:
+            return 0
+        if not self._is_scarce[pool.id] or not work:
+            return nodes
+        return ceil(nodes * work.get(function_id, 0.0) / max(1.0, sum(work.values())))
 
-def _service_interval_ns(pool: Pool, variant: Variant, limits: ConcurrencyLimits) -> float:
-    """Time per request on a node that runs at its concurrency limit."""
-    concurrency = limits.limit(pool, variant)
-    return variant.profile.time_ns(1, concurrency) / concurrency
+    def _standing(
+        self, now_ns: int, count: int, pool: Pool, function_id: int, gateways: int
+    ) -> int:
+        """The nodes of a function that runs nowhere else."""
+        if gateways == 1 and self._can_wait[function_id]:
+            is_idle = now_ns - self._asked_ns[function_id] > pool.idle_timeout_ns
+            return 0 if is_idle else max(1, count)
+        return max(1, count)
+
+    def _users(self, pool: Pool) -> int:
+        return sum(1 for variant in self._app.variants_on(pool.id) if variant is not None)
+
+    def _add_sizing(self, function: Function, elastic: Sequence[tuple[Variant, Pool]]) -> None:
+        has_objective = budgets_ns(self._app)[function.id] < NEVER_NS
+        if len(elastic) == 1 and has_objective and self._faas_targets[function.id] is None:
+            variant, pool = elastic[0]
+            if self._users(pool) == 1 and len(variant.shapes) == 1:
+                self._fleets[function.id] = self._fleet(function, variant, pool)
+                return
+        for _, pool in elastic:
+            self._ladders[pool.id, function.id] = self._ladder(function, pool)
+
+    def _fleet(self, function: Function, variant: Variant, pool: Pool) -> FleetSize:
+        latency_ns = budgets_ns(self._app)[function.id] - 2 * pool.network_ns
+        concurrency = min(self._limits.limit(pool, variant), pool.count_of(variant.shape))
+        alone_ns = variant.profile.time_ns(1, concurrency)
+        interval_ns, batch_ns = self._in_batches(pool, variant, latency_ns)
+        exec_ns = round(interval_ns * self._limits.limit(pool, variant))
+        pipelines = self._app.pipelines
+        slos = [p.slo for p in pipelines if any(s.function is function for s in p.stages)]
+        return FleetSize(
+            pool.nodes,
+            standing=min(function.prewarm_nodes, pool.nodes),
+            slo=Slo(
+                latency_ns - (batch_ns - alone_ns),
+                max(slo.quantile for slo in slos),
+                rate_tolerance=burst_of(self._app, function),
+            ),
+            exec_ns=exec_ns,
+            concurrency=concurrency,
+            ready_after_ns=pool.boot_ns + variant.profile.cold_start_ns,
+            own_per_s=self._own_rate_per_ns(function) * SECOND_NS,
+        )
+
+    def _ladder(self, function: Function, pool: Pool) -> RentalLadder:
+        if self._shares_nodes:
+            for (pool_id, _), ladder in self._ladders.items():
+                if pool_id == pool.id:
+                    return ladder
+        variants = [v for v in self._app.variants_on(pool.id) if v is not None]
+        if not self._shares_nodes:
+            variants = [v for v in variants if v.function_id == function.id]
+        functions = [self._app.functions[variant.function_id] for variant in variants]
+        cold_start_ns = max(variant.profile.cold_start_ns for variant in variants)
+        return RentalLadder(
+            pool.nodes,
+            standing=min(max(f.prewarm_nodes for f in functions), pool.nodes),
+            rent_usd_per_s=self._rent_usd_per_s(pool, [f.id for f in functions]),
+            boot_ns=pool.boot_ns + cold_start_ns,
+            memory_ns=_DISPERSION_MEMORY_NS,
+        )
+
+    def _rent_usd_per_s(self, pool: Pool, function_ids: Sequence[int]) -> float:
+        """Without a FaaS price to compare with, any rent above 0 gives the same decisions."""
+        has_price = any(self._faas_targets[id] is not None for id in function_ids)
+        return (pool.usd_per_hour if has_price else 1.0) / (HOUR_NS / SECOND_NS)
+
+    def _stage_demands(self, pipeline: Pipeline, index: int) -> list[NodeDemand]:
+        """What a stage asks of the pools in which it can be in time."""
+        function = pipeline.stages[index].function
+        own: list[NodeDemand] = []
+        rented: list[NodeDemand] = []
+        for pool in self._app.pools:
+            variant = self._app.variants_on(pool.id)[function.id]
+            if variant is None or not (pool.id in self._own or pool.is_elastic):
+                continue
+            demand = self._demand(pipeline, index, variant, pool)
+            if demand is not None:
+                (rented if pool.is_elastic else own).append(demand)
+        own.sort(key=lambda demand: demand.interval_ns)
+        rented.sort(key=lambda demand: demand.interval_ns * demand.pool.usd_per_hour)
+        return own + rented
+
+    def _demand(
+        self, pipeline: Pipeline, index: int, variant: Variant, pool: Pool
+    ) -> NodeDemand | None:
+        """What a stage asks of a pool; None if it cannot be in time there."""
+        concurrency = self._limits.limit(pool, variant)
+        alone_ns = variant.profile.time_ns(1, concurrency)
+        if pipeline.slo.latency_ns == NEVER_NS:
+            allowed_ns = max(_ALLOWED_NS, _ALLOWED_TIMES * alone_ns)
+        else:
+            latency_ns = pipeline.slo.latency_ns
+            others_ns, _ = _path_ns(pipeline, index)
+            if alone_ns + others_ns > latency_ns:
+                return None
+            waits_ns = _EQUAL_SHARE * latency_ns / len(pipeline.stages)
+            others_ns, path_ns = _path_ns(pipeline, index, waits_ns)
+            allowed_ns = max(int(latency_ns * (1.0 - others_ns / path_ns)), alone_ns)
+        interval_ns, batch_ns = self._in_batches(pool, variant, allowed_ns)
+        tail_ns = float(batch_ns - alone_ns)
+        if not pool.is_elastic:
+            interval_ns /= pool.nodes
+            tail_ns = batch_ns - interval_ns
+        target = self._faas_targets[function_id := variant.function_id]
+        users = [v.function_id for v in self._app.variants_on(pool.id) if v is not None]
+        rent_usd_per_s = self._rent_usd_per_s(pool, users if self._shares_nodes else [function_id])
+        miss_usd = _MISS_COST * rent_usd_per_s * interval_ns / SECOND_NS
+        saved_usd = miss_usd if target is None else target.call_usd
+        return NodeDemand(pool, function_id, interval_ns, allowed_ns, tail_ns, saved_usd)
+
+    def _in_batches(self, pool: Pool, variant: Variant, allowed_ns: int) -> tuple[float, int]:
+        """Time per item on a node in batches that leave time to wait, and that of such a batch."""
+        concurrency, profile = self._limits.limit(pool, variant), variant.profile
+        batch_ns = profile.time_ns(1, concurrency)
+        interval_ns = batch_ns / concurrency
+        for items in range(2, len(profile.exec_ns) + 1):
+            time_ns = profile.time_ns(items, concurrency)
+            if time_ns > _BATCH_SHARE * allowed_ns:
+                break
+            if time_ns / (items * concurrency) < interval_ns:
+                interval_ns, batch_ns = time_ns / (items * concurrency), time_ns
+        return interval_ns, batch_ns
+
+    def _own_rate_per_ns(self, function: Function) -> float:
+        """Throughput of a function on nodes that are not rented; functions share a pool evenly."""
+        per_ns = 0.0
+        for pool in self._app.pools:
+            variant = self._app.variants_on(pool.id)[function.id]
+            if variant is not None and pool.id in self._own:
+                interval_ns, _ = self._in_batches(pool, variant, budgets_ns(self._app)[function.id])
+                per_ns += pool.nodes / self._users(pool) / interval_ns
+        return per_ns
+
+    def _can_wait_for_boot(self, function: Function) -> bool:
+        starts_ns = [
+            pool.boot_ns + variant.profile.cold_start_ns
+            for variant, pool in self._rented
+            if variant.function_id == function.id
+        ]
+        pipelines = [
+            p for p in self._app.pipelines if any(s.function is function for s in p.stages)
+        ]
+        return bool(starts_ns) and all(
+            _START_SLACK * (min(starts_ns) + _path_ns(pipeline, 0)[1]) <= pipeline.slo.latency_ns
+            for pipeline in pipelines
+        )
 
 
-def _static_rate_per_ns(app: App, function: Function, limits: ConcurrencyLimits) -> float:
-    """Throughput of a function on nodes that are not rented; functions share a pool evenly."""
-    per_ns = 0.0
-    for pool in app.pools:
-        variants = app.variants_on(pool.id)
-        variant = variants[function.id]
-        if variant is not None and pool.faas is None and not pool.is_elastic:
-            sharers = sum(1 for other in variants if other is not None)
-            per_ns += pool.nodes / sharers / _service_interval_ns(pool, variant, limits)
-    return per_ns
-
-
-def nodes_for(rate_per_s: float, node_rate_per_s: float) -> int:
-    """Number of nodes that serve a rate; 0 if a node serves nothing.
-
-    >>> nodes_for(21.0, 10.0), nodes_for(0.0, 10.0), nodes_for(5.0, 0.0)
-    (3, 0, 0)
-    """
-    if node_rate_per_s <= 0:
-        return 0
-    return ceil(rate_per_s / node_rate_per_s - 1e-9)
-
-
-def newsvendor_nodes(
-    buckets: Sequence[float], node_takes: float, node_usd: float, spill_usd: float, most: int
-) -> int:
-    """Number of nodes that cost less than the calls they save: the newsvendor rule.
-
-    `buckets` are amounts of demand in intervals of equal length. In each, a node takes `node_takes`
-    and costs `node_usd`; the rest is spilled at `spill_usd` each. A node is added while the demand
-    that it alone takes would cost more as calls. Steady demand keeps a node busy, so nodes pay off
-    up to the mean; volatile demand leaves a node mostly idle, so fewer pay off.
-
-    >>> newsvendor_nodes([10.0] * 4, node_takes=4.0, node_usd=1.0, spill_usd=0.4, most=9)
-    2
-    >>> newsvendor_nodes([0.0, 0.0, 0.0, 40.0], 4.0, 1.0, 0.4, most=9)
-    0
-    """
-    if node_takes <= 0 or not buckets:
-        return 0
-    nodes = 0
-    while nodes < most:
-        below = nodes * node_takes
-        saved = sum(min(max(amount - below, 0.0), node_takes) for amount in buckets) / len(buckets)
-        # A node that saves nothing is not added, even if calls have an infinite price.
-        if saved <= 0.0 or node_usd >= saved * spill_usd:
-            break
-        nodes += 1
-    return nodes
+def _path_ns(pipeline: Pipeline, index: int, waits_ns: float = 0.0) -> tuple[float, float]:
+    """The longest path through a stage, each at its fastest after a wait: without it, and with."""
+    times_ns = [
+        waits_ns + min(variant.profile.exec_ns[0] for variant in stage.function.variants)
+        for stage in pipeline.stages
+    ]
+    to_ns, from_ns = pipeline.longest_to(times_ns), pipeline.longest_from(times_ns)
+    path_ns = to_ns[index] + from_ns[index] - times_ns[index]
+    return path_ns - times_ns[index], path_ns

@@ -17,9 +17,9 @@ from headgate.core.model import Compute, Variant
 from headgate.core.records import Instance, Node, Task
 from headgate.core.states import INSTANCE_STARTING, ON_HOST
 from headgate.core.view import View, has_free_room, is_evictable
-from headgate.planning.dispatch.busy_nodes import BusyNodes
 from headgate.planning.pools.build import Build
 from headgate.planning.pools.builds import Builds
+from headgate.planning.pools.peer_gateways import BusyNodes
 
 _CANDIDATES_MAX: Final = 16  # free nodes looked at for a cold start
 _PRESTART_LOAD: Final = 0.05  # a build with less load, in lanes, is started on demand only
@@ -219,7 +219,7 @@ class Placement:
         view = self._view
         if build.cold_start_ns == 0 or build.warm_pool is not None or build.pool.is_elastic:
             return None
-        if not self._is_startable(build, self._builds.node_count(build.pool.id)):
+        if not self._is_startable(build, self._builds.nodes.node_count(build.pool.id)):
             return None
         is_worth_it = is_awaited or (
             len(view.free_by_pool[build.pool.id]) > 1
@@ -228,6 +228,12 @@ class Placement:
         if not is_worth_it or not self._builds.wants_instance(build):
             return None
         return self._idle_node(build)
+
+    def rentable_node(self, build: Build) -> Node | None:
+        """A node to rent for a build, one that is rented already if possible; None if none is."""
+        nodes = self._view.free_by_pool[build.pool.id].values()
+        fitting = [node for node in nodes if has_room(self._view, node, build.variant)]
+        return min(fitting, key=lambda node: not node.instances, default=None)
 
     def should_prewarm(self, build: Build, node: Node) -> bool:
         """Whether a node that joined should start a build of which it lacks the declared number."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
 from dataclasses import replace
 from itertools import islice
 from math import ceil, inf
@@ -18,8 +17,9 @@ from headgate.planning.frontier.candidates import planned_shapes
 from headgate.planning.pools.build import Build, ComputeMix
 from headgate.planning.pools.calendar import Calendar
 from headgate.planning.pools.concurrency import KneeLimits, tightest_objectives_ns
-from headgate.planning.pools.gateway_share import GatewayShare
+from headgate.planning.pools.node_lanes import NodeLanes
 from headgate.planning.pools.node_room import is_scarce, replicas_of, resident_holdings, room_of
+from headgate.planning.pools.peer_gateways import GatewayShare
 from headgate.planning.pools.targets import FaasTarget, choose_faas_target, within_host
 from headgate.planning.pools.warm_pool import WarmPool, burst_of
 
@@ -43,7 +43,6 @@ class Builds:
         app = view.app
         self._view = view
         shortest_ns, longest_ns = _windows_ns(app)
-        self._longest_ns = longest_ns
         self.calendars = [Calendar(shortest_ns, longest_ns) for _ in app.pools]
         self.all: list[Build] = []
         self.of_function: list[list[Build]] = [[] for _ in app.functions]
@@ -51,7 +50,7 @@ class Builds:
         limits = KneeLimits(app)
         objectives_ns = tightest_objectives_ns(app)
         shapes = planned_shapes(app)
-        self._node_lanes: list[int] = []  # by pool id
+        per_node: list[int] = []  # lanes, by pool id
         for pool in app.pools:
             lanes = 0
             row: list[Build | None] = [None for _ in app.functions]
@@ -60,10 +59,11 @@ class Builds:
                 lanes = limits.node_limit(pool, variants)
                 self._add_builds(pool, variants, lanes, shapes, row)
             self.on_pool.append(row)
-            self._node_lanes.append(lanes)
+            per_node.append(lanes)
             for each in row:
                 if each is not None:
                     each.window_ns = float(objectives_ns[each.function_id])
+        self.nodes = NodeLanes(view, self.calendars, per_node, self.on_pool, longest_ns)
         self._is_scarce = [
             is_scarce(pool, [(b.variant, b.shape_id) for b in row if b is not None])
             for pool, row in zip(app.pools, self.on_pool, strict=True)
@@ -89,11 +89,6 @@ class Builds:
         self._ends: dict[int, tuple[Build, int, int]] = {}  # by batch id
         self._node_ends_ns: dict[int, int] = {}  # by node id: predicted end of what was sent last
         self._cold: set[int] = set()  # batches that waited for a start: their time teaches nothing
-        # By instance id: calendar, predicted end, and whether it counts as a lane less.
-        self._starts: dict[int, tuple[Calendar, int, bool]] = {}
-        # By variant id: predicted ends of the starts of its instances, ascending.
-        self._start_ends_ns: list[list[int]] = [[] for _ in app.variants]
-        self._counted: set[int] = set()  # nodes whose lanes are in their calendar
         owns = [[b.own for b in row if b is not None and b.own is not None] for row in self.on_pool]
         self._gateway_shares = [
             GatewayShare(calendar, own, shortest_ns)
@@ -196,7 +191,7 @@ class Builds:
         """Divide the nodes' memory among the builds of a pool in proportion to their loads."""
         now_ns = self._view.now_ns
         builds = [build for build in self.on_pool[pool_id] if build is not None]
-        node_lanes = max(1, self._node_lanes[pool_id])
+        node_lanes = max(1, self.nodes.per_node[pool_id])
         nodes = self.calendars[pool_id].lanes / node_lanes
         loads = [build.load.erlangs(now_ns) / node_lanes for build in builds]
         pool = builds[0].pool
@@ -219,18 +214,14 @@ class Builds:
             return len(instances)
         return sum(1 for i in instances.values() if i.pool.id == pool_id and i.residency != ON_HOST)
 
-    def node_count(self, pool_id: int) -> int:
-        """Number of nodes of a pool that are up."""
-        return self.calendars[pool_id].lanes // max(1, self._node_lanes[pool_id])
-
     def start_ns(self, build: Build, node: Node) -> int:
         """Time until a build can run on a node: a load of weights, a cold start, or nothing."""
         instance = node.instances.get(build.variant.id)
         if instance is None:
             return build.cold_start_ns
         if instance.state == INSTANCE_STARTING:
-            entry = self._starts.get(instance.id)
-            return build.cold_start_ns if entry is None else max(1, entry[1] - self._view.now_ns)
+            end_ns = self.nodes.start_end_ns(instance)
+            return build.cold_start_ns if end_ns is None else max(1, end_ns - self._view.now_ns)
         return build.variant.profile.swap_in_ns if instance.residency == ON_HOST else 0
 
     def wants_instance(self, build: Build) -> bool:
@@ -266,7 +257,7 @@ class Builds:
         then than the other has now: shares may add up to more than fits the nodes together.
         """
         count = self.count_instances(build)
-        left_ns = (count - 1) * self._node_lanes[build.pool.id] * build.window_ns
+        left_ns = (count - 1) * self.nodes.per_node[build.pool.id] * build.window_ns
         if build.pending_ns > _SPARE_BACKLOG * left_ns:
             return False
         taken = self._loads[taker.id] / max(1, self.count_instances(taker))
@@ -301,9 +292,9 @@ class Builds:
             elif instance.state != INSTANCE_STARTING:
                 return 0
             else:
-                entry = self._starts.get(instance.id)
-                if entry is not None:
-                    soonest_ns = min(soonest_ns, max(0, entry[1] - self._view.now_ns))
+                end_ns = self.nodes.start_end_ns(instance)
+                if end_ns is not None:
+                    soonest_ns = min(soonest_ns, max(0, end_ns - self._view.now_ns))
         return soonest_ns
 
     def lanes_on(self, node: Node, build: Build) -> int:
@@ -330,76 +321,8 @@ class Builds:
 
         Where a variant runs in several pools, starts in the others count as well.
         """
-        ends_ns = self._start_ends_ns[build.variant.id]
-        if not ends_ns or ends_ns[-1] <= at_ns:
-            return self.lanes_of(build)
-        late = len(ends_ns) - bisect_right(ends_ns, at_ns)
+        late = self.nodes.late_starts(build.variant.id, at_ns)
         return max(0, self.lanes_of(build) - late * build.per_node)
-
-    def on_node_joined(self, node: Node) -> None:
-        """Count the lanes of a node. A rented node counts once it has an instance."""
-        if not node.pool.is_elastic:
-            self._count(node)
-
-    def on_start(self, instance: Instance) -> None:
-        """An instance is being started: its node has a lane less until then."""
-        node = instance.node
-        if node is not None and not node.pool.is_elastic:
-            calendar = self.calendars[node.pool.id]
-            cold_start_ns = instance.variant.profile.cold_start_ns
-            end_ns = self._view.now_ns + cold_start_ns
-            # The time of a lane is counted up to its end, beyond every deadline if that is later.
-            # More starts than lanes wait for each other: the pool has no lane less for those.
-            is_long = cold_start_ns > self._longest_ns and calendar.lanes > 0
-            if is_long:
-                calendar.resize(calendar.lanes - 1)
-            else:
-                calendar.occupy(end_ns)
-            self._starts[instance.id] = (calendar, end_ns, is_long)
-            insort(self._start_ends_ns[instance.variant.id], end_ns)
-
-    def _end_start(self, instance: Instance) -> None:
-        entry = self._starts.pop(instance.id, None)
-        if entry is not None:
-            calendar, end_ns, is_long = entry
-            ends_ns = self._start_ends_ns[instance.variant.id]
-            del ends_ns[bisect_left(ends_ns, end_ns)]
-            if is_long:
-                calendar.resize(calendar.lanes + 1)
-            else:
-                calendar.release(end_ns)
-
-    def on_instance_started(self, instance: Instance) -> None:
-        """Count a rented node whose instance is ready."""
-        self._end_start(instance)
-        if instance.node is not None and instance.pool.is_elastic:
-            self._count(instance.node)
-
-    def on_instance_gone(self, instance: Instance) -> None:
-        """Stop counting a rented node without instances."""
-        self._end_start(instance)
-        node = instance.node
-        if node is not None and node.pool.is_elastic and not node.instances:
-            self.on_node_lost(node)
-
-    def on_node_lost(self, node: Node) -> None:
-        """Stop counting a node."""
-        if node.id in self._counted:
-            self._counted.remove(node.id)
-            self._resize(node.pool.id, -1)
-
-    def _count(self, node: Node) -> None:
-        if node.id not in self._counted:
-            self._counted.add(node.id)
-            self._resize(node.pool.id, 1)
-
-    def _resize(self, pool_id: int, nodes: int) -> None:
-        """A pool has so many nodes more, or less."""
-        calendar = self.calendars[pool_id]
-        calendar.resize(calendar.lanes + nodes * self._node_lanes[pool_id])
-        for build in self.on_pool[pool_id]:
-            if build is not None and build.own is not None:
-                build.own.resize(build.own.lanes + nodes * build.per_node)
 
     def on_sent(self, build: Build, batch: Batch, start_ns: int) -> None:
         """A batch was sent; `start_ns` is the time that its instance needs first."""
@@ -462,22 +385,42 @@ class Builds:
         """The FaaS target of each function, by function id."""
         return [None if b is None or b.warm_pool is None else b.warm_pool.target for b in self.faas]
 
-    def in_planned_shape(self, target: Target) -> Target:
-        """The target with the shape in which a build starts: its batches wait for no other."""
+    def as_promised(self, target: Target) -> Target:
+        """A target of a plan with at least one instance for what is promised.
+
+        It has the shape in which the build starts, so that its batches wait for no other.
+        """
         if target.is_shared:
             # Forecasts of gateways differ: one must not stop what another has just started.
             present = len(self._view.instances_in(target.variant_id, target.pool_id))
             spared = min(present, ceil(_SPARED * target.count) + 1)
             target = replace(target, count=max(target.count, spared))
         build = self.on_pool[target.pool_id][self._view.app.variants[target.variant_id].function_id]
-        if build is None or build.variant.id != target.variant_id or not build.start_shape_id:
+        if build is None or build.variant.id != target.variant_id:
             return target
-        return replace(target, shape_id=build.start_shape_id)
+        if build.pending_items > 0 and target.count == 0:
+            target = replace(target, count=1)
+        return replace(target, shape_id=build.start_shape_id) if build.start_shape_id else target
 
-    def unavailable_pools(self) -> list[int]:
-        """The FaaS pools that take no calls now."""
-        pools = {build.pool.id for build in self.faas if build is not None}
-        return [pool_id for pool_id in sorted(pools) if not self._view.is_pool_available(pool_id)]
+    def without_place(self) -> list[int]:
+        """The functions that nothing but rented nodes can run in time now."""
+        return [
+            function_id
+            for function_id, builds in enumerate(self.of_function)
+            if not any(self._is_place(build) for build in builds)
+        ]
+
+    def _is_place(self, build: Build) -> bool:
+        is_in_time = build.warm_pool is not None or build.lane_ns(1) <= build.window_ns
+        return is_in_time and not build.pool.is_elastic and self.is_usable(build)
+
+    def to_wake(self, function_id: int) -> Build | None:
+        """The build to start on a rented node where no node can run a function, nor a call."""
+        builds = self.of_function[function_id]
+        if any(self.is_usable(build) or self.has_instance(build) for build in builds):
+            return None
+        failures = self._view.load_failures
+        return next((b for b in builds if b.pool.is_elastic and b.variant.id not in failures), None)
 
     def has_instance(self, build: Build) -> bool:
         """Whether a node of the pool holds the build or is starting it."""

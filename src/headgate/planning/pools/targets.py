@@ -2,13 +2,15 @@
 
 A `NodeTarget` is a variant in a dedicated pool, a `FaasTarget` a variant in a serverless pool; both
 are records of what is declared and do not change. `Targets` lists both for every function.
-`choose_faas_target` picks the one platform that a function uses where it uses only one.
+`choose_faas_target` picks the one platform that a function uses where it uses only one. `nodes_for`
+and `newsvendor_nodes` say how many nodes serve a rate, and how many are worth their price.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import inf
+from math import ceil, inf
 from typing import final
 
 from headgate.core.model import App, FaasPlatform, Function, Pool, Variant
@@ -174,3 +176,42 @@ def _node_targets(
     return sorted(
         targets, key=lambda target: (not target.rate_per_s, target.usd_per_request, target.pool.id)
     )
+
+
+def nodes_for(rate_per_s: float, node_rate_per_s: float) -> int:
+    """Number of nodes that serve a rate; 0 if a node serves nothing.
+
+    >>> nodes_for(21.0, 10.0), nodes_for(0.0, 10.0), nodes_for(5.0, 0.0)
+    (3, 0, 0)
+    """
+    if node_rate_per_s <= 0:
+        return 0
+    return ceil(rate_per_s / node_rate_per_s - 1e-9)
+
+
+def newsvendor_nodes(
+    buckets: Sequence[float], node_takes: float, node_usd: float, spill_usd: float, most: int
+) -> int:
+    """Number of nodes that cost less than the calls they save: the newsvendor rule.
+
+    `buckets` are amounts of demand in intervals of equal length. In each, a node takes `node_takes`
+    and costs `node_usd`; the rest is spilled at `spill_usd` each. A node is added while the demand
+    that it alone takes would cost more as calls. Steady demand keeps a node busy, so nodes pay off
+    up to the mean; volatile demand leaves a node mostly idle, so fewer pay off.
+
+    >>> newsvendor_nodes([10.0] * 4, node_takes=4.0, node_usd=1.0, spill_usd=0.4, most=9)
+    2
+    >>> newsvendor_nodes([0.0, 0.0, 0.0, 40.0], 4.0, 1.0, 0.4, most=9)
+    0
+    """
+    if node_takes <= 0 or not buckets:
+        return 0
+    nodes = 0
+    while nodes < most:
+        below = nodes * node_takes
+        saved = sum(min(max(amount - below, 0.0), node_takes) for amount in buckets) / len(buckets)
+        # A node that saves nothing is not added, even if calls have an infinite price.
+        if saved <= 0.0 or node_usd >= saved * spill_usd:
+            break
+        nodes += 1
+    return nodes

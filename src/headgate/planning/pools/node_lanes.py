@@ -1,0 +1,162 @@
+"""The lanes of nodes in the calendars of their pools, and what starts of instances take of them.
+
+A node that is always there counts as soon as it has joined. A rented node counts from the moment
+that its first instance is ordered, busy until that is ready: a request that can wait for the boot
+is admitted. A start that takes longer than every objective is nothing to wait for.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Sequence
+from typing import Final, final
+
+from headgate.core.records import Instance, Node
+from headgate.core.states import INSTANCE_STARTING
+from headgate.core.view import View
+from headgate.planning.pools.build import Build
+from headgate.planning.pools.calendar import Calendar
+
+
+@final
+class _Start:
+    """An instance that is being started, and what that takes of its pool until it is ready."""
+
+    __slots__ = ("busy_lanes", "end_ns", "missing_lanes", "own_lanes")
+
+    def __init__(self, end_ns: int) -> None:
+        self.end_ns = end_ns  # predicted
+        self.busy_lanes = 0  # lanes that are busy until then
+        self.own_lanes = False  # and so are those of the builds' own calendars
+        self.missing_lanes = 0  # lanes that do not count until then
+
+
+@final
+class NodeLanes:
+    """Counts the lanes of the nodes that are up, or will be."""
+
+    def __init__(
+        self,
+        view: View,
+        calendars: Sequence[Calendar],
+        per_node: Sequence[int],
+        on_pool: Sequence[Sequence[Build | None]],
+        longest_ns: float,
+    ) -> None:
+        self._view = view
+        self._calendars = calendars  # by pool id
+        self.per_node: Final = per_node  # lanes of a node, by pool id
+        self._owned = [[b for b in row if b is not None and b.own is not None] for row in on_pool]
+        self._longest_ns = longest_ns
+        self._counted: set[int] = set()  # node ids
+        self._starts: dict[int, _Start] = {}  # by instance id
+        # By variant id: predicted ends of the starts of its instances, ascending.
+        self._start_ends_ns: list[list[int]] = [[] for _ in view.app.variants]
+
+    def node_count(self, pool_id: int) -> int:
+        """Number of nodes of a pool that count."""
+        return self._calendars[pool_id].lanes // max(1, self.per_node[pool_id])
+
+    def start_end_ns(self, instance: Instance) -> int | None:
+        """When the start of an instance is predicted to end; None if that is not known."""
+        start = self._starts.get(instance.id)
+        return None if start is None else start.end_ns
+
+    def late_starts(self, variant_id: int, at_ns: int) -> int:
+        """Number of instances of a variant whose starts end only after a time."""
+        ends_ns = self._start_ends_ns[variant_id]
+        if not ends_ns or ends_ns[-1] <= at_ns:
+            return 0
+        return len(ends_ns) - bisect_right(ends_ns, at_ns)
+
+    def on_node_joined(self, node: Node) -> None:
+        """Count a node that is always there."""
+        if not node.pool.is_elastic:
+            self._count(node)
+
+    def on_start(self, instance: Instance) -> None:
+        """An instance is being started, on a node that is up or has to be rented first."""
+        node = instance.node
+        if node is None:  # which one is not known yet
+            return
+        pool, calendar = node.pool, self._calendars[node.pool.id]
+        start_ns, boots = instance.variant.profile.cold_start_ns, _boots(node)
+        if boots:
+            start_ns += pool.boot_ns
+        start = _Start(self._view.now_ns + start_ns)
+        is_long = start_ns > self._longest_ns
+        if boots and is_long:
+            return
+        if not boots and is_long and calendar.lanes > 0:
+            # The time of a lane is counted up to its end, beyond every deadline if that is later.
+            # More starts than lanes wait for each other: the pool has no lane less for those.
+            start.missing_lanes = 1
+            calendar.resize(calendar.lanes - 1)
+        elif not boots:
+            start.busy_lanes = 1
+        elif node.id not in self._counted:
+            self._count(node)
+            start.busy_lanes, start.own_lanes = self.per_node[pool.id], True
+        self._occupy(node.pool.id, start)
+        self._starts[instance.id] = start
+        insort(self._start_ends_ns[instance.variant.id], start.end_ns)
+
+    def on_instance_started(self, instance: Instance) -> None:
+        """An instance is ready: so is its node."""
+        self._end_start(instance)
+        if instance.node is not None and instance.pool.is_elastic:
+            self._count(instance.node)
+
+    def on_instance_gone(self, instance: Instance) -> None:
+        """Stop counting a rented node without instances."""
+        self._end_start(instance)
+        node = instance.node
+        if node is not None and node.pool.is_elastic and not node.instances:
+            self.on_node_lost(node)
+
+    def on_node_lost(self, node: Node) -> None:
+        """Stop counting a node."""
+        if node.id in self._counted:
+            self._counted.remove(node.id)
+            self._resize(node.pool.id, -1)
+
+    def _count(self, node: Node) -> None:
+        if node.id not in self._counted:
+            self._counted.add(node.id)
+            self._resize(node.pool.id, 1)
+
+    def _resize(self, pool_id: int, nodes: int) -> None:
+        """A pool has so many nodes more, or less."""
+        calendar = self._calendars[pool_id]
+        calendar.resize(calendar.lanes + nodes * self.per_node[pool_id])
+        for build in self._owned[pool_id]:
+            assert build.own is not None
+            build.own.resize(build.own.lanes + nodes * build.per_node)
+
+    def _occupy(self, pool_id: int, start: _Start) -> None:
+        self._calendars[pool_id].occupy(start.end_ns, start.busy_lanes)
+        if start.own_lanes:
+            for build in self._owned[pool_id]:
+                assert build.own is not None
+                build.own.occupy(start.end_ns, build.per_node)
+
+    def _end_start(self, instance: Instance) -> None:
+        start = self._starts.pop(instance.id, None)
+        if start is None:
+            return
+        ends_ns = self._start_ends_ns[instance.variant.id]
+        del ends_ns[bisect_left(ends_ns, start.end_ns)]
+        calendar = self._calendars[instance.pool.id]
+        calendar.resize(calendar.lanes + start.missing_lanes)
+        calendar.release(start.end_ns, start.busy_lanes)
+        if start.own_lanes:
+            for build in self._owned[instance.pool.id]:
+                assert build.own is not None
+                build.own.release(start.end_ns, build.per_node)
+
+
+def _boots(node: Node) -> bool:
+    """Whether a rented node is not up yet: none of its instances is ready."""
+    return node.pool.is_elastic and all(
+        instance.state == INSTANCE_STARTING for instance in node.instances.values()
+    )
