@@ -212,3 +212,62 @@ def test_what_is_on_the_host_of_an_idle_node_is_swapped_in(seed: int) -> None:
     score = run_world(config, streams, 600.0, policy="headgate", seed=seed, truth=TRUTH)
     assert score.attainment("first") >= 0.95
     assert score.kept("first") >= 0.99
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_request_that_can_wait_for_a_boot_is_admitted(seed: int) -> None:
+    """Seed 200058. A rented node boots for 30 s, stops when idle for 10 s, and is needed rarely.
+
+    A node that was rented all the time, and given back and booted in turns, refused what came then.
+    """
+    config = declare(
+        functions={"f": {"exec_time": "2s", "cold_start": "28s"}},
+        pools={
+            "rented": {
+                "nodes": 1,
+                "elastic": True,
+                "boot_time": "2s",
+                "idle_timeout": "10s",
+                "price": "$3.6/h",
+            }
+        },
+        pipelines={"p": {"stages": {"a": {"function": "f"}}, "slo": {"latency": "5min"}}},
+    )
+    streams = (Stream("poisson:rate=0.01/s", "p"),)
+    score = run_world(config, streams, 20_000.0, policy="headgate", seed=seed, truth=TRUTH)
+    assert score.attainment("p") >= 0.99
+    assert score.cost_usd <= 11.0  # of 20, if it were up all the time
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_functions_share_rented_nodes(seed: int) -> None:
+    """Seed 300038. Four functions of one pipeline, which together need two nodes and a half."""
+    config = declare(
+        functions={
+            f"f{n}": {"exec_time": "1s", "cold_start": "3s", "prewarm_nodes": 10} for n in range(4)
+        },
+        pools={
+            "rented": {
+                "nodes": 10,
+                "elastic": True,
+                "boot_time": "1s",
+                "idle_timeout": "30s",
+                "price": "$3.6/h",
+            }
+        },
+        pipelines={
+            "p": {
+                "stages": {
+                    "a": {"function": "f0"},
+                    "b": {"function": "f1", "after": ["a"]},
+                    "c": {"function": "f2", "after": ["a"]},
+                    "d": {"function": "f3", "after": ["b", "c"]},
+                },
+                "slo": {"latency": "20s"},
+            }
+        },
+    )
+    streams = (Stream("poisson:rate=0.6/s", "p"),)
+    score = run_world(config, streams, 2_000.0, policy="headgate", seed=seed, truth=TRUTH)
+    assert score.attainment("p") >= 0.98
+    assert score.cost_usd <= 11.0  # of 20, if all were up all the time

@@ -98,6 +98,11 @@ class Score:
 
     columns: RunColumns
 
+    @property
+    def cost_usd(self) -> float:
+        """What the nodes cost while they were held."""
+        return sum(use.allocation_usd for use in self.columns.resources)
+
     def rows(self, pipeline: str | None = None, client: str | None = None) -> Bools:
         """Return which requests are of a pipeline and a client; None stands for all."""
         requests = self.columns.requests

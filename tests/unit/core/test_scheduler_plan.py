@@ -6,6 +6,7 @@ from headgate.core.actions import StartInstance, StopInstance
 from headgate.core.events import InstanceStarted, RequestArrived, TimerFired
 from headgate.core.model import Pool
 from headgate.core.policy import Plan, Target
+from headgate.core.records import Instance
 from headgate.core.scheduler.fleet import reconcile
 
 from .rig import Rig, wires
@@ -17,6 +18,10 @@ class Planner(Scripted):
 
     plan_every_ns = 100
     count = 0
+    planned: list[Instance]
+
+    def on_planned_start(self, instance: Instance) -> None:
+        self.planned = [*getattr(self, "planned", []), instance]
 
     def plan(self) -> Plan:
         return Plan((Target(variant_id=0, pool_id=0, count=self.count),))
@@ -63,6 +68,50 @@ def test_a_plan_for_one_pool_leaves_the_others_alone(make_rig: type[Rig]) -> Non
     rig.order(0, lambda p: p.orders.start(app.variants[1], p.view.nodes[1]))
     empty = Plan((Target(variant_id=0, pool_id=1, count=0),))
     assert rig.order(1, lambda p: reconcile(p.view, p.orders, empty)) == []
+
+
+def rented_plan(counts: tuple[int, int], rented_max: int) -> Plan:
+    return Plan(
+        tuple(
+            Target(variant_id=id, pool_id=0, count=count, rented_max=rented_max)
+            for id, count in enumerate(counts)
+        )
+    )
+
+
+def test_functions_are_started_on_nodes_that_are_rented_already(make_rig: type[Rig]) -> None:
+    """Node 2 is the one that is rented; one more may be, and a third instance has no place."""
+    app = make_app(
+        make_function(), make_function(1), pools=[Pool(0, "cloud", slots=2, is_elastic=True)]
+    )
+    rig = make_rig(app, Scripted, nodes=4)
+    rig.order(0, lambda p: p.orders.start(app.variants[0], p.view.nodes[2]))
+    plan = rented_plan((2, 3), rented_max=2)
+    assert rig.order(1, lambda p: reconcile(p.view, p.orders, plan)) == wires(
+        StartInstance(1, 0, 0, 0), StartInstance(2, 1, 0, 2), StartInstance(3, 1, 0, 0)
+    )
+    assert rig.order(2, lambda p: reconcile(p.view, p.orders, plan)) == []
+
+
+def test_nodes_that_are_rented_become_empty_one_after_the_other(make_rig: type[Rig]) -> None:
+    app = make_app(
+        make_function(), make_function(1), pools=[Pool(0, "cloud", slots=2, is_elastic=True)]
+    )
+    rig = make_rig(app, Scripted, nodes=2)
+    both, one = rented_plan((2, 2), 2), rented_plan((1, 1), 1)
+    started = rig.order(1, lambda p: reconcile(p.view, p.orders, both))
+    assert len(started) == 4
+    for id, node in enumerate((0, 1, 0, 1)):
+        rig.at(2, InstanceStarted(id, node))
+    stopped = rig.order(3, lambda p: reconcile(p.view, p.orders, one))
+    assert stopped == wires(StopInstance(1, 1), StopInstance(3, 1))
+
+
+def test_a_policy_is_told_what_its_plan_has_started(make_rig: type[Rig]) -> None:
+    rig = make_rig(make_app(), Planner, nodes=2)
+    plan(rig, 100, 2)
+    assert isinstance(rig.scripted, Planner)
+    assert [instance.id for instance in rig.scripted.planned] == [0, 1]
 
 
 def test_no_node_is_given_more_than_its_memory(make_rig: type[Rig]) -> None:

@@ -9,6 +9,7 @@ from planning_rig import CLOUD, MS, NODES, PlanningRig, make_app
 
 from headgate.core.events import BatchFinished, InstanceStarted, InstanceStopped
 from headgate.core.model import Pool, Profile, Shape, ShapeTimes
+from headgate.core.policy import Target
 from headgate.planning.pools.build import Build
 
 BATCHES = Profile((10 * MS, 12 * MS, 14 * MS, 16 * MS))
@@ -198,6 +199,63 @@ def test_a_start_takes_a_lane_until_it_is_over() -> None:
     assert (calendar.lanes_free_by(0), calendar.lanes_free_by(50 * MS)) == (1, 2)
     rig.builds.nodes.on_instance_gone(instance)
     assert calendar.lanes_free_by(0) == 2
+
+
+RENTED = Pool(0, "rented", nodes=2, slots=2, is_elastic=True, boot_ns=200 * MS)
+SLOW_START = Profile((10 * MS,), cold_start_ns=50 * MS)
+
+
+def test_a_rented_node_counts_from_its_order_on_and_is_busy_until_it_is_up() -> None:
+    rig = PlanningRig(make_app([SLOW_START, SLOW_START], RENTED, latency_ms=1000))
+    calendar, build = rig.builds.calendars[0], rig.build()
+    first = rig.start(0, rig.view.nodes[0], is_ready=False)
+    assert rig.builds.is_usable(build)
+    assert calendar.lanes == 2
+    assert [calendar.lanes_free_by(ms * MS) for ms in (0, 249, 250)] == [0, 0, 2]
+    assert rig.builds.nodes.start_end_ns(first) == 250 * MS
+    rig.start(1, rig.view.nodes[0], is_ready=False)  # while the same node boots
+    assert [calendar.lanes_free_by(ms * MS) for ms in (0, 249, 250)] == [0, 0, 2]
+    rig.tell(InstanceStarted(first.id, 0), 240)
+    rig.builds.nodes.on_instance_started(first)
+    assert (calendar.lanes, calendar.lanes_free_by(240 * MS)) == (2, 2)
+
+
+def test_a_rented_node_that_does_not_come_up_counts_no_more() -> None:
+    rig = PlanningRig(make_app([SLOW_START], RENTED, latency_ms=1000))
+    instance = rig.start(0, rig.view.nodes[0], is_ready=False)
+    rig.tell(InstanceStopped(instance.id, "failed"))
+    rig.builds.nodes.on_instance_gone(instance)
+    calendar = rig.builds.calendars[0]
+    assert (calendar.lanes, calendar.last_end_ns()) == (0, 0)
+
+
+def test_a_boot_that_takes_longer_than_every_objective_is_not_waited_for() -> None:
+    rig = PlanningRig(make_app([SLOW_START], RENTED, latency_ms=249))
+    instance = rig.start(0, rig.view.nodes[0], is_ready=False)
+    assert rig.builds.calendars[0].lanes == 0
+    rig.tell(InstanceStarted(instance.id, 0), 250)
+    rig.builds.nodes.on_instance_started(instance)
+    assert rig.builds.calendars[0].lanes == 1
+
+
+def test_what_to_wake_is_what_nothing_runs() -> None:
+    rig = PlanningRig(make_app([SLOW_START], RENTED, latency_ms=1000))
+    assert rig.builds.without_place() == [0]
+    assert rig.builds.to_wake(0) is rig.build()
+    rig.start(0, rig.view.nodes[0], is_ready=False)
+    assert rig.builds.to_wake(0) is None
+    with_calls = PlanningRig(make_app([SLOW_START], RENTED, CLOUD, latency_ms=1000))
+    assert with_calls.builds.without_place() == []
+    assert with_calls.builds.to_wake(0) is None
+
+
+def test_a_plan_keeps_an_instance_for_what_is_promised() -> None:
+    rig = PlanningRig(make_app([SLOW_START], RENTED, latency_ms=1000))
+    rig.start(0, rig.view.nodes[0])
+    none = Target(variant_id=0, pool_id=0, count=0)
+    assert rig.builds.as_promised(none) == none
+    assert rig.admission.admit(rig.ask(due_ms=1000))
+    assert rig.builds.as_promised(none).count == 1
 
 
 def test_an_instance_that_starts_is_no_lane_until_then() -> None:
