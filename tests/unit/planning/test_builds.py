@@ -258,6 +258,17 @@ def test_a_plan_keeps_an_instance_for_what_is_promised() -> None:
     assert rig.builds.as_promised(none).count == 1
 
 
+def test_weights_on_hosts_do_not_hide_the_node_that_is_free() -> None:
+    """Seed 200097. More nodes than are asked have them on the host; a later one can run them."""
+    memory = Profile((10 * MS,), memory_bytes=2)
+    pool = Pool(0, "gpu", nodes=20, memory_bytes=3, host_memory_bytes=4)
+    rig = PlanningRig(make_app([memory, memory], pool))
+    instances = [rig.start(0, node) for node in rig.view.nodes.values()]
+    for instance in instances[:18]:
+        rig.orders.evict(instance)
+    assert rig.builds.free_in_ns(rig.build()) == 0
+
+
 def test_an_instance_that_starts_is_no_lane_until_then() -> None:
     profile = Profile((10 * MS,), cold_start_ns=40 * MS)
     rig = PlanningRig(make_app([profile], Pool(0, "node", nodes=3)))

@@ -268,9 +268,11 @@ class Builds:
     def free_in_ns(self, build: Build) -> int:
         """Time until a node that holds a build is free, as far as a few of them tell."""
         soonest_ns = NEVER_NS
-        for instance in islice(self._view.instances_of[build.variant.id].values(), _HOLDERS_MAX):
+        instances = self._view.instances_of[build.variant.id].values()
+        holders = (i for i in instances if i.pool is build.pool and i.residency != ON_HOST)
+        for instance in islice(holders, _HOLDERS_MAX):
             node = instance.node
-            if node is None or node.pool.id != build.pool.id or instance.residency == ON_HOST:
+            if node is None:
                 continue
             if node.running < build.lanes:
                 return 0
