@@ -14,6 +14,7 @@ from typing import Final, final
 
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import UNLIMITED, App, Pipeline, Pool, Profile, Variant
+from headgate.planning.frontier.candidates import visits
 
 _KNEE_THROUGHPUT: Final = 0.97  # throughput at the knee, relative to the best
 _BATCH_SHARE: Final = 0.5  # share of a stage's budget for a batch; the rest is for waiting
@@ -58,6 +59,10 @@ class KneeLimits(ConcurrencyLimits):
             default_ns if ns == NEVER_NS else ns for ns in tightest_objectives_ns(app)
         ]
         self._budgets_ns = budgets_ns(app)
+        self._visits = [0.0 for _ in app.functions]  # per request of every pipeline
+        for pipeline in app.pipelines:
+            for stage, often in zip(pipeline.stages, visits(pipeline), strict=True):
+                self._visits[stage.function.id] += often
 
     def _allowed(self, pool: Pool, variant: Variant, items: int, most: int) -> int:
         return knee_concurrency(variant.profile, most, self._latency_ns[variant.function_id])
@@ -66,9 +71,10 @@ class KneeLimits(ConcurrencyLimits):
         """How many batches, of any of these variants, a node of a pool runs at once.
 
         Batches and concurrency compete for the time that a stage has. The limit is the smallest
-        concurrency within 3 % of the best throughput, relative to each variant's own best and on
-        average over the variants. A variant counts by the part of its function's capacity that the
-        pool has: what runs elsewhere in most cases must not limit what can run here only. One limit
+        concurrency within 3 % of the best throughput of the mix: of as many requests of every
+        pipeline. Variants that would be late at a concurrency count as lost. A variant counts by
+        the part of its function's capacity that the pool has: what runs elsewhere in most cases
+        must not limit what can run here only. One limit
         for all: a variant with a lower limit than others on its node would wait for the node to
         empty. It is no more than all of them together may run, in one instance each where a node
         has no several. Where batches have shapes, these say what runs beside each other, and there
@@ -78,11 +84,22 @@ class KneeLimits(ConcurrencyLimits):
         most = pool.slots if has_replicas(pool) else max(1, min(pool.slots, together))
         if any(variant.more_shapes for variant in variants):
             return most
-        scores = [0.0 for _ in range(most)]
+        least_ns = 0.0  # time that the mix takes of a node, each variant at its best concurrency
+        taken_ns = [0.0 for _ in range(most)]  # by concurrency: of what is in time
+        kept_ns = [0.0 for _ in range(most)]  # likewise: of `least_ns`
         for variant in variants:
             rates = [self._rate(pool, variant, index + 1) for index in range(most)]
-            weight = pool.nodes / self._capacity(variant.function_id)
-            scores = [score + weight * rate for score, rate in zip(scores, rates, strict=True)]
+            part = pool.nodes * max(rates) / self._capacity(variant.function_id)
+            often = part * self._visits[variant.function_id]
+            least_ns += often / max(rates)
+            for index, rate in enumerate(rates):
+                if rate > 0.0:
+                    taken_ns[index] += often / rate
+                    kept_ns[index] += often / max(rates)
+        scores = [
+            (kept / least_ns) * (kept / taken) if taken > 0.0 else 0.0
+            for kept, taken in zip(kept_ns, taken_ns, strict=True)
+        ]
         enough = _KNEE_THROUGHPUT * max(scores)
         return next(index + 1 for index, score in enumerate(scores) if score >= enough)
 
