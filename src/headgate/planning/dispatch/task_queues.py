@@ -126,7 +126,7 @@ class EdfQueue:
 class Heads:
     """The queues of a pool, by the key of their heads; each queue once.
 
-    An entry may be out of date: `pop` corrects those that it meets.
+    An entry may be out of date: `first` corrects those that it meets.
     """
 
     def __init__(self) -> None:
@@ -143,19 +143,23 @@ class Heads:
                 self._heap = [entry for entry in self._heap if self._keys.get(entry[1]) == entry[0]]
                 heapify(self._heap)
 
-    def pop(self) -> EdfQueue | None:
-        """Take out the most urgent queue; the caller pushes it back while tasks wait in it."""
+    def first(self) -> EdfQueue | None:
+        """The most urgent queue, which stays here; None if nothing waits."""
         while self._heap:
-            key, id, queue = heappop(self._heap)
-            if self._keys.get(id) != key:
-                continue
-            del self._keys[id]
-            head = queue.head()
-            if head is not None:
-                if head[0] == key:
-                    return queue
-                self.push(queue)  # its head was withdrawn, or dequeued for another pool
+            key, id, queue = self._heap[0]
+            is_obsolete = self._keys.get(id) != key
+            head = None if is_obsolete else queue.head()
+            if head is not None and head[0] == key:
+                return queue
+            heappop(self._heap)
+            if not is_obsolete:
+                del self._keys[id]
+                self.push(queue)  # its head was withdrawn or dequeued
         return None
+
+    def remove(self, queue: EdfQueue) -> None:
+        """Take out a queue; the caller pushes it back while tasks wait in it."""
+        self._keys.pop(queue.id, None)
 
 
 @final
