@@ -115,8 +115,8 @@ class AdmissionControl:
         if promises is None:
             self.budgets.close(request.id)
             return False
-        for task, promise in zip(request.tasks, promises, strict=True):
-            self._booked[task.id] = promise
+        for index, task in enumerate(request.tasks):
+            self._booked[task.id] = promises[index]
         self._promises[request.id] = [*promises]
         return True
 

@@ -68,8 +68,9 @@ class Lanes:
     def release(self, end_ns: int, lanes: int = 1) -> None:
         """The lanes that were predicted to run until `end_ns` are free."""
         index = bisect_left(self._ends_ns, end_ns)
-        del self._ends_ns[index : index + lanes]
-        del self._spreads_ns[index : index + lanes]
+        for _ in range(lanes):
+            del self._ends_ns[index]
+            del self._spreads_ns[index]
         self._end_sum_ns -= lanes * end_ns
 
     def busy_ns(self, now_ns: int) -> int:
