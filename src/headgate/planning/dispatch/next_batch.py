@@ -291,7 +291,8 @@ class Dispatcher:
 
     def _call_instead(self, queue: EdfQueue, task: Task) -> Send | None:
         """Call for a task that may be late on the next free node, if a call is in time."""
-        faas, promise = self._builds.faas[task.function.id], self._admission.booked(task)
+        faas = self._builds.faas[task.function.id]
+        promise = None if faas is None else self._admission.booked(task)
         if faas is None or promise is None or promise.build is faas:
             return None
         items, now_ns = task.request.items, self._view.now_ns

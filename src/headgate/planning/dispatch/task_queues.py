@@ -97,7 +97,8 @@ class EdfQueue:
             if task is not None and task.state == TASK_READY:
                 return key, task
             heappop(heap)
-        self._by_priority.clear()
+        if self._by_priority:
+            self._by_priority.clear()
         return None
 
     def pop(self) -> Task:

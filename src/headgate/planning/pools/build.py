@@ -188,7 +188,8 @@ class Build:
 
     def lane_ns_in(self, items: int, shape_id: int, z: float = 0.0) -> float:
         """The same in a shape, and `z` standard deviations more."""
-        return self.profiled_exec_ns(items, shape_id) * self.factor(z) + self.network_ns
+        factor = self.ratio * (1.0 + z * self.deviation)
+        return self._shape_times_ns[shape_id][items - 1] * factor + self.network_ns
 
     def profiled_exec_ns(self, items: int, shape_id: int) -> float:
         """Time of a batch in a shape by the profile alone, without the network."""

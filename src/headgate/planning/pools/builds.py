@@ -145,8 +145,10 @@ class Builds:
         """
         best_ns = inf
         for build in self.of_function[function_id]:
-            time_ns = build.fastest_ns(min(items, build.items_max), as_observed=as_observed)
-            best_ns = min(best_ns, time_ns)
+            fitting = items if items < build.items_max else build.items_max
+            time_ns = build.fastest_ns(fitting, as_observed=as_observed)
+            if time_ns < best_ns:
+                best_ns = time_ns
         return 0.0 if best_ns == inf else best_ns
 
     def latest_ns(self, request: Request, stage: int) -> float:
