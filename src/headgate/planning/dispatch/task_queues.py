@@ -278,7 +278,7 @@ class TaskQueues:
 
     def has_limited(self, function_id: int) -> bool:
         """Whether a task of a function waits that cannot pay for every build."""
-        return any(
+        return bool(self._limited) and any(
             queue.items > 0
             for place in (ANYWHERE, NODES_ONLY, CALLS_ONLY)
             for queue in self.limited(function_id, place)

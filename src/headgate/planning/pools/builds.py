@@ -145,10 +145,8 @@ class Builds:
         """
         best_ns = inf
         for build in self.of_function[function_id]:
-            fitting = items if items < build.items_max else build.items_max
-            time_ns = build.fastest_ns(fitting, as_observed=as_observed)
-            if time_ns < best_ns:
-                best_ns = time_ns
+            time_ns = build.fastest_ns(min(items, build.items_max), as_observed=as_observed)
+            best_ns = min(best_ns, time_ns)
         return 0.0 if best_ns == inf else best_ns
 
     def latest_ns(self, request: Request, stage: int) -> float:
@@ -445,9 +443,10 @@ class Builds:
 
     def fits_node(self, function_id: int, items: int) -> bool:
         """Whether the nodes of some pool can run so many items at once."""
-        return any(
-            b.warm_pool is None and items <= b.items_max for b in self.of_function[function_id]
-        )
+        for build in self.of_function[function_id]:
+            if build.warm_pool is None and items <= build.items_max:
+                return True
+        return False
 
     def has_nodes(self, builds: list[Build], items: int) -> bool:
         """Whether there are nodes now on which one of the builds can run so many items at once."""

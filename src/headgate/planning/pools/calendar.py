@@ -17,10 +17,9 @@ also the question for the earliest deadline (`fits_from_ns`), and with how many 
 
 Deadlines are rounded down to buckets of a fixed width, counted from the first question: counted
 from time 0, the same requests would be decided otherwise at another time of day. The buckets are
-the leaves of a tree of sums
-and least prefix sums of (capacity - work), so the least slack at or after a deadline is one walk
-from a leaf to the root. Most of what is booked is sent before anybody asks, so the tree follows what
-is booked only then.
+the leaves of a tree of sums and least prefix sums of (capacity - work), so the least slack at or
+after a deadline is one walk from a leaf to the root. Most of what is booked is sent before anybody
+asks, so the tree follows what is booked only when somebody does.
 """
 
 from __future__ import annotations
