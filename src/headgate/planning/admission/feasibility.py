@@ -262,17 +262,20 @@ class Feasibility:
         lanes = self._builds.lanes_by(build, latest_ns)
         if lanes == 0 and self._builds.must_leave_nodes(build):
             return build.cold_start_ns if self._builds.may_start_now(build) else None
+        if 0 < lanes < build.calendar.lanes and self._is_full(build, lanes, latest_ns, alone_ns):
+            return build.cold_start_ns if self._builds.may_start_now(build) else None
+        # Where the pool has not enough for all, functions would evict each other all the time.
+        is_contended = self._shares[build.pool.id].is_contended
+        return self._builds.ready_in_ns(build, may_swap_in=not is_contended)
+
+    def _is_full(self, build: Build, lanes: int, latest_ns: int, alone_ns: float) -> bool:
+        """Whether the lanes of a build have no room until then for the request at hand."""
         left_ns = latest_ns - self._view.now_ns
         load = self._loads.get(build.pool.id)
         if load is not None and self._must_yield(build.pool.id, load, alone_ns):
             left_ns = int((1.0 - _LEFT_TO_OTHERS) * left_ns)
         supply = lanes * build.calendar.part
-        is_full = build.pending_ns > supply * left_ns or self._builds.free_in_ns(build) > left_ns
-        if 0 < lanes < build.calendar.lanes and is_full:
-            return build.cold_start_ns if self._builds.may_start_now(build) else None
-        # Where the pool has not enough for all, functions would evict each other all the time.
-        is_contended = self._shares[build.pool.id].is_contended
-        return self._builds.ready_in_ns(build, may_swap_in=not is_contended)
+        return build.pending_ns > supply * left_ns or self._builds.free_in_ns(build) > left_ns
 
     def _fit_call(
         self, build: Build, task: Task, ready_ns: int, due_ns: int, z: float

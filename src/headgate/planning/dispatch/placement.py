@@ -186,6 +186,8 @@ class Placement:
 
     def node_for(self, build: Build) -> Node | None:
         """The free node on which a batch of a build should run now; None to wait."""
+        if not self._view.free_by_pool[build.pool.id]:
+            return None
         node = self.warm_node(build)
         return self._cold_node(build, is_urgent=self._cannot_wait(build)) if node is None else node
 

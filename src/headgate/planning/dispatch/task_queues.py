@@ -35,7 +35,9 @@ ANYWHERE: Final = 0
 NODES_ONLY: Final = 1
 CALLS_ONLY: Final = 2
 
-Key = tuple[int, int, int]  # (declared priority of the client, time, task id): smallest first
+# (declared priority of the client, time, task id): smallest first. Not `tuple[int, int, int]`, which
+# a compiled build would copy at every use.
+Key = tuple[int, ...]
 Entry = tuple[Key, Task]
 
 
