@@ -32,15 +32,15 @@ def test_the_default_policy_is_compared_with_simpy(
     """Ratios are rounded to two digits."""
     rates = {"ours-default": interpreted, "simpy": 1_000.0}
 
-    def run(simulator: str, requests: int, tree: Path | None) -> sim.SimulatorRun:
+    def simulated(simulator: str, requests: int, tree: Path | None) -> sim.SimulatorRun:
         rate = rates.get(simulator, 1_000.0)
         if simulator == "ours-default" and tree is not None:
             rate = compiled
         build = "interpreted" if tree is None else "compiled"
-        same = {"build": build, "hash": "", "mean_wait_ms": 0.0, "peak_mib": 50.0}
-        return {"requests": requests, "requests_per_s": rate, **same}
+        run: sim.SimulatorRun = {"build": build, "hash": "", "mean_wait_ms": 0.0, "peak_mib": 50.0}
+        return run | {"requests": requests, "requests_per_s": rate}
 
-    monkeypatch.setattr(sim, "_run_simulator", run)
+    monkeypatch.setattr(sim, "_run_simulator", simulated)
     monkeypatch.setattr(sim, "COMPILED", Path(__file__).parent)
     result = sim.run(progress=lambda line: None)
     checks = {check.claim: check.holds for check in result.checks}

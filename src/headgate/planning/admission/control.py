@@ -41,7 +41,6 @@ _UNIT: Final = 0.01  # share of the allowed time that is kept per unit of z
 _EQUAL_SHARE: Final = 0.25  # of a pipeline's time that is divided equally
 _PROBE_EVERY: Final = 2  # objectives between two probes of a pipeline
 _TRIES: Final = 2  # divisions of a pipeline's time that are tried
-_NO_WAITS: Final = [0.0]  # of a pipeline with one stage, whose time is not divided
 # Slack of a call, relative to that of a stage that waits for a node: the stages before it may be
 # late. Of 0, 0.25 and 0.5 the one with which quantiles are kept in the worlds 70043 and 80026.
 _CALL_SLACK: Final = 0.5
@@ -219,8 +218,8 @@ class AdmissionControl:
     def _book_all(self, request: Request, deadline_ns: int, promises: list[Promise]) -> int | None:
         """Book every stage in one of several ways; else nothing, and return one that is late."""
         allowed_ns, z = self._allowed(request, float(deadline_ns - self._view.now_ns))
-        if len(request.tasks) == 1:
-            return self._book(request, allowed_ns, z, _NO_WAITS, promises)
+        if len(request.tasks) == 1:  # it has all of the time
+            return self._book(request, allowed_ns, z, [0.0], promises)
         waits_ns = [self._wait_ns(request, index) for index in range(len(request.tasks))]
         for index, siblings in enumerate(self._siblings[request.pipeline.id]):
             waits_ns[index] += sum(self._beside_ns(request, index, i) for i in siblings)

@@ -277,6 +277,8 @@ class Placement:
                 continue
             if must_be_idle and (node.running > 0 or build.variant.id in node.instances):
                 continue
+            if _is_left_to_plan(node):
+                continue
             if (
                 node.running < self._builds.lanes_on(node, build)
                 and self._can_take(node, build)
@@ -289,8 +291,8 @@ class Placement:
 
     def _may_start(self, node: Node, build: Build, *, is_urgent: bool) -> bool:
         """Whether a build may be started on a node that could take it."""
-        if node.pool.is_elastic and not node.instances:
-            return False  # rented nodes are left to the plan
+        if _is_left_to_plan(node):
+            return False
         if self._builds.count_instances(build) == 0 and not self._builds.must_leave_nodes(build):
             return True
         wants_more = self._builds.wants_instance(build)
@@ -368,6 +370,11 @@ class Placement:
 def _missing_bytes(node: Node, build: Build) -> int:
     """Memory that a node lacks to hold a build, too."""
     return node.memory_used_bytes + build.variant.profile.memory_bytes - node.pool.memory_bytes
+
+
+def _is_left_to_plan(node: Node) -> bool:
+    """Whether a node is not rented yet: that is left to the plan."""
+    return node.pool.is_elastic and not node.instances
 
 
 def _compute_used(node: Node) -> tuple[int, int]:

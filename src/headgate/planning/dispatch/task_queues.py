@@ -35,8 +35,8 @@ ANYWHERE: Final = 0
 NODES_ONLY: Final = 1
 CALLS_ONLY: Final = 2
 
-# (declared priority of the client, time, task id): smallest first. Not `tuple[int, int, int]`, which
-# a compiled build would copy at every use.
+# (declared priority of the client, time, task id): smallest first. A compiled build would copy a
+# `tuple[int, int, int]` at every use.
 Key = tuple[int, ...]
 Entry = tuple[Key, Task]
 
