@@ -59,6 +59,8 @@ ORDINALS = {
     "LoadFailed": 25,
     "ReportFault": 26,
     "ReportWouldReject": 27,
+    "InstanceUseChanged": 28,
+    "GatewaysChanged": 29,
 }
 
 

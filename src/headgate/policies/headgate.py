@@ -100,8 +100,10 @@ class Headgate(Policy):
         self._autoscaler = NodeAutoscaler(
             app, self._builds.faas_targets(), shares_nodes=self.view.gateways == 1
         )
-        if self._autoscaler.is_needed:
+        self._rents = self._autoscaler.is_needed
+        if self._rents:
             self.plan_every_ns = SECOND_NS
+        self._has_faas = any(build is not None for build in self._builds.faas)
         self._ready: deque[Task] = deque()  # queued, and not offered to nodes yet
         self.admission_margins = self._admission.margins.z
         # Batches of a gateway that is gone may still run.
@@ -119,12 +121,13 @@ class Headgate(Policy):
                     self.orders.start_anywhere(variant, pool, target.shape_id, nth)
 
     def on_arrival(self, request: Request) -> None:
-        now_ns, gateways = self.view.now_ns, self.view.gateways
-        self._autoscaler.on_arrival(now_ns, request.pipeline, request.items, gateways)
-        if self._autoscaler.is_needed and gateways == 1:
-            self._wake(request)
+        if self._rents:
+            now_ns, gateways = self.view.now_ns, self.view.gateways
+            self._autoscaler.on_arrival(now_ns, request.pipeline, request.items, gateways)
+            if gateways == 1:
+                self._wake(request)
         is_admitted = self._admission.admit(request)
-        if request.deadline_ns < NEVER_NS:
+        if request.deadline_ns < NEVER_NS and (self._has_faas or not is_admitted):
             self._grow(request, was_admitted=is_admitted)
         if not is_admitted:
             self.orders.reject(request, self._refusals.explain(request))

@@ -92,13 +92,13 @@ def test_a_batch_is_no_larger_than_pays() -> None:
 
 def test_batches_are_planned_a_little_larger_than_those_that_were_formed() -> None:
     build = make_build(Profile(tuple((10 + items) * MS for items in range(32))))
-    assert build.likely_items(1_000 * MS, 0.0) == 2
+    assert build.likely_items() == 2
     for _ in range(100):
         build.on_formed(8, 0, is_contended=True)
-    assert build.likely_items(1_000 * MS, 0.0) == pytest.approx(12, abs=1)
+    assert build.likely_items() == pytest.approx(12, abs=1)
     for _ in range(100):
         build.on_formed(1, 0, is_contended=False)
-    assert build.likely_items(1_000 * MS, 0.0) == pytest.approx(12, abs=1)
+    assert build.likely_items() == pytest.approx(12, abs=1)
 
 
 def test_work_that_was_booked_too_low_is_booked_higher() -> None:

@@ -111,7 +111,7 @@ def test_the_heads_of_a_pool_forget_no_queue(seed: int) -> None:
             withdraw(queue, task)
         else:
             heads = rng.choice(pools)
-            found = heads.pop()
+            found = heads.first()
             filled = [q for q in queues if waiting[q.id]]
             if not filled:
                 assert found is None
@@ -132,8 +132,9 @@ def test_heads_do_not_grow_while_nobody_asks() -> None:
         queue.push((0, -number, task.id), task)
         heads.push(queue)
     assert len(heads._heap) < 100
-    assert heads.pop() is queue
-    assert heads.pop() is None
+    assert heads.first() is queue
+    heads.remove(queue)
+    assert heads.first() is None
 
 
 def test_a_queue_that_is_put_back_is_found_again() -> None:
@@ -141,7 +142,8 @@ def test_a_queue_that_is_put_back_is_found_again() -> None:
     queue.push((0, 0, task.id), task)
     heads.push(queue)
     heads.push(queue)
-    assert heads.pop() is queue
-    assert heads.pop() is None
+    assert heads.first() is queue
+    heads.remove(queue)
+    assert heads.first() is None
     heads.push(queue)
-    assert heads.pop() is queue
+    assert heads.first() is queue

@@ -8,7 +8,8 @@ a round count, because machines are noisy. The compiled build is measured if it 
 
 Every simulator simulates the same system, a queue with eight servers at 80 % load (SimFaaS has no
 queue, so it simulates the same load as a loss system), and prints one line of JSON. Imports and the
-generation of arrivals are not timed for any simulator.
+generation of arrivals are not timed for any simulator. The default policy has an objective to keep,
+so far away that it admits every request and serves each when `balance` does.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from headgate.core import build_kind
 from headgate.core.actions import Action
 from headgate.core.event_log import to_wire
 from headgate.core.events import Event
-from headgate.core.model import App, Function, Pipeline, Pool, Profile, Stage, Variant
+from headgate.core.model import App, Function, Pipeline, Pool, Profile, Slo, Stage, Variant
+from headgate.core.states import Outcome
 from headgate.lab.experiments import Check, Progress, Result, Row
 from headgate.lab.harness import Environment, PolicyCase
 from headgate.metrics.columns import RunColumns
@@ -46,7 +48,9 @@ COMPILED = Path("build/compiled/src")  # output of `make compile`, relative to t
 SERVERS = 8
 SERVICE_NS = 1_000_000
 RATE_PER_S = 0.8 * SERVERS * 1e9 / SERVICE_NS
+OBJECTIVE_NS = 50 * SERVICE_NS
 _BALANCE = PolicyCase.of("balance", batch_max=1)
+_DEFAULT = PolicyCase.of("headgate")
 _SOURCE = "docs/benchmarks.md"
 SimulatorRun = dict[str, float | str]
 
@@ -59,10 +63,12 @@ def run(*, progress: Progress) -> Result:
         ("simfaas", "simfaas", 40_000, None),
         ("interpreted", "ours", 100_000, None),
         ("interpreted, batching", "ours-batching", 100_000, None),
+        ("interpreted, default policy", "ours-default", 30_000, None),
     ]
     if compiled is not None:
         simulators.append(("compiled", "ours", 400_000, compiled))
         simulators.append(("compiled, batching", "ours-batching", 400_000, compiled))
+        simulators.append(("compiled, default policy", "ours-default", 200_000, compiled))
     runs: dict[str, list[SimulatorRun]] = {label: [] for label, *_ in simulators}
     for number in range(ROUNDS):
         for label, simulator, requests, tree in simulators:
@@ -107,10 +113,14 @@ def _rates(runs: list[SimulatorRun]) -> list[float]:
 
 
 def _speed_checks(runs: dict[str, list[SimulatorRun]]) -> list[Check]:
-    checks = [_ratio_check(runs, "interpreted", "simpy", 1.5)]
+    checks = [
+        _ratio_check(runs, "interpreted", "simpy", 1.5),
+        _ratio_check(runs, "interpreted, default policy", "simpy", 0.6),
+    ]
     if "compiled" in runs:
         checks.append(_ratio_check(runs, "compiled", "simpy", 8.0))
         checks.append(_ratio_check(runs, "compiled", "simfaas", 8.0))
+        checks.append(_ratio_check(runs, "compiled, default policy", "simpy", 2.0))
     targets = {"interpreted": 150_000, "compiled": 700_000, "compiled, batching": 1_000_000}
     for label, target in targets.items():
         if runs.get(label):
@@ -139,16 +149,19 @@ def _build_checks(compiled: Path | None, progress: Progress) -> list[Check]:
     checks = [Check(claim, _SOURCE, "< 2048 MiB", f"{peak} MiB", peak < 2048)]
     if compiled is not None:
         progress("comparing the action logs of both builds")
-        logs = [_run_simulator("ours-log", 20_000, tree) for tree in (None, compiled)]
-        assert all(log is not None for log in logs)
-        kinds = [str(log["build"]) for log in logs if log is not None]
-        is_same = len({log["hash"] for log in logs if log is not None}) == 1
-        claim = "the interpreted and the compiled build give identical action logs"
-        holds = is_same and kinds == ["interpreted", "compiled"]
-        checks.append(
-            Check(claim, _SOURCE, "identical", "identical" if is_same else "differ", holds)
-        )
+        checks.append(_equality_check("balance", "ours-log", compiled))
+        checks.append(_equality_check("the default policy", "ours-default-log", compiled))
     return checks
+
+
+def _equality_check(policy: str, simulator: str, compiled: Path) -> Check:
+    """Check that both builds decide alike under a policy, and that they are two builds."""
+    logs = [_run_simulator(simulator, 20_000, tree) for tree in (None, compiled)]
+    kinds = [str(log["build"]) for log in logs if log is not None]
+    is_same = len({log["hash"] for log in logs if log is not None}) == 1
+    claim = f"the interpreted and the compiled build give identical action logs under {policy}"
+    holds = is_same and kinds == ["interpreted", "compiled"]
+    return Check(claim, _SOURCE, "identical", "identical" if is_same else "differ", holds)
 
 
 def ours(requests: int) -> dict[str, object]:
@@ -164,10 +177,24 @@ def ours_batching(requests: int) -> dict[str, object]:
     return _timed(_environment(requests, rate_per_s, exec_ns), batching)
 
 
+def ours_default(requests: int) -> dict[str, object]:
+    """Run the default policy with single requests, which have an objective."""
+    return _timed(_environment(requests, RATE_PER_S, slo=Slo(OBJECTIVE_NS)), _DEFAULT)
+
+
 def ours_log(requests: int) -> dict[str, object]:
-    """Return a hash of all actions of a run, to compare builds."""
+    """Return a hash of all actions of a run under `balance`, to compare builds."""
+    return _logged(_environment(requests, RATE_PER_S), _BALANCE)
+
+
+def ours_default_log(requests: int) -> dict[str, object]:
+    """The same under the default policy."""
+    return _logged(_environment(requests, RATE_PER_S, slo=Slo(OBJECTIVE_NS)), _DEFAULT)
+
+
+def _logged(environment: Environment, policy: PolicyCase) -> dict[str, object]:
     observer = _Hasher()
-    _environment(requests, RATE_PER_S).simulate(_BALANCE, 0, observer=observer)
+    environment.simulate(policy, 0, observer=observer)
     return {"hash": observer.digest.hexdigest(), "build": build_kind()}
 
 
@@ -223,11 +250,14 @@ class _Hasher(Observer):
 
 
 def _environment(
-    requests: int, rate_per_s: float, exec_ns: tuple[int, ...] = (SERVICE_NS,)
+    requests: int,
+    rate_per_s: float,
+    exec_ns: tuple[int, ...] = (SERVICE_NS,),
+    slo: Slo = Slo(),  # noqa: B008 - a frozen value
 ) -> Environment:
     variant = Variant(0, "function", 0, (0,), Profile(exec_ns=exec_ns))
     function = Function(0, "function", (variant,))
-    pipeline = Pipeline(0, "function", (Stage(function),))
+    pipeline = Pipeline(0, "function", (Stage(function),), slo)
     app = App((function,), (pipeline,), (Pool(0, "node", nodes=SERVERS),))
     arrivals = poisson(rate_per_s, int(requests / rate_per_s * 1e9), seed=1)
     return Environment(app, arrivals, GroundTruthConfig("exponential"))
@@ -238,6 +268,7 @@ def _timed(environment: Environment, policy: PolicyCase) -> dict[str, object]:
     runs: list[RunColumns] = []
     seconds = _seconds(lambda: runs.append(environment.simulate(policy, 0)))
     rows = runs[0].requests
+    assert (rows.outcome == Outcome.MET).all(), "a request that is refused is no work"
     wait_ms = float((rows.started_ns - rows.arrival_ns).mean()) / 1e6
     return _run_row(len(rows), seconds, wait_ms)
 
@@ -265,7 +296,9 @@ def main() -> None:
     simulators: dict[str, Callable[[int], dict[str, object]]] = {
         "ours": ours,
         "ours-batching": ours_batching,
+        "ours-default": ours_default,
         "ours-log": ours_log,
+        "ours-default-log": ours_default_log,
         "simpy": simpy,
         "simfaas": simfaas,
     }

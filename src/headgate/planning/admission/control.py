@@ -44,6 +44,9 @@ _TRIES: Final = 2  # divisions of a pipeline's time that are tried
 # Slack of a call, relative to that of a stage that waits for a node: the stages before it may be
 # late. Of 0, 0.25 and 0.5 the one with which quantiles are kept in the worlds 70043 and 80026.
 _CALL_SLACK: Final = 0.5
+# CPython reads a module global many times faster than a member of an enum.
+_MET: Final = int(Outcome.MET)
+_JUDGED: Final = (_MET, int(Outcome.LATE), int(Outcome.EXPIRED))  # outcomes of promises
 _ROUNDING: Final = 1.001  # of a length, so that it is enough after it was rounded down
 
 
@@ -111,9 +114,9 @@ class AdmissionControl:
         if promises is None:
             self.budgets.close(request.id)
             return False
-        for task, promise in zip(request.tasks, promises, strict=True):
-            self._booked[task.id] = promise
-        self._promises[request.id] = list(promises)
+        for index, task in enumerate(request.tasks):
+            self._booked[task.id] = promises[index]
+        self._promises[request.id] = [*promises]
         return True
 
     def try_out(self, request: Request, latency_ns: int, cost_usd: float) -> float | None:
@@ -196,12 +199,11 @@ class AdmissionControl:
             promise = self._booked.pop(request.id * STAGES_MAX + stage, None)
             if promise is not None:
                 promise.release()
-        if outcome in (Outcome.MET, Outcome.LATE, Outcome.EXPIRED):
-            was_kept = outcome == Outcome.MET
+        if outcome in _JUDGED:
+            was_kept = outcome == _MET
             self.margins.observe(request.pipeline.id, was_kept=was_kept)
-            allowed = 1.0 - request.pipeline.slo.quantile
-            for each in request.pipeline.stages:
-                self._builds.on_promise_settled(each.function.id, allowed, was_kept=was_kept)
+            if self._view.gateways > 1:
+                self._builds.on_promise_settled(request.pipeline, was_kept=was_kept)
 
     def _promise(self, request: Request) -> list[Promise] | None:
         """Book every stage of a request; None, and nothing is booked, if one cannot be in time."""
@@ -215,14 +217,14 @@ class AdmissionControl:
 
     def _book_all(self, request: Request, deadline_ns: int, promises: list[Promise]) -> int | None:
         """Book every stage in one of several ways; else nothing, and return one that is late."""
-        waits_ns = [0.0]
-        if len(request.tasks) > 1:
-            waits_ns = [self._wait_ns(request, index) for index in range(len(request.tasks))]
-            for index, siblings in enumerate(self._siblings[request.pipeline.id]):
-                waits_ns[index] += sum(self._beside_ns(request, index, i) for i in siblings)
         allowed_ns, z = self._allowed(request, float(deadline_ns - self._view.now_ns))
+        if len(request.tasks) == 1:  # it has all of the time
+            return self._book(request, allowed_ns, z, [0.0], promises)
+        waits_ns = [self._wait_ns(request, index) for index in range(len(request.tasks))]
+        for index, siblings in enumerate(self._siblings[request.pipeline.id]):
+            waits_ns[index] += sum(self._beside_ns(request, index, i) for i in siblings)
         late: int | None = None
-        for _ in range(_TRIES if len(waits_ns) > 1 else 1):
+        for _ in range(_TRIES):
             late = self._book(request, allowed_ns, z, waits_ns, promises)
             if late is None:
                 return None
@@ -232,10 +234,9 @@ class AdmissionControl:
             waits_ns[late] = 2.0 * waits_ns[late] + self._builds.fastest_ns(
                 request.tasks[late].function.id, request.items
             )
-        has_limit = len(waits_ns) > 1 and request.cost_usd < inf
-        if has_limit and self._book_plan(request, allowed_ns, z, promises):
+        if request.cost_usd < inf and self._book_plan(request, allowed_ns, z, promises):
             return None
-        if len(waits_ns) > 1 and any(self._can_call_now(task) for task in request.tasks):
+        if any(self._can_call_now(task) for task in request.tasks):
             if self._book(request, allowed_ns, z, waits_ns, promises, for_calls=True) is None:
                 return None
             for promise in promises:
@@ -248,7 +249,7 @@ class AdmissionControl:
 
         An idle system always tries, or a margin that is too large would never shrink.
         """
-        if self._is_idle(request):
+        if self.margins.z[request.pipeline.id] == 0.0 or self._is_idle(request):
             return allowed_ns, 0.0
         allowed_ns -= self._margin_ns(request, allowed_ns)
         return allowed_ns, min(self.stage_z(request.tasks[0]), self._z_max(request, allowed_ns))
@@ -449,14 +450,14 @@ class AdmissionControl:
                 for to, after, own in zip(to_ns, from_ns, lengths_ns, strict=True)
             ]
         for index, end in enumerate(ends):
-            after = pipeline.stages[index].after
-            ready_ns = max((promises[i].due_ns for i in after), default=now_ns)
+            after, siblings = pipeline.stages[index].after, self._siblings[pipeline.id][index]
+            ready_ns = max([promises[i].due_ns for i in after]) if after else now_ns
             due_ns = now_ns + int(allowed_ns * end)
-            beside = [promises[i] for i in self._siblings[pipeline.id][index] if i < index]
+            beside = [promises[i] for i in siblings if i < index] if siblings else ()
             promise = self.feasibility.fit(request, index, ready_ns, due_ns, z, beside)
             if promise is None:
                 return index
-            promise.book(self._view.now_ns)
+            promise.book(now_ns)
             self.budgets.set_aside(request.tasks[index], promise.usd)
             promises.append(promise)
         return None
@@ -477,10 +478,11 @@ class AdmissionControl:
 
     def _deviation(self, request: Request) -> float:
         """The largest relative deviation of the builds that could run a stage of a request."""
-        return max(
-            (b.deviation for t in request.tasks for b in self._builds.of_function[t.function.id]),
-            default=0.0,
-        )
+        most = 0.0
+        for task in request.tasks:
+            for build in self._builds.of_function[task.function.id]:
+                most = max(most, build.deviation)
+        return most
 
     def _is_idle(self, request: Request) -> bool:
         """Whether nothing runs or waits where the request could run."""

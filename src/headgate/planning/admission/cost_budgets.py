@@ -75,12 +75,16 @@ class CostBudgets:
 
     def set_aside(self, task: Task, usd: float) -> None:
         """A task is promised something that costs so much."""
+        if not self._aside:
+            return
         aside = self._aside.get(task.request.id)
         if aside is not None:
             aside[task.id % STAGES_MAX] = usd
 
     def on_sent(self, tasks: list[Task], build: Build, items: int, shape_id: int) -> None:
         """A batch was sent, which each of its tasks pays a part of."""
+        if not self._aside:
+            return
         for task in tasks:
             aside = self._aside.get(task.request.id)
             if aside is not None:

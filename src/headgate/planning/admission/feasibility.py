@@ -126,7 +126,7 @@ class Feasibility:
             builds = self._budgets.affordable(task)
             if builds:
                 build = builds[0]
-                size = max(1, build.items_within(window_ns / len(request.tasks), 0.0))
+                size = build.items_within(window_ns / len(request.tasks), 0.0)
                 work_ns = build.lane_ns(size) / size * items * build.weight
                 self._builds.observe_load(build, work_ns)
                 works[build.pool.id] = works.get(build.pool.id, 0.0) + work_ns
@@ -198,20 +198,21 @@ class Feasibility:
         `beside` is what is promised to stages of the same request that wait for nothing else. A
         request with a cost objective gets what it can pay for.
         """
-        most_usd = self._budgets.left_usd(request.tasks[stage])
-        for build in self._ranked(request.tasks[stage], due_ns - ready_ns):
+        task = request.tasks[stage]
+        most_usd = self._budgets.left_usd(task)
+        for build in self._ranked(task, due_ns - ready_ns):
             if request.items <= build.items_max and self._builds.is_usable(build):
                 if most_usd < inf and build.usd(request.items) > most_usd:
                     continue
                 if build.warm_pool is not None:
-                    promise = self._fit_call(build, request.tasks[stage], ready_ns, due_ns, z)
+                    promise = self._fit_call(build, task, ready_ns, due_ns, z)
                     if promise is not None:
                         promise.usd = build.usd(request.items) if most_usd < inf else 0.0
                         return promise
                     continue
                 # Calendars reckon from now on, but these become ready together: one after the other
                 # must be done, and the first by so much sooner.
-                sooner_ns = due_ns - _work_beside_ns(build, beside)
+                sooner_ns = due_ns - _work_beside_ns(build, beside) if beside else due_ns
                 if len(build.shape_ids) > 1:
                     promise = self._fit_shape(
                         build, request.items, ready_ns, sooner_ns, z, most_usd
@@ -261,17 +262,20 @@ class Feasibility:
         lanes = self._builds.lanes_by(build, latest_ns)
         if lanes == 0 and self._builds.must_leave_nodes(build):
             return build.cold_start_ns if self._builds.may_start_now(build) else None
+        if 0 < lanes < build.calendar.lanes and self._is_full(build, lanes, latest_ns, alone_ns):
+            return build.cold_start_ns if self._builds.may_start_now(build) else None
+        # Where the pool has not enough for all, functions would evict each other all the time.
+        is_contended = self._shares[build.pool.id].is_contended
+        return self._builds.ready_in_ns(build, may_swap_in=not is_contended)
+
+    def _is_full(self, build: Build, lanes: int, latest_ns: int, alone_ns: float) -> bool:
+        """Whether the lanes of a build have no room until then for the request at hand."""
         left_ns = latest_ns - self._view.now_ns
         load = self._loads.get(build.pool.id)
         if load is not None and self._must_yield(build.pool.id, load, alone_ns):
             left_ns = int((1.0 - _LEFT_TO_OTHERS) * left_ns)
         supply = lanes * build.calendar.part
-        is_full = build.pending_ns > supply * left_ns or self._builds.free_in_ns(build) > left_ns
-        if 0 < lanes < build.calendar.lanes and is_full:
-            return build.cold_start_ns if self._builds.may_start_now(build) else None
-        # Where the pool has not enough for all, functions would evict each other all the time.
-        is_contended = self._shares[build.pool.id].is_contended
-        return self._builds.ready_in_ns(build, may_swap_in=not is_contended)
+        return build.pending_ns > supply * left_ns or self._builds.free_in_ns(build) > left_ns
 
     def _fit_call(
         self, build: Build, task: Task, ready_ns: int, due_ns: int, z: float
@@ -301,37 +305,38 @@ class Feasibility:
         self, build: Build, items: int, window_ns: float, z: float
     ) -> tuple[int, float, float]:
         """The largest batch for a window, and the work and the part of a batch that a task adds."""
-        largest = max(items, build.items_within(window_ns, z))
-        size = max(items, min(largest, build.likely_items(window_ns, z)))
+        fitting = build.items_within(window_ns, z)
+        size = max(items, min(fitting, build.likely_items()))
         filled = build.pending_items % size
-        if filled == 0 or filled + items > size:
-            return largest, build.lane_ns(items) * build.weight, build.weight * items / size
-        added_ns = build.lane_ns(filled + items) - build.lane_ns(filled)
-        return largest, added_ns * build.weight, build.weight * items / size
+        added_ns = build.lane_ns(items)
+        if filled > 0 and filled + items <= size:
+            added_ns = build.lane_ns(filled + items) - build.lane_ns(filled)
+        return max(items, fitting), added_ns * build.weight, build.weight * items / size
 
     def _fit_build(
         self, build: Build, items: int, ready_ns: int, due_ns: int, z: float
     ) -> Promise | None:
         """The promise of a build to run a stage between two times; None if it cannot."""
-        now_ns, calendar = self._view.now_ns, build.calendar
-        own_lanes = build.narrowest().lanes
+        now_ns, calendar, narrowest = self._view.now_ns, build.calendar, build.narrowest()
         alone_ns = build.cautious_ns(items, z)
-        start_ns = self._start_ns(build, due_ns - int(alone_ns), alone_ns)
-        if start_ns is None:
-            return None
-        alone_ns += start_ns
+        if build.cold_start_ns > 0:
+            start_ns = self._start_ns(build, due_ns - int(alone_ns), alone_ns)
+            if start_ns is None:
+                return None
+            alone_ns += start_ns
         if ready_ns + alone_ns > due_ns:
             return None
-        window_ns = (due_ns - ready_ns) * own_lanes / (own_lanes + 1.0)
+        window_ns = (due_ns - ready_ns) * narrowest.lanes / (narrowest.lanes + 1.0)
         size, base_ns, batches = self._marginal(build, items, window_ns, z)
         work_ns = base_ns * build.overrun
         # It will run with what waits already; with more, the batch starts sooner or is smaller.
+        latest_ns = due_ns - int(alone_ns)
         together = min(size, build.pending_items + items)
-        latest_ns = due_ns - int(max(alone_ns, build.cautious_ns(together, z)))
-        if latest_ns < ready_ns:
-            latest_ns = due_ns - int(alone_ns)
+        if together > items:
+            sooner_ns = due_ns - int(max(alone_ns, build.cautious_ns(together, z)))
+            latest_ns = sooner_ns if sooner_ns >= ready_ns else latest_ns
         bucket = calendar.bucket(now_ns, latest_ns)
-        is_idle = calendar.work_ns == 0 and build.narrowest().has_free_lane(now_ns)
+        is_idle = calendar.work_ns == 0 and narrowest.has_free_lane(now_ns)
         if not is_idle and not self._balances(
             build, latest_ns, bucket, work_ns, batches, build.weight
         ):

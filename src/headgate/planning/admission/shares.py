@@ -107,6 +107,7 @@ class PoolShares:
 
     def __init__(self) -> None:
         self._classes: dict[tuple[int, int], ClassLoad] = {}  # by (client, pipeline) id
+        self._pipelines: Counter[int] = Counter()  # by client id: how many of them it uses
         self._arrivals = 0
         self._objectives_ns: list[float] = []  # ascending
         self._sums: list[tuple[float, float]] = [(0.0, 0.0)]  # of lanes, and of lanes x objective
@@ -138,6 +139,7 @@ class PoolShares:
             load = self._classes[key] = ClassLoad(
                 now_ns, objective_ns, window_ns, weight, declared_ns
             )
+            self._pipelines[key[0]] += 1
             self._arrivals = 0
         load.observe(now_ns, work_ns, priority)
         self._arrivals -= 1
@@ -183,9 +185,9 @@ class PoolShares:
             step = max(_USUAL_STEP, 1.0 / self._calm)
             self.usual_lanes += step * (offered_lanes - self.usual_lanes)
         # A client's weight is divided among its pipelines.
-        pipelines = Counter(client_id for client_id, _ in self._classes)
         weights = [
-            load.weight / pipelines[client_id] for (client_id, _), load in self._classes.items()
+            load.weight / self._pipelines[client_id]
+            for (client_id, _), load in self._classes.items()
         ]
         left, weight_sum = lanes, sum(weights)
         by_need = sorted(zip(loads, weights, strict=True), key=lambda pair: pair[0][0] / pair[1])

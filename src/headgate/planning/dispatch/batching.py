@@ -110,7 +110,7 @@ class Batching:
         items = booked_ns = 0
         while entry is not None:
             task = entry[1]
-            booked = admission.booked(task)
+            booked = admission.booked(task) if batch else promise
             if booked is not None:
                 if batch and booked.build is not build and not self._pays(task, build):
                     break

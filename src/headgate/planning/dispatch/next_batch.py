@@ -10,7 +10,6 @@ Each decision is a `Send`, a value: to form the batch and to order it is the cal
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf
 from typing import Final, final
 
@@ -31,15 +30,24 @@ _LATE_Z: Final = 2.0  # a task is called for if with so many standard deviations
 
 
 @final
-@dataclass(frozen=True)
 class Send:
     """A decision: a batch from the head of a queue goes to a node, or to a FaaS pool."""
 
-    queue: EdfQueue
-    build: Build
-    node: Node | None  # None: the batch is a call of the build's FaaS pool
-    shape_id: int = 0
-    choice: Choice | None = None  # where the size of the batch was chosen with its shape
+    __slots__ = ("build", "choice", "node", "queue", "shape_id")
+
+    def __init__(
+        self,
+        queue: EdfQueue,
+        build: Build,
+        node: Node | None,
+        shape_id: int = 0,
+        choice: Choice | None = None,
+    ) -> None:
+        self.queue = queue
+        self.build = build
+        self.node = node  # None: the batch is a call of the build's FaaS pool
+        self.shape_id = shape_id
+        self.choice = choice  # where the size of the batch was chosen with its shape
 
 
 @final
@@ -85,11 +93,9 @@ class Dispatcher:
 
     def slack_ns(self, pool_id: int) -> float:
         """Time until the most urgent promised task of a pool must start; endless if none waits."""
-        heads = self._queues.promised_heads[pool_id]
-        queue = heads.pop()
+        queue = self._queues.promised_heads[pool_id].first()
         if queue is None:
             return inf
-        heads.push(queue)
         entry = queue.head()
         assert entry is not None
         return max(0.0, float(entry[0][1] - self._view.now_ns))
@@ -114,16 +120,15 @@ class Dispatcher:
 
     def _first(self, node: Node, heads: Heads) -> Send | None:
         """The most urgent queue of which the node should run a batch now."""
-        examined: list[EdfQueue] = []
+        passed_over: list[EdfQueue] = []
         send: Send | None = None
-        while send is None and len(examined) < _HEADS_EXAMINED:
-            queue = heads.pop()
+        while send is None and len(passed_over) < _HEADS_EXAMINED:
+            queue = heads.first()
             if queue is None:
                 break
             task = self._batching.prune(queue)
             if task is None:
                 continue
-            examined.append(queue)
             build = self._builds.on_pool[node.pool.id][task.function.id]
             assert build is not None
             send = self._call_instead(queue, task)
@@ -142,17 +147,19 @@ class Dispatcher:
                     send = self._in_shape(queue, task, build, node)
                 else:
                     send = Send(queue, build, node, build.shape_id)
-        for queue in examined:
+            if send is None:
+                heads.remove(queue)
+                passed_over.append(queue)
+        for queue in passed_over:
             heads.push(queue)
         return send
 
     def _from_other_pool(self, node: Node) -> Send | None:
         """The most urgent task of another pool that is in time on this node."""
         for pool_id, heads in enumerate(self._queues.promised_heads):
-            queue = None if pool_id == node.pool.id else heads.pop()
+            queue = None if pool_id == node.pool.id else heads.first()
             if queue is None:
                 continue
-            heads.push(queue)
             entry = queue.head()
             assert entry is not None
             build = self._builds.on_pool[node.pool.id][entry[1].function.id]
@@ -247,17 +254,20 @@ class Dispatcher:
             self._queues.promised_heads[pool_id],
             self._queues.best_effort_heads[pool_id],
         ):
-            examined: list[EdfQueue] = []
+            passed_over: list[EdfQueue] = []
             send: Send | None = None
-            while send is None and len(examined) < _HEADS_EXAMINED:
-                queue = heads.pop()
+            while send is None and len(passed_over) < _HEADS_EXAMINED:
+                queue = heads.first()
                 if queue is None:
                     break
                 task = self._batching.prune(queue)
-                if task is not None:
-                    examined.append(queue)
-                    send = self.to_faas(task.function.id)
-            for queue in examined:
+                if task is None:
+                    continue
+                send = self.to_faas(task.function.id)
+                if send is None:
+                    heads.remove(queue)
+                    passed_over.append(queue)
+            for queue in passed_over:
                 heads.push(queue)
             if send is not None:
                 return send
@@ -281,7 +291,8 @@ class Dispatcher:
 
     def _call_instead(self, queue: EdfQueue, task: Task) -> Send | None:
         """Call for a task that may be late on the next free node, if a call is in time."""
-        faas, promise = self._builds.faas[task.function.id], self._admission.booked(task)
+        faas = self._builds.faas[task.function.id]
+        promise = None if faas is None else self._admission.booked(task)
         if faas is None or promise is None or promise.build is faas:
             return None
         items, now_ns = task.request.items, self._view.now_ns

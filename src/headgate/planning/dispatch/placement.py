@@ -186,6 +186,8 @@ class Placement:
 
     def node_for(self, build: Build) -> Node | None:
         """The free node on which a batch of a build should run now; None to wait."""
+        if not self._view.free_by_pool[build.pool.id]:
+            return None
         node = self.warm_node(build)
         return self._cold_node(build, is_urgent=self._cannot_wait(build)) if node is None else node
 
@@ -281,6 +283,8 @@ class Placement:
                 continue
             if must_be_idle and (node.running > 0 or build.variant.id in node.instances):
                 continue
+            if _is_left_to_plan(node):
+                continue
             if (
                 node.running < self._builds.lanes_on(node, build)
                 and self._can_take(node, build)
@@ -293,8 +297,8 @@ class Placement:
 
     def _may_start(self, node: Node, build: Build, *, is_urgent: bool) -> bool:
         """Whether a build may be started on a node that could take it."""
-        if node.pool.is_elastic and not node.instances:
-            return False  # rented nodes are left to the plan
+        if _is_left_to_plan(node):
+            return False
         if self._builds.count_instances(build) == 0 and not self._builds.must_leave_nodes(build):
             return True
         wants_more = self._builds.wants_instance(build)
@@ -372,6 +376,11 @@ class Placement:
 def _missing_bytes(node: Node, build: Build) -> int:
     """Memory that a node lacks to hold a build, too."""
     return node.memory_used_bytes + build.variant.profile.memory_bytes - node.pool.memory_bytes
+
+
+def _is_left_to_plan(node: Node) -> bool:
+    """Whether a node is not rented yet: that is left to the plan."""
+    return node.pool.is_elastic and not node.instances
 
 
 def _compute_used(node: Node) -> tuple[int, int]:

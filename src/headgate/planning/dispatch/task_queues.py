@@ -35,7 +35,9 @@ ANYWHERE: Final = 0
 NODES_ONLY: Final = 1
 CALLS_ONLY: Final = 2
 
-Key = tuple[int, int, int]  # (declared priority of the client, time, task id): smallest first
+# (declared priority of the client, time, task id): smallest first. A compiled build would copy a
+# `tuple[int, int, int]` at every use.
+Key = tuple[int, ...]
 Entry = tuple[Key, Task]
 
 
@@ -97,7 +99,8 @@ class EdfQueue:
             if task is not None and task.state == TASK_READY:
                 return key, task
             heappop(heap)
-        self._by_priority.clear()
+        if self._by_priority:
+            self._by_priority.clear()
         return None
 
     def pop(self) -> Task:
@@ -126,7 +129,7 @@ class EdfQueue:
 class Heads:
     """The queues of a pool, by the key of their heads; each queue once.
 
-    An entry may be out of date: `pop` corrects those that it meets.
+    An entry may be out of date: `first` corrects those that it meets.
     """
 
     def __init__(self) -> None:
@@ -143,19 +146,23 @@ class Heads:
                 self._heap = [entry for entry in self._heap if self._keys.get(entry[1]) == entry[0]]
                 heapify(self._heap)
 
-    def pop(self) -> EdfQueue | None:
-        """Take out the most urgent queue; the caller pushes it back while tasks wait in it."""
+    def first(self) -> EdfQueue | None:
+        """The most urgent queue, which stays here; None if nothing waits."""
         while self._heap:
-            key, id, queue = heappop(self._heap)
-            if self._keys.get(id) != key:
-                continue
-            del self._keys[id]
-            head = queue.head()
-            if head is not None:
-                if head[0] == key:
-                    return queue
-                self.push(queue)  # its head was withdrawn, or dequeued for another pool
+            key, id, queue = self._heap[0]
+            is_obsolete = self._keys.get(id) != key
+            head = None if is_obsolete else queue.head()
+            if head is not None and head[0] == key:
+                return queue
+            heappop(self._heap)
+            if not is_obsolete:
+                del self._keys[id]
+                self.push(queue)  # its head was withdrawn or dequeued
         return None
+
+    def remove(self, queue: EdfQueue) -> None:
+        """Take out a queue; the caller pushes it back while tasks wait in it."""
+        self._keys.pop(queue.id, None)
 
 
 @final
@@ -273,7 +280,7 @@ class TaskQueues:
 
     def has_limited(self, function_id: int) -> bool:
         """Whether a task of a function waits that cannot pay for every build."""
-        return any(
+        return bool(self._limited) and any(
             queue.items > 0
             for place in (ANYWHERE, NODES_ONLY, CALLS_ONLY)
             for queue in self.limited(function_id, place)

@@ -188,7 +188,8 @@ class Build:
 
     def lane_ns_in(self, items: int, shape_id: int, z: float = 0.0) -> float:
         """The same in a shape, and `z` standard deviations more."""
-        return self.profiled_exec_ns(items, shape_id) * self.factor(z) + self.network_ns
+        factor = self.ratio * (1.0 + z * self.deviation)
+        return self._shape_times_ns[shape_id][items - 1] * factor + self.network_ns
 
     def profiled_exec_ns(self, items: int, shape_id: int) -> float:
         """Time of a batch in a shape by the profile alone, without the network."""
@@ -256,7 +257,7 @@ class Build:
         exec_ns = (window_ns - self.network_ns) / (self.ratio * (1.0 + z * self.deviation))
         best: tuple[int, int] | None = None
         least_ns = inf
-        size = max(items, min(self.items_max, int(_GROWTH * self.batch_mean) + 1))
+        size = max(items, min(self.items_max, self.likely_items()))
         while True:
             key = (size, self._mix.cpu_part)
             known = self._least_work.get(key)
@@ -304,6 +305,8 @@ class Build:
 
     def items_within(self, window_ns: float, z: float) -> int:
         """The largest batch worth forming whose cautious time fits a window; at least 1."""
+        if self.items_best == 1:
+            return 1
         exec_ns = (window_ns - self.network_ns) / (self.ratio * (1.0 + z * self.deviation))
         return max(1, min(self.items_best, bisect_right(self._times_ns, exec_ns)))
 
@@ -324,9 +327,9 @@ class Build:
         self._lanes_due -= lanes
         return lanes
 
-    def likely_items(self, window_ns: float, z: float) -> int:
-        """The batch size to plan with: what fits the window, and not far above recent batches."""
-        return min(self.items_within(window_ns, z), int(_GROWTH * self.batch_mean) + 1)
+    def likely_items(self) -> int:
+        """The largest batch size to plan with: not far above recent batches."""
+        return int(_GROWTH * self.batch_mean) + 1
 
     def on_formed(
         self, items: int, booked_ns: int, shape_id: int = 0, *, is_contended: bool

@@ -8,7 +8,7 @@ from math import ceil, inf
 from typing import Final, final
 
 from headgate.core.clock import NEVER_NS
-from headgate.core.model import App, Pool, Variant
+from headgate.core.model import App, Pipeline, Pool, Variant
 from headgate.core.policy import Target
 from headgate.core.records import Batch, Instance, Node, Request, Task
 from headgate.core.states import BATCH_FINISHED, INSTANCE_STARTING, ON_HOST
@@ -171,11 +171,13 @@ class Builds:
         if self._view.gateways > 1:
             self._gateway_shares[pool_id].on_admitted(self._view.now_ns, work_ns)
 
-    def on_promise_settled(self, function_id: int, allowed: float, *, was_kept: bool) -> None:
-        """Learn whether the promise of a stage was kept; so large a part of them need not be."""
-        if self._view.gateways > 1 and self.of_function[function_id]:
-            pool_id = self.of_function[function_id][0].pool.id
-            self._gateway_shares[pool_id].on_settled(allowed, was_kept=was_kept)
+    def on_promise_settled(self, pipeline: Pipeline, *, was_kept: bool) -> None:
+        """Learn whether a promise was kept, where gateways share the pools of its stages."""
+        allowed = 1.0 - pipeline.slo.quantile
+        for stage in pipeline.stages:
+            builds = self.of_function[stage.function.id]
+            if builds:
+                self._gateway_shares[builds[0].pool.id].on_settled(allowed, was_kept=was_kept)
 
     def is_left_to_others(self, pool_id: int) -> bool:
         """Whether what promises leave of a pool here is for the promises of other gateways."""
@@ -366,9 +368,10 @@ class Builds:
 
     def fits_node(self, function_id: int, items: int) -> bool:
         """Whether the nodes of some pool can run so many items at once."""
-        return any(
-            b.warm_pool is None and items <= b.items_max for b in self.of_function[function_id]
-        )
+        for build in self.of_function[function_id]:
+            if build.warm_pool is None and items <= build.items_max:
+                return True
+        return False
 
     def has_nodes(self, builds: list[Build], items: int) -> bool:
         """Whether there are nodes now on which one of the builds can run so many items at once."""

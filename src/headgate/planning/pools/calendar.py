@@ -17,9 +17,9 @@ also the question for the earliest deadline (`fits_from_ns`), and with how many 
 
 Deadlines are rounded down to buckets of a fixed width, counted from the first question: counted
 from time 0, the same requests would be decided otherwise at another time of day. The buckets are
-the leaves of a tree of sums
-and least prefix sums of (capacity - work), so the least slack at or after a deadline is one walk
-from a leaf to the root.
+the leaves of a tree of sums and least prefix sums of (capacity - work), so the least slack at or
+after a deadline is one walk from a leaf to the root. Most of what is booked is sent before anybody
+asks, so the tree follows what is booked only when somebody does.
 """
 
 from __future__ import annotations
@@ -59,15 +59,17 @@ class Lanes:
     def occupy(self, end_ns: int, lanes: int = 1, spread_ns: int = 0) -> None:
         """Some lanes run until `end_ns`, as predicted, or longer by about `spread_ns`."""
         index = bisect_left(self._ends_ns, end_ns)
-        self._ends_ns[index:index] = [end_ns] * lanes
-        self._spreads_ns[index:index] = [spread_ns] * lanes
+        for _ in range(lanes):
+            self._ends_ns.insert(index, end_ns)
+            self._spreads_ns.insert(index, spread_ns)
         self._end_sum_ns += lanes * end_ns
 
     def release(self, end_ns: int, lanes: int = 1) -> None:
         """The lanes that were predicted to run until `end_ns` are free."""
         index = bisect_left(self._ends_ns, end_ns)
-        del self._ends_ns[index : index + lanes]
-        del self._spreads_ns[index : index + lanes]
+        for _ in range(lanes):
+            del self._ends_ns[index]
+            del self._spreads_ns[index]
         self._end_sum_ns -= lanes * end_ns
 
     def busy_ns(self, now_ns: int) -> int:
@@ -173,6 +175,7 @@ class Calendar(Lanes):
         self._works = [0] * size
         self._sums = [0] * (2 * size)
         self._least = [0] * (2 * size)
+        self._changed: set[int] = set()  # leaves that the tree does not follow yet
         self.inflation = 1.0  # factor on booked work, learnt from starts that were late
         self.work_ns = 0  # of everything booked
         self.batches = 0.0  # lanes that the booked work starts on, one per batch or a little more
@@ -201,7 +204,9 @@ class Calendar(Lanes):
 
     def bucket(self, now_ns: int, deadline_ns: int) -> int:
         """The number of the bucket of a deadline."""
-        number = (deadline_ns - self._origin(now_ns)) // self._width_ns
+        if self._origin_ns is None:
+            self._origin_ns = now_ns
+        number = (deadline_ns - self._origin_ns) // self._width_ns
         if number >= self._base + self._size:
             self._reach(now_ns, number)
             number = min(number, self._base + self._size - 1)
@@ -216,26 +221,31 @@ class Calendar(Lanes):
         return max(1.0, self.work_ns / self.batches) if self.batches > 0.5 else default_ns
 
     def add(self, bucket: int, work_ns: int, batches: float) -> None:
-        """Book work that is due in a bucket; a negative amount takes it back."""
-        if self._is_stale:
-            self._rebuild()
+        """Book work that is due in a bucket; a negative amount takes it back. O(1)."""
         self.work_ns += work_ns
         self.batches += batches
-        leaf = bucket - self._base
-        leaf = max(leaf, 0)
+        leaf = max(0, bucket - self._base)
         self._works[leaf] += work_ns
-        sums, least = self._sums, self._least
-        node = leaf + self._size
-        sums[node] -= work_ns
-        least[node] = sums[node] if self._works[leaf] else _NOTHING
-        node >>= 1
-        while node:
-            left = 2 * node
-            sum_left = sums[left]
-            sums[node] = sum_left + sums[left + 1]
-            through = sum_left + least[left + 1]
-            least[node] = through if through < least[left] else least[left]
-            node >>= 1
+        self._changed.add(leaf)
+
+    def _update(self) -> None:
+        """Have the tree follow what was booked: for each bucket, up to where nothing changes."""
+        if self._is_stale:
+            self._rebuild()
+            return
+        sums, least, capacity_ns = self._sums, self._least, self._capacity_ns()
+        for leaf in self._changed:
+            node, work_ns = leaf + self._size, self._works[leaf]
+            total = capacity_ns - work_ns
+            lowest = total if work_ns else _NOTHING
+            while node and (sums[node] != total or least[node] != lowest):
+                sums[node], least[node] = total, lowest
+                node >>= 1
+                left = 2 * node
+                sum_left = sums[left]
+                total = sum_left + sums[left + 1]
+                lowest = min(least[left], sum_left + least[left + 1])
+        self._changed.clear()
 
     def slack(self, now_ns: int, bucket: int) -> tuple[int, int, int]:
         """Return the work that is due by a bucket, the slack there, and the least slack from there.
@@ -243,8 +253,8 @@ class Calendar(Lanes):
         The slack at a deadline is the time of the lanes until then, less what runs and the work
         that is due by then.
         """
-        if self._is_stale:
-            self._rebuild()
+        if self._is_stale or self._changed:
+            self._update()
         leaf = max(0, bucket - self._base)
         sums, least = self._sums, self._least
         node = leaf + self._size
@@ -391,6 +401,7 @@ class Calendar(Lanes):
 
     def _rebuild(self) -> None:
         self._is_stale = False
+        self._changed.clear()
         size, capacity_ns = self._size, self._capacity_ns()
         sums, least = self._sums, self._least
         for leaf, work_ns in enumerate(self._works):
