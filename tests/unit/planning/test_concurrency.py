@@ -168,3 +168,26 @@ def test_a_variant_counts_by_the_part_of_its_function_that_runs_on_the_pool() ->
         )
         limits = KneeLimits(App(functions, pipelines, (POOL, other)))
         assert limits.node_limit(replace(POOL, slots=4), [only_here, late]) == expected
+
+
+def test_batches_that_do_not_slow_each_other_down_share_a_node_in_any_case() -> None:
+    """Seed 400033. Of an objective of 100, 80 are needed whether the others run or not."""
+    tight = Function(0, "f", (Variant(0, "v", 0, (0,), Profile((80,)), concurrency=8),))
+    limits = KneeLimits(App((tight,), (Pipeline(0, "p", (Stage(tight),), Slo(100)),), (POOL,)))
+    assert limits.node_limit(replace(POOL, slots=8), list(tight.variants)) == 8
+
+
+def test_a_function_that_is_rarely_called_does_not_limit_the_others() -> None:
+    """Seed 200099. The first has 1.6 times the throughput with four at once, the second less."""
+    first = Function(
+        0, "f", (Variant(0, "v", 0, (0,), Profile((240,), (1.0, 1.5, 2.0, 2.5)), concurrency=4),)
+    )
+    steep = Profile((40, 40), (1.0, 2.2, 3.4, 4.6))
+    second = Function(1, "g", (Variant(1, "w", 1, (0,), steep, concurrency=4),))
+    variants, pool = [*first.variants, *second.variants], replace(POOL, slots=4)
+    for probability, expected in ((0.1, 4), (1.0, 1)):
+        unsure = Stage(second, (0,), only_if_unsure=True, unsure_probability=probability)
+        often = (unsure,) if probability < 1.0 else tuple(Stage(second) for _ in range(30))
+        pipeline = Pipeline(0, "p", (Stage(first), *often), Slo(100_000))
+        limits = KneeLimits(App((first, second), (pipeline,), (pool,)))
+        assert limits.node_limit(pool, variants) == expected

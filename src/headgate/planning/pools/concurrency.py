@@ -131,7 +131,8 @@ class KneeLimits(ConcurrencyLimits):
             slowdown *= pool.host.slowdown(together * variant.wanted_cpu_milli())
         alone_ns = profile.exec_ns[0] * slowdown + network_ns
         is_late = profile.exec_ns[0] + network_ns > budget_ns
-        if concurrency > 1 and alone_ns > _LATENCY_SHARE * budget_ns and not is_late:
+        has_neighbours = concurrency > 1 and slowdown > 1.0
+        if has_neighbours and alone_ns > _LATENCY_SHARE * budget_ns and not is_late:
             return 0.0
         allowed_ns = _BATCH_SHARE * budget_ns - network_ns
         items = max(1, bisect_right(profile.exec_ns, allowed_ns / slowdown))
