@@ -121,12 +121,11 @@ class Headgate(Policy):
                     self.orders.start_anywhere(variant, pool, target.shape_id, nth)
 
     def on_arrival(self, request: Request) -> None:
-        if self._rents:
-            now_ns, gateways = self.view.now_ns, self.view.gateways
-            self._autoscaler.on_arrival(now_ns, request.pipeline, request.items, gateways)
-            if gateways == 1:
-                self._wake(request)
+        if self._rents and self.view.gateways == 1:
+            self._wake(request)
         is_admitted = self._admission.admit(request)
+        if self._rents:
+            self._forecast(request, was_admitted=is_admitted)
         if request.deadline_ns < NEVER_NS and (self._has_faas or not is_admitted):
             self._grow(request, was_admitted=is_admitted)
         if not is_admitted:
@@ -134,6 +133,12 @@ class Headgate(Policy):
 
     def on_settled(self, request: Request, settlement: Settlement) -> None:
         self._admission.on_settled(request, settlement.outcome)
+
+    def _forecast(self, request: Request, *, was_admitted: bool) -> None:
+        late = self._admission.late_stage
+        stages = None if was_admitted else () if late is None else (late,)
+        now_ns, gateways = self.view.now_ns, self.view.gateways
+        self._autoscaler.on_arrival(now_ns, request.pipeline, request.items, gateways, stages)
 
     def _wake(self, request: Request) -> None:
         """Rent a node for a function that nothing runs now, if the request can wait for it."""

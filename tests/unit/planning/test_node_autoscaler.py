@@ -201,3 +201,17 @@ def test_of_two_pools_the_second_takes_what_the_first_cannot() -> None:
     app = make_app(cheap, CLOUD, dear)
     assert load(app, 600, 27) == [1, 2]
     assert load(app, 600, 9) == [1, 0]
+
+
+def test_of_a_refused_request_the_stage_counts_that_could_not_be_in_time() -> None:
+    """Seed 400035. Nodes for the other stages would be idle."""
+    app = in_turn(make_app(RENTED, functions=2))
+    (pipeline,) = app.pipelines
+    autoscaler = make_autoscaler(app)
+    for second in range(600):
+        for number in range(9):
+            autoscaler.on_arrival(second * S + number * S // 9, pipeline, 1, stages=(1,))
+        counts = [target.count for target in autoscaler.targets((second + 1) * S, ())]
+    first, second_ = counts
+    assert first == 0
+    assert second_ >= 1

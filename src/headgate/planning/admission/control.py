@@ -101,6 +101,7 @@ class AdmissionControl:
         A request without a deadline is best effort and needs no promise, but it must be able to pay
         for some placement.
         """
+        self.late_stage = None
         if request.deadline_ns <= self._view.now_ns:  # nothing could serve it: it is no load
             return False
         is_too_dear = self.budgets.is_below_least(request)

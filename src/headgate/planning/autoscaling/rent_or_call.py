@@ -275,12 +275,22 @@ class NodeAutoscaler:
         """Whether requests for a function can wait until a node for it is up."""
         return self._can_wait[function_id]
 
-    def on_arrival(self, now_ns: int, pipeline: Pipeline, items: int, gateways: int = 1) -> None:
-        """Record an arrival, admitted or not: one of those that all gateways receive."""
-        if not self._rented:
-            return
-        for stage, demands in zip(pipeline.stages, self._demands[pipeline.id], strict=True):
-            function_id = stage.function.id
+    def on_arrival(
+        self,
+        now_ns: int,
+        pipeline: Pipeline,
+        items: int,
+        gateways: int = 1,
+        stages: Collection[int] | None = None,
+    ) -> None:
+        """Record an arrival: one of those that all gateways receive.
+
+        `stages` are those that count, all by default. Where a request is refused, that is the one
+        that could not be in time: nodes for the others would be of no use.
+        """
+        for index in range(len(pipeline.stages)) if stages is None else stages:
+            demands = self._demands[pipeline.id][index]
+            function_id = pipeline.stages[index].function.id
             self._asked_ns[function_id] = now_ns
             fleet = self._fleets.get(function_id)
             if fleet is not None:
