@@ -208,7 +208,7 @@ def test_of_a_refused_request_the_stage_counts_that_could_not_be_in_time() -> No
     app = in_turn(make_app(RENTED, functions=2))
     (pipeline,) = app.pipelines
     autoscaler = make_autoscaler(app)
-    for second in range(600):
+    for second in range(1_200):
         for number in range(9):
             autoscaler.on_arrival(second * S + number * S // 9, pipeline, 1, stages=(1,))
         counts = [target.count for target in autoscaler.targets((second + 1) * S, ())]
