@@ -71,6 +71,43 @@ def private_bytes(pid: int | None = None) -> int:
     return memory_bytes(pid, "RssAnon", "RssFile")
 
 
+@final
+class OtherProcesses:
+    """Measures how many CPUs other processes use, of those that this one may use. Linux only.
+
+    What this process and its children use does not count, as soon as the children have ended.
+    """
+
+    def __init__(self) -> None:
+        self._began_s = monotonic()
+        self._taken_s = _taken_s() - _own_s()
+
+    def cpus(self) -> float:
+        """Return the mean since the beginning; 0 if the system does not tell."""
+        taken_s = _taken_s() - _own_s() - self._taken_s
+        return max(0.0, taken_s / (monotonic() - self._began_s))
+
+
+def _taken_s() -> float:
+    """Return the time for which our CPUs were busy, or taken by another virtual machine."""
+    ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    try:
+        lines = Path("/proc/stat").read_text("ascii").splitlines()
+    except OSError:
+        return 0.0
+    ticks = 0
+    for name, *times in map(str.split, lines):
+        if name in ours:
+            user, nice, system, _, _, irq, softirq, steal = map(int, times[:8])
+            ticks += user + nice + system + irq + softirq + steal
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _own_s() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
 class ProcessTree:
     """A process in a session of its own, which is killed with its child processes.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Final
 
@@ -27,8 +26,9 @@ from headgate.lab.demo.hybrid import (
 from headgate.lab.demo.setup import DemoSchedule
 from headgate.metrics.table import rows_table
 from headgate.profiling.profiler import usable_cores
+from headgate.system.process import OtherProcesses
 
-_BUSY: Final = 0.5  # load average of the last minute
+_DISTURBED: Final = 0.2  # cores that others use while the demonstration runs
 MODEL: Final = Path(headgate.__file__).parents[2] / "examples/recommender/recommender.onnx"
 
 
@@ -57,9 +57,7 @@ def hybrid(step_s: float, report: Path) -> None:
         problem = "is missing: the demonstration needs a checkout of Headgate"
         raise ConfigError(problem, where=str(MODEL))
     make_directory(report, "--report")
-    load = os.getloadavg()[0]
-    if load > _BUSY:
-        show(Text(f"This machine is busy (load {load:.1f}): measurements will be off.", "yellow"))
+    others = OtherProcesses()
     with Progress("profiling the recommender") as progress:
         planned = prepare(MODEL, DemoSchedule(step_s=step_s), PROFILE_S, progress.describe)
     explanation = sentences(planned.plan, planned.scale.measured, None, planned.prices)
@@ -69,6 +67,15 @@ def hybrid(step_s: float, report: Path) -> None:
     with writing(report, "--report"):
         page = write_demo_page(result, explanation, report)
     _show_runs(result)
+    if (taken := others.cpus()) > _DISTURBED:
+        cores = len(usable_cores())
+        text = f"Disturbed: other processes used {taken:.1f} of {cores} cores meanwhile."
+        show(
+            Text(
+                f"{text} Live times are longer for it, and may differ from simulated ones.",
+                "yellow",
+            )
+        )
     show(Text(f"report: {page}"))
 
 
