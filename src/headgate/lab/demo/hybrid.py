@@ -74,6 +74,7 @@ from headgate.metrics.table import Column, ReportTable, rows_table
 from headgate.planning.capacity.mix import open_load
 from headgate.planning.capacity.plan import CapacityPlan, Infeasible, Terms, make_plan
 from headgate.profiling.report import profile_figure
+from headgate.sim.ground_truth import GroundTruthConfig
 from headgate.workload import Arrivals
 
 if TYPE_CHECKING:
@@ -197,13 +198,16 @@ def run_live(
     return result, client_overhead_ns(loaded)
 
 
-def simulation(spec: Spec, scale: Scale, arrivals: Arrivals, request_ns: int) -> Environment:
+def simulation(
+    spec: Spec, scale: Scale, arrivals: Arrivals, request_ns: int, cv: float | None
+) -> Environment:
     """Return the application and its requests, for the simulator."""
     median_ms, tail_ms = (scale.measured.time_ms(1, 1, 1, quantile) for quantile in (0.5, 0.95))
+    profiled = lognormal_truth(median_ms, tail_ms, 0.95)
     return Environment(
         from_spec(spec, "the demonstration").app,
         arrivals,
-        lognormal_truth(median_ms, tail_ms, 0.95),
+        GroundTruthConfig("lognormal", cv=cv) if cv else profiled,
         request_ns=request_ns,
         since_ns=scale.schedule.warm_up_ns,
     )
@@ -261,7 +265,7 @@ class Planned:
         `request_ns` is the client-side overhead of a request, which event logs do not contain.
         """
         spec = application(self.scale, self.machine, self.platform, times, cores=cores)
-        return simulation(spec, self.scale, self.arrivals, request_ns)
+        return simulation(spec, self.scale, self.arrivals, request_ns, times.cv)
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,6 +168,7 @@ class Times:
 
     machine_ms: float
     call_ms: float
+    cv: float | None = None  # coefficient of variation; None: as profiled
 
 
 def read_times(log: Path, before: Times) -> Times:
@@ -182,9 +183,11 @@ def read_times(log: Path, before: Times) -> Times:
     call_ns = single_request_ns(_ON_ONE_CORE, batches.sent_ns[calls], batches.ended_ns[calls])
     rows = ~is_call
     machine_ns = single_request_ns(machine.profile, batches.sent_ns[rows], batches.ended_ns[rows])
+    alone_ns = batches.alone_ns[rows]
     return Times(
         machine_ns / MILLISECOND_NS if rows.any() else before.machine_ms,
         call_ns / MILLISECOND_NS if np.count_nonzero(calls) >= _CALLS_MIN else before.call_ms,
+        float(alone_ns.std() / alone_ns.mean()) if rows.any() else before.cv,
     )
 
 
