@@ -23,7 +23,7 @@ def water_level(offered: list[float], weights: list[float], lanes: float) -> flo
 
 def draw(rng: Random, lanes: int) -> tuple[PoolShares, list[ClassLoad], int]:
     """Classes of clients with one pipeline each, that have all arrived by now."""
-    shares, now_ns = PoolShares(9), 0
+    shares, now_ns = PoolShares(), 0
     arrivals = [
         (
             client,
@@ -84,7 +84,7 @@ def test_blocked_are_those_with_shorter_windows(seed: int) -> None:
 
 def test_a_silent_client_takes_nothing() -> None:
     """It was there once. An hour later all that it would be due is lent."""
-    shares = PoolShares(9)
+    shares = PoolShares()
     quiet = shares.observe(0, (0, 0), S, S, 1.0, 5.0 * S, 2, S)
     busy = shares.observe(0, (1, 0), S, S, 1.0, 5.0 * S, 2, S)
     assert quiet.allotted == pytest.approx(1.0)
@@ -96,7 +96,7 @@ def test_a_silent_client_takes_nothing() -> None:
 
 
 def test_many_pipelines_do_not_multiply_the_share_of_a_client() -> None:
-    shares = PoolShares(9)
+    shares = PoolShares()
     loads = [shares.observe(0, (0, number), S, S, 1.0, 9.0 * S, 4, S) for number in range(5)]
     other = shares.observe(0, (1, 0), S, S, 1.0, 90.0 * S, 4, S)
     assert other.allotted == pytest.approx(2.0)
@@ -104,7 +104,7 @@ def test_many_pipelines_do_not_multiply_the_share_of_a_client() -> None:
 
 
 def test_a_share_binds_only_where_more_is_asked_for_than_there_is() -> None:
-    shares = PoolShares(9)
+    shares = PoolShares()
     load = shares.observe(0, (0, 0), S, S, 1.0, 0.1 * S, 1, S)
     load.tokens_ns = 0.0
     assert not shares.has_used_its_share(load, 0.1 * S)  # there is enough for all
@@ -118,18 +118,8 @@ def test_a_share_binds_only_where_more_is_asked_for_than_there_is() -> None:
     assert shares.has_used_its_share(load, 0.7 * S)
 
 
-def test_a_class_leaves_nothing_to_others_where_there_cannot_be_any() -> None:
-    """Seed 400182. One client and one pipeline, which offer nine times as much as the pool has."""
-    for classes_max, binds in ((1, False), (2, True)):
-        shares = PoolShares(classes_max)
-        load = shares.observe(0, (0, 0), S, S, 1.0, 9.0 * S, 1, S)
-        load.tokens_ns = 0.0
-        assert shares.has_used_its_share(load, 0.1 * S) == binds
-        assert shares.wants_more(load) == binds
-
-
 def test_a_class_that_comes_has_its_share_at_once() -> None:
-    shares = PoolShares(9)
+    shares = PoolShares()
     flood = shares.observe(0, (0, 0), S, S, 1.0, 9.0 * S, 1, S)
     flood.tokens_ns -= 9.0 * S
     quiet = shares.observe(S, (1, 0), S, S, 1.0, 0.01 * S, 1, S)
@@ -144,7 +134,7 @@ def test_a_claimed_deadline_does_not_hide_a_load(claimed_ns: int) -> None:
 
     What a class can save up does not grow with its claims either.
     """
-    shares = PoolShares(9)
+    shares = PoolShares()
     for number in range(50):
         load = shares.observe(
             number * S // 50, (0, 0), claimed_ns, claimed_ns, 1.0, 0.1 * S, 1, float(S)
@@ -164,7 +154,7 @@ def test_offered_load_is_work_over_time() -> None:
 
 def test_the_usual_load_is_that_of_quiet_times() -> None:
     """1.2 of two lanes for a while, then 6: what is usual stays."""
-    shares, now_ns = PoolShares(9), 0
+    shares, now_ns = PoolShares(), 0
     for work_s, arrivals in ((0.12, 2_000), (0.6, 300)):
         for _ in range(arrivals):
             now_ns += S // 10

@@ -106,7 +106,7 @@ class Feasibility:
         self._view = view
         self._builds = builds
         self._spillover = spillover
-        self._shares = [PoolShares(_classes_max(view.app, pool.id)) for pool in view.app.pools]
+        self._shares = [PoolShares() for _ in view.app.pools]
         self._declared_ns = _declared_ns(view.app)  # by pipeline id
         self._loads: dict[int, ClassLoad] = {}  # of the request at hand, by pool
         self._works: dict[int, float] = {}  # likewise: what it offers
@@ -445,14 +445,3 @@ def _declared_ns(app: App) -> list[float]:
     latencies_ns = [float(pipeline.slo.latency_ns) for pipeline in app.pipelines]
     longest_ns = max((ns for ns in latencies_ns if ns < NEVER_NS), default=_DEFAULT_OBJECTIVE_NS)
     return [min(ns, longest_ns) for ns in latencies_ns]
-
-
-def _classes_max(app: App, pool_id: int) -> int:
-    """How many classes of requests can use a pool: of each client, those of each pipeline."""
-    functions = [variant.function_id for variant in app.variants if pool_id in variant.pool_ids]
-    users = [
-        pipeline
-        for pipeline in app.pipelines
-        if any(stage.function.id in functions for stage in pipeline.stages)
-    ]
-    return len(app.clients) * len(users)

@@ -103,10 +103,9 @@ class ClassLoad:
 
 @final
 class PoolShares:
-    """The classes that use a pool; `classes_max` of them could."""
+    """The classes that use a pool."""
 
-    def __init__(self, classes_max: int) -> None:
-        self._has_others = classes_max > 1
+    def __init__(self) -> None:
         self._classes: dict[tuple[int, int], ClassLoad] = {}  # by (client, pipeline) id
         self._pipelines: Counter[int] = Counter()  # by client id: how many of them it uses
         self._arrivals = 0
@@ -154,13 +153,13 @@ class PoolShares:
     def has_used_its_share(self, load: ClassLoad, work_ns: float) -> bool:
         """Whether a class has used its share of a pool that has not enough for all.
 
-        That holds for a class that is alone at present, too: another that comes must find room.
+        That holds for a class that is alone, too: another that comes must find room.
         """
-        return self._has_others and self.is_contended and load.tokens_ns < work_ns
+        return self.is_contended and load.tokens_ns < work_ns
 
     def wants_more(self, load: ClassLoad) -> bool:
         """Whether a class offers more than its share of a pool that has not enough for all."""
-        return self._has_others and self.is_contended and load.allotted >= load.entitled
+        return self.is_contended and load.allotted >= load.entitled
 
     def reserved_ns(self, load: ClassLoad, window_ns: float) -> float:
         """Lane time that other classes with shorter objectives will need within a window."""
