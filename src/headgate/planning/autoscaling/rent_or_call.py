@@ -233,6 +233,11 @@ class NodeAutoscaler:
         self._faas_targets = faas_targets
         self._limits = KneeLimits(app, default_ns=_ALLOWED_NS)
         self._shares_nodes = shares_nodes
+        self._budgets_ns = budgets_ns(app)
+        self._users = [
+            [variant.function_id for variant in app.variants_on(pool.id) if variant is not None]
+            for pool in app.pools
+        ]  # by pool id: the functions that run there
         self._own = {
             pool.id: OwnNodes()
             for pool in app.pools
@@ -254,7 +259,7 @@ class NodeAutoscaler:
         # By pipeline and stage: the pools that a request asks in turn.
         self._demands = [
             [self._stage_demands(pipeline, index) for index in range(len(pipeline.stages))]
-            for pipeline in app.pipelines
+            for pipeline in (app.pipelines if self._rented else ())
         ]
         self._is_scarce = {
             pool.id: is_scarce(pool, [(v, 0) for v in app.variants_on(pool.id) if v is not None])
@@ -326,6 +331,9 @@ class NodeAutoscaler:
         wanted = {
             ladder: ladder.desired_nodes(now_ns) for ladder in dict.fromkeys(self._ladders.values())
         }
+        work: dict[int, float] = {}  # by pool id
+        for (pool_id, _), work_ns in self._work.items():
+            work[pool_id] = work.get(pool_id, 0.0) + work_ns
         targets: list[Target] = []
         for variant, pool in self._rented:
             function_id, rented_max = variant.function_id, UNLIMITED
@@ -334,9 +342,13 @@ class NodeAutoscaler:
                 count = fleet.desired_nodes(now_ns, gateways)
             else:
                 nodes = wanted[self._ladders[pool.id, function_id]]
-                count = self._part_of(now_ns, nodes, pool, function_id)
-                if self._shares_nodes and self._users(pool) > 1 and not self._is_scarce[pool.id]:
-                    rented_max = max(1, nodes)
+                count = nodes
+                if self._shares_nodes and len(self._users[pool.id]) > 1:
+                    part = self._work.get((pool.id, function_id), 0.0) / max(
+                        1.0, work.get(pool.id, 0.0)
+                    )
+                    count = self._part_of(now_ns, nodes, pool, function_id, part)
+                    rented_max = UNLIMITED if self._is_scarce[pool.id] else max(1, nodes)
             if function_id in waiting:
                 count = max(1, count)
             elif function_id in without_place:
@@ -346,18 +358,15 @@ class NodeAutoscaler:
             )
         return tuple(targets)
 
-    def _part_of(self, now_ns: int, nodes: int, pool: Pool, function_id: int) -> int:
-        """On how many of the rented nodes of a pool a function should be."""
-        work = {f: ns for (pool_id, f), ns in self._work.items() if pool_id == pool.id}
-        if not self._shares_nodes or not (len(work) > 1 or self._users(pool) > 1):
-            return nodes
+    def _part_of(self, now_ns: int, nodes: int, pool: Pool, function_id: int, part: float) -> int:
+        """On how many of the rented nodes of a pool a function should be, with its part of work."""
         in_use_ns = min(_IN_USE_NS, pool.idle_timeout_ns)
-        is_asked_for = now_ns - self._asked_ns[function_id] <= in_use_ns
-        if (function_id not in work and now_ns > in_use_ns) or not is_asked_for:
+        has_asked = (pool.id, function_id) in self._work
+        if now_ns - self._asked_ns[function_id] > in_use_ns:
             return 0
-        if not self._is_scarce[pool.id] or not work:
-            return nodes
-        return ceil(nodes * work.get(function_id, 0.0) / max(1.0, sum(work.values())))
+        if not has_asked and now_ns > in_use_ns:
+            return 0
+        return ceil(nodes * part) if has_asked and self._is_scarce[pool.id] else nodes
 
     def _standing(
         self, now_ns: int, count: int, pool: Pool, function_id: int, gateways: int
@@ -368,21 +377,18 @@ class NodeAutoscaler:
             return 0 if is_idle else max(1, count)
         return max(1, count)
 
-    def _users(self, pool: Pool) -> int:
-        return sum(1 for variant in self._app.variants_on(pool.id) if variant is not None)
-
     def _add_sizing(self, function: Function, elastic: Sequence[tuple[Variant, Pool]]) -> None:
-        has_objective = budgets_ns(self._app)[function.id] < NEVER_NS
+        has_objective = self._budgets_ns[function.id] < NEVER_NS
         if len(elastic) == 1 and has_objective and self._faas_targets[function.id] is None:
             variant, pool = elastic[0]
-            if self._users(pool) == 1 and len(variant.shapes) == 1:
+            if len(self._users[pool.id]) == 1 and len(variant.shapes) == 1:
                 self._fleets[function.id] = self._fleet(function, variant, pool)
                 return
         for _, pool in elastic:
             self._ladders[pool.id, function.id] = self._ladder(function, pool)
 
     def _fleet(self, function: Function, variant: Variant, pool: Pool) -> FleetSize:
-        latency_ns = budgets_ns(self._app)[function.id] - 2 * pool.network_ns
+        latency_ns = self._budgets_ns[function.id] - 2 * pool.network_ns
         concurrency = min(self._limits.limit(pool, variant), pool.count_of(variant.shape))
         alone_ns = variant.profile.time_ns(1, concurrency)
         interval_ns, batch_ns = self._in_batches(pool, variant, latency_ns)
@@ -464,8 +470,8 @@ class NodeAutoscaler:
             interval_ns /= pool.nodes
             tail_ns = batch_ns - interval_ns
         target = self._faas_targets[function_id := variant.function_id]
-        users = [v.function_id for v in self._app.variants_on(pool.id) if v is not None]
-        rent_usd_per_s = self._rent_usd_per_s(pool, users if self._shares_nodes else [function_id])
+        payers = self._users[pool.id] if self._shares_nodes else [function_id]
+        rent_usd_per_s = self._rent_usd_per_s(pool, payers)
         miss_usd = _MISS_COST * rent_usd_per_s * interval_ns / SECOND_NS
         saved_usd = miss_usd if target is None else target.call_usd
         return NodeDemand(pool, function_id, interval_ns, allowed_ns, tail_ns, saved_usd)
@@ -489,8 +495,8 @@ class NodeAutoscaler:
         for pool in self._app.pools:
             variant = self._app.variants_on(pool.id)[function.id]
             if variant is not None and pool.id in self._own:
-                interval_ns, _ = self._in_batches(pool, variant, budgets_ns(self._app)[function.id])
-                per_ns += pool.nodes / self._users(pool) / interval_ns
+                interval_ns, _ = self._in_batches(pool, variant, self._budgets_ns[function.id])
+                per_ns += pool.nodes / len(self._users[pool.id]) / interval_ns
         return per_ns
 
     def _can_wait_for_boot(self, function: Function) -> bool:
