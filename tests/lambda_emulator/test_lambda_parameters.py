@@ -91,8 +91,11 @@ def _something(shape: Any) -> object:
         return [_something(shape.member)]
     if shape.type_name == "map":
         return {"1": _something(shape.value)}
-    values = {"integer": 1_024, "boolean": True, "double": 2.5, "float": 2.5, "blob": b"x"}
-    return values.get(shape.type_name, (getattr(shape, "enum", None) or ["something"])[0])
+    if shape.type_name == "string":
+        return (shape.enum or ["something".ljust(shape.metadata.get("min", 0), "x")])[0]
+    return {"integer": 1_024, "boolean": True, "double": 2.5, "float": 2.5, "blob": b"x"}[
+        shape.type_name
+    ]
 
 
 @pytest.fixture(scope="module", autouse=True)
