@@ -271,3 +271,42 @@ def test_functions_share_rented_nodes(seed: int) -> None:
     score = run_world(config, streams, 2_000.0, policy="headgate", seed=seed, truth=TRUTH)
     assert score.attainment("p") >= 0.98
     assert score.cost_usd <= 11.0  # of 20, if all were up all the time
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_requests_that_are_late_anyway_do_not_block_short_ones(seed: int) -> None:
+    """The first takes ten times as long as its profile says, and cannot be in time.
+
+    Those that were admitted before that was known run when nothing else waits. On both nodes at
+    once they would keep every request for the second from being in time.
+    """
+    config = declare(
+        functions={
+            "first": {"exec_time": {1: "7ms", 16: "23ms"}},
+            "second": {"exec_time": "3ms"},
+        },
+        pools={"gpu": {"nodes": 2}},
+        pipelines={
+            "first": {"stages": {"a": {"function": "first"}}, "slo": {"latency": "60ms"}},
+            "second": {"stages": {"a": {"function": "second"}}, "slo": {"latency": "20ms"}},
+        },
+    )
+    streams = (Stream("poisson:rate=2000/s", "first"), Stream("poisson:rate=200/s", "second"))
+    truth = GroundTruthConfig("lognormal", cv=0.1, scale=(10.0, 1.0))
+    score = run_world(config, streams, 4.0, policy="headgate", seed=seed, truth=truth)
+    assert score.attainment("second") >= 0.9
+
+
+@pytest.mark.parametrize("slow_first", [True, False])
+def test_of_two_variants_in_one_pool_the_fast_one_runs(slow_first: bool) -> None:
+    """In whichever order they are declared: the slow one would be late for every request."""
+    variants = {"slow": {"exec_time": "100ms"}, "fast": {"exec_time": "10ms"}}
+    names = sorted(variants, reverse=slow_first)
+    config = declare(
+        functions={"f": {"variants": {name: variants[name] for name in names}}},
+        pools={"gpu": {"nodes": 1}},
+        slo={"latency": "50ms"},
+    )
+    streams = (Stream("poisson:rate=5/s", "f"),)
+    score = run_world(config, streams, 20.0, policy="headgate", seed=SEEDS[0], truth=TRUTH)
+    assert score.attainment("f") >= 0.99

@@ -473,11 +473,14 @@ class App:
         )
 
     def variants_on(self, pool_id: int) -> tuple[Variant | None, ...]:
-        """For each function, the first of its variants that run on this pool, or None.
+        """For each function, the variant that is fastest on this pool for one item, or None.
 
         It is the default of orders and queries that name only a function.
         """
-        return tuple(variants[0] if variants else None for variants in self.variants_in(pool_id))
+        return tuple(
+            min(variants, key=lambda v: v.profile.exec_ns[0], default=None)
+            for variants in self.variants_in(pool_id)
+        )
 
 
 @dataclass(frozen=True)

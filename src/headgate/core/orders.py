@@ -56,7 +56,7 @@ class Orders:
 
         If the node has no instance of the variant, one is started there; if its weights are in host
         memory, they are loaded. Idle instances are evicted as needed. `variant` defaults to the
-        node's first variant of this function, `instance` to what `View.instance_for` returns, and
+        node's fastest variant of this function, `instance` to what `View.instance_for` returns, and
         `shape_id` to the shape of that instance or, where instances have none, to the variant's
         own. A task that is already running may be dispatched again: a competing copy (hedging). The
         batch takes ownership of the list.

@@ -216,7 +216,7 @@ class Node:
         self.id = id
         self.name = name
         self.pool = pool
-        # By function id: the first variant declared that runs here, or None. It is the one that a
+        # By function id: the variant that is fastest here, or None. It is the one that a
         # policy gets that does not choose; `App.variants_in` has all of them.
         self.variants = variants
         self.slots = pool.slots

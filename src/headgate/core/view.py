@@ -52,8 +52,8 @@ class View:
         self.unloadable: set[int] = set()  # functions with no instance, none of which may start
         self.suspects: dict[int, Task] = {}  # by function id: the quarantined task whose turn it is
         self.policy_faults = 0  # exceptions raised by hooks of the policy
-        # By pool and function id: the first variant declared, which is the default of orders and
-        # queries that name only a function; and all variants.
+        # By pool and function id: the fastest variant, which is the default of orders and queries
+        # that name only a function; and all variants.
         self.variants_by_pool = [app.variants_on(pool.id) for pool in app.pools]
         self.all_variants_by_pool = [app.variants_in(pool.id) for pool in app.pools]
 

@@ -170,10 +170,10 @@ def test_a_batch_holds_its_lanes_until_it_ends_and_teaches_its_build() -> None:
     request = rig.ask()
     batch = rig.orders.dispatch(list(request.tasks), node, build.variant)
     rig.builds.on_sent(build, batch, 0)
-    assert rig.builds.calendars[0].lanes_free_by(rig.now_ns) == 1
+    assert rig.builds.calendars[0].lanes_free_by(rig.now_ns, rig.now_ns) == 1
     rig.tell(BatchFinished(batch.id), at_ms=20)
     rig.builds.on_batch_ended(batch, 20 * MS)
-    assert rig.builds.calendars[0].lanes_free_by(rig.now_ns) == 2
+    assert rig.builds.calendars[0].lanes_free_by(rig.now_ns, rig.now_ns) == 2
     assert build.ratio > 1.1
     learnt = build.ratio
     rig.builds.on_batch_ended(batch, 20 * MS)  # told twice
@@ -196,9 +196,9 @@ def test_a_start_takes_a_lane_until_it_is_over() -> None:
     calendar, build = rig.builds.calendars[0], rig.build()
     assert rig.builds.ready_in_ns(build) == 50 * MS
     instance = rig.start(0, rig.view.nodes[0], is_ready=False)
-    assert (calendar.lanes_free_by(0), calendar.lanes_free_by(50 * MS)) == (1, 2)
+    assert (calendar.lanes_free_by(0, 0), calendar.lanes_free_by(0, 50 * MS)) == (1, 2)
     rig.builds.nodes.on_instance_gone(instance)
-    assert calendar.lanes_free_by(0) == 2
+    assert calendar.lanes_free_by(0, 0) == 2
 
 
 RENTED = Pool(0, "rented", nodes=2, slots=2, is_elastic=True, boot_ns=200 * MS)
@@ -211,13 +211,13 @@ def test_a_rented_node_counts_from_its_order_on_and_is_busy_until_it_is_up() -> 
     first = rig.start(0, rig.view.nodes[0], is_ready=False)
     assert rig.builds.is_usable(build)
     assert calendar.lanes == 2
-    assert [calendar.lanes_free_by(ms * MS) for ms in (0, 249, 250)] == [0, 0, 2]
+    assert [calendar.lanes_free_by(0, ms * MS) for ms in (0, 249, 250)] == [0, 0, 2]
     assert rig.builds.nodes.start_end_ns(first) == 250 * MS
     rig.start(1, rig.view.nodes[0], is_ready=False)  # while the same node boots
-    assert [calendar.lanes_free_by(ms * MS) for ms in (0, 249, 250)] == [0, 0, 2]
+    assert [calendar.lanes_free_by(0, ms * MS) for ms in (0, 249, 250)] == [0, 0, 2]
     rig.tell(InstanceStarted(first.id, 0), 240)
     rig.builds.nodes.on_instance_started(first)
-    assert (calendar.lanes, calendar.lanes_free_by(240 * MS)) == (2, 2)
+    assert (calendar.lanes, calendar.lanes_free_by(240 * MS, 240 * MS)) == (2, 2)
 
 
 def test_a_rented_node_that_does_not_come_up_counts_no_more() -> None:

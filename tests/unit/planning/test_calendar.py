@@ -56,7 +56,7 @@ class Model:
         self.calendar.add(bucket, -work_ns, -batches)
 
     def busy_ns(self, now_ns: int) -> int:
-        return sum(max(0, end_ns - now_ns) for end_ns in self.ends_ns)
+        return sum(abs(end_ns - now_ns) for end_ns in self.ends_ns)  # overdue: as long again
 
     def slack(self, now_ns: int, bucket: int) -> tuple[int, int, int]:
         """Work that is due by a bucket, the slack there, and the least slack from there on."""
@@ -141,7 +141,8 @@ def test_deadlines_that_are_too_far_count_as_due_in_the_last_bucket() -> None:
 def count_starts(now_ns: int, at_ns: int, batch_ns: int, ends_ns: list[int], lanes: int) -> int:
     """List scheduling: the lane that is free first takes the next batch."""
     # With more runs than lanes, the first runs to end free nothing.
-    free_ns = [max(now_ns, end_ns) for end_ns in sorted(ends_ns)[max(0, len(ends_ns) - lanes) :]]
+    last_ns = sorted(ends_ns)[max(0, len(ends_ns) - lanes) :]
+    free_ns = [now_ns + abs(end_ns - now_ns) for end_ns in last_ns]
     free_ns += [now_ns] * (lanes - len(free_ns))
     heapify(free_ns)
     starts = 0
@@ -186,13 +187,27 @@ def test_of_many_lanes_some_are_examined_and_none_is_forgotten(seed: int) -> Non
 def test_a_lane_is_free_when_fewer_run_than_there_are_lanes() -> None:
     calendar = make_calendar(2)
     calendar.occupy(500)
-    assert (calendar.free_in_ns(100), calendar.lanes_free_by(100)) == (0, 1)
+    assert (calendar.free_in_ns(100), calendar.lanes_free_by(100, 100)) == (0, 1)
     calendar.occupy(900)
-    assert (calendar.free_in_ns(100), calendar.lanes_free_by(100)) == (400, 0)
+    assert (calendar.free_in_ns(100), calendar.lanes_free_by(100, 100)) == (400, 0)
     calendar.occupy(300)  # more than there are lanes: the first to end frees none
     assert calendar.free_in_ns(100) == 400
     calendar.release(900)
-    assert (calendar.free_in_ns(100), calendar.lanes_free_by(1_000)) == (200, 2)
+    assert (calendar.free_in_ns(100), calendar.lanes_free_by(100, 1_000)) == (200, 2)
+
+
+def test_what_is_overdue_takes_as_long_again_as_it_is_overdue() -> None:
+    calendar = make_calendar(2)
+    calendar.occupy(1_000)
+    calendar.occupy(5_000)
+    assert calendar.free_in_ns(1_000) == 0
+    assert calendar.free_in_ns(1_400) == 400
+    assert calendar.free_in_ns(4_000) == 1_000  # the other one ends first
+    assert [calendar.lanes_free_by(1_400, at_ns) for at_ns in (1_700, 1_800, 5_000)] == [0, 1, 2]
+    assert not calendar.can_start(1_400, 1_700, 100.0, 1.0)
+    assert calendar.can_start(1_400, 1_800, 100.0, 1.0)
+    calendar.release(1_000)
+    assert calendar.free_in_ns(1_400) == 0
 
 
 def test_late_starts_inflate_what_is_booked_and_starts_in_time_slowly_deflate_it() -> None:
@@ -216,9 +231,9 @@ def test_a_lane_counts_only_if_it_is_free_in_time_even_when_it_takes_longer() ->
     lanes.occupy(100 * WIDTH_NS, spread_ns=10 * WIDTH_NS)
     assert not lanes.can_start(0, 109 * WIDTH_NS, 10.0 * WIDTH_NS, 1.0)
     assert lanes.can_start(0, 110 * WIDTH_NS, 10.0 * WIDTH_NS, 1.0)
-    # It is overdue: it may take its spread longer again, however late it is.
-    assert not lanes.can_start(150 * WIDTH_NS, 159 * WIDTH_NS, 10.0 * WIDTH_NS, 1.0)
-    assert lanes.can_start(150 * WIDTH_NS, 160 * WIDTH_NS, 10.0 * WIDTH_NS, 1.0)
+    # It is overdue, takes as long again, and may take its spread longer.
+    assert not lanes.can_start(150 * WIDTH_NS, 209 * WIDTH_NS, 10.0 * WIDTH_NS, 1.0)
+    assert lanes.can_start(150 * WIDTH_NS, 210 * WIDTH_NS, 10.0 * WIDTH_NS, 1.0)
     lanes.release(100 * WIDTH_NS)
     assert lanes.can_start(150 * WIDTH_NS, 150 * WIDTH_NS, 10.0 * WIDTH_NS, 1.0)
 

@@ -9,8 +9,9 @@ from typing import final
 
 from planning_rig import CLOUD, MS, PlanningRig, make_app
 
+from headgate.core.events import BatchFinished
 from headgate.core.model import Pool, Profile
-from headgate.core.records import Node, Task
+from headgate.core.records import Batch, Node, Task
 from headgate.planning.dispatch.batching import Batching
 from headgate.planning.dispatch.next_batch import Dispatcher, Send
 from headgate.planning.dispatch.shapes import ShapeChooser
@@ -27,6 +28,7 @@ class DispatchRig:
 
     def __init__(self, *pools: Pool, latency_ms: float | None = 100.0) -> None:
         rig = self.rig = PlanningRig(make_app([PROFILE], *pools, latency_ms=latency_ms))
+        self.sent: Batch | None = None  # to a node, last
         self.queues = TaskQueues(rig.view.app, rig.builds, rig.admission.budgets, 30.0)
         self.shapes = ShapeChooser(rig.view, rig.builds, rig.admission.budgets)
         self.batching = Batching(rig.view, rig.builds, rig.admission, self.queues, self.shapes)
@@ -56,9 +58,15 @@ class DispatchRig:
         assert send is not None
         tasks, _ = self.batching.take(send.queue, send.build, 0)
         if send.node is not None:
-            batch = self.rig.orders.dispatch(tasks, send.node, send.build.variant)
-            self.rig.builds.on_sent(send.build, batch, 0)
+            self.sent = self.rig.orders.dispatch(tasks, send.node, send.build.variant)
+            self.rig.builds.on_sent(send.build, self.sent, 0)
         return tasks
+
+    def end_batch(self, at_ms: float) -> None:
+        """The batch that was sent last ends."""
+        assert self.sent is not None
+        self.rig.tell(BatchFinished(self.sent.id), at_ms)
+        self.rig.builds.on_batch_ended(self.sent, 10 * MS)
 
 
 def test_a_node_gets_what_must_start_first_and_what_fits_beside_it() -> None:
@@ -125,3 +133,37 @@ def test_what_cannot_be_in_time_any_more_is_best_effort() -> None:
     assert rig.rig.admission.booked(task) is None
     assert rig.queues.take_given_up() == 0
     assert rig.send(rig.dispatch.to_node(rig.node())) == [task]
+
+
+def test_best_effort_that_others_cannot_wait_for_gets_its_small_share() -> None:
+    """A request that can wait for 5 ms arrives now and then; a task of best effort takes 10 ms."""
+    rig = DispatchRig(ONE)
+    rig.rig.start(0, rig.node())
+    rig.admit(15)
+    rig.send(rig.dispatch.to_node(rig.node()))
+    tasks = [rig.add_best_effort() for _ in range(2)]
+    rig.end_batch(at_ms=10)
+    assert rig.send(rig.dispatch.to_node(rig.node())) == [tasks[0]]
+    rig.end_batch(at_ms=20)
+    assert rig.dispatch.to_node(rig.node()) is None  # though the node is free
+    (held,) = rig.dispatch.take_held()
+    build = rig.rig.build()
+    assert held == (build.id, 10 * MS + int(10 * MS / 0.055))
+    rig.rig.view.now_ns = held[1]
+    assert rig.send(rig.dispatch.to_node(rig.node())) == [tasks[1]]
+
+
+def test_best_effort_leaves_lanes_to_others_where_it_can() -> None:
+    rig = DispatchRig(Pool(0, "two", nodes=2))
+    first, second = rig.rig.view.nodes.values()
+    for node in (first, second):
+        rig.rig.start(0, node)
+    rig.admit(15)
+    rig.send(rig.dispatch.to_node(first))
+    rig.end_batch(at_ms=10)
+    left = rig.add_best_effort()
+    assert rig.send(rig.dispatch.to_node(first)) == [left]
+    assert rig.queues.may_block_from_ns(0) == 0  # the second node is within reach
+    blocking = rig.add_best_effort()
+    assert rig.send(rig.dispatch.to_node(second)) == [blocking]
+    assert rig.queues.may_block_from_ns(0) > 0

@@ -73,13 +73,24 @@ def test_reserved_is_what_others_with_shorter_objectives_will_bring(seed: int) -
 @pytest.mark.parametrize("seed", range(60))
 def test_blocked_are_those_with_shorter_windows(seed: int) -> None:
     rng = Random(seed)
-    shares, loads, _ = draw(rng, rng.randint(1, 20))
+    pool_lanes = rng.randint(1, 20)
+    shares, loads, now_ns = draw(rng, pool_lanes)
     for _ in range(20):
         busy_ns = rng.uniform(0.0, 1.2) * S
         blocked = [load for load in loads if load.window_ns < busy_ns]
-        lanes, window_ns = shares.blocked(busy_ns)
+        lanes, window_ns = shares.blocked(now_ns, pool_lanes, busy_ns)
         assert lanes == pytest.approx(sum(load.allotted for load in blocked))
         assert window_ns == min((load.window_ns for load in blocked), default=busy_ns)
+
+
+def test_nobody_is_blocked_who_has_been_silent_for_long() -> None:
+    """No arrival tells of it: whoever asks does."""
+    shares = PoolShares()
+    load = shares.observe(0, (0, 0), S, 0.1 * S, 1.0, 0.5 * S, 1, S)
+    lanes, window_ns = shares.blocked(10 * S, 1.0, S)
+    assert (lanes, window_ns) == (load.allotted, 0.1 * S)
+    assert lanes > 0.0
+    assert shares.blocked(30 * S, 1.0, S) == (0.0, S)
 
 
 def test_a_silent_client_takes_nothing() -> None:

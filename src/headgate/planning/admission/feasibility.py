@@ -168,15 +168,18 @@ class Feasibility:
         """The largest batch, up to `items`, that leaves lanes to those who cannot wait so long.
 
         Work cannot be preempted: while a long batch runs, its lane is lost to requests with short
-        windows. So enough lanes for their load must be within reach of the shortest window.
+        windows. So enough lanes for their load must be within reach of the shortest window. 0: not
+        even one item is done within it.
         """
+        now_ns, calendar, shares = self._view.now_ns, build.calendar, self._shares[build.pool.id]
         busy_ns = build.lane_ns(items)
-        needed, window_ns = self._shares[build.pool.id].blocked(busy_ns)
+        needed, window_ns = shares.blocked(now_ns, calendar.lanes / self._view.gateways, busy_ns)
         if window_ns >= busy_ns:
             return items
-        reach_ns = self._view.now_ns + int(window_ns)
-        if build.calendar.lanes_free_by(reach_ns) - build.weight >= needed:
+        if calendar.lanes_free_by(now_ns, now_ns + int(window_ns)) - build.weight >= needed:
             return items
+        if build.lane_ns(1) > window_ns:
+            return 0
         return min(items, build.items_within(window_ns, 0.0))
 
     def _latest_start_ns(self, request: Request, stage: int) -> int:

@@ -23,6 +23,8 @@ from collections import Counter
 from math import exp
 from typing import Final, final
 
+from headgate.core.clock import NEVER_NS
+
 _MEMORY: Final = 20.0  # time constant of the load estimate, in declared objectives
 _BURST: Final = 1.0  # share that a class may save up, in declared objectives
 _REVIEW: Final = 32  # arrivals between two divisions of the pool, or the number of classes
@@ -94,6 +96,10 @@ class ClassLoad:
         """Whether the client has sent requests of late that it finds more urgent."""
         return priority > self._urgency
 
+    def active_until_ns(self) -> int:
+        """When it will have sent nothing for so long that no lane is kept within its reach."""
+        return self._updated_ns + int(self.memory_ns)
+
     def offered(self, now_ns: int) -> float:
         """Offered load in lanes."""
         age_ns = now_ns - self._since_ns + 0.5 * self.declared_ns
@@ -111,8 +117,9 @@ class PoolShares:
         self._arrivals = 0
         self._objectives_ns: list[float] = []  # ascending
         self._sums: list[tuple[float, float]] = [(0.0, 0.0)]  # of lanes, and of lanes x objective
-        self._windows_ns: list[float] = []  # ascending
+        self._windows_ns: list[float] = []  # of the classes that are active, ascending
         self._window_lanes: list[float] = [0.0]  # sums of lanes, by window
+        self._stale_ns = NEVER_NS  # when the first of them will not be active any more
         self.is_contended = False
         self.usual_lanes = 0.0  # offered load while the pool is not contended, averaged
         self._calm = 0  # divisions while it was not
@@ -170,8 +177,10 @@ class PoolShares:
             reserved_ns -= load.allotted * (window_ns - load.objective_ns)
         return max(0.0, reserved_ns)
 
-    def blocked(self, busy_ns: float) -> tuple[float, float]:
-        """Of the classes that cannot wait so long: their lanes, and the shortest window."""
+    def blocked(self, now_ns: int, lanes: float, busy_ns: float) -> tuple[float, float]:
+        """Of the active classes that cannot wait so long: their lanes, and the shortest window."""
+        if now_ns > self._stale_ns:  # nothing may have arrived since they were active
+            self._divide(now_ns, lanes)
         index = bisect_left(self._windows_ns, busy_ns)
         return self._window_lanes[index], self._windows_ns[0] if index else busy_ns
 
@@ -198,7 +207,9 @@ class PoolShares:
             weight_sum = max(1e-9, weight_sum - weight)
         ascending = sorted((load for _, load in loads), key=lambda load: load.objective_ns)
         self._objectives_ns = [load.objective_ns for load in ascending]
-        by_window = sorted((load for _, load in loads), key=lambda load: load.window_ns)
+        active = [load for _, load in loads if load.active_until_ns() > now_ns]
+        self._stale_ns = min((load.active_until_ns() for load in active), default=NEVER_NS)
+        by_window = sorted(active, key=lambda load: load.window_ns)
         self._windows_ns = [load.window_ns for load in by_window]
         self._window_lanes = [0.0]
         for load in by_window:

@@ -104,7 +104,7 @@ class Batching:
         if choice is not None:
             items_max = choice.items
         elif promise is None:
-            items_max = admission.feasibility.unblocking_items(build, build.items_best)
+            items_max = max(1, admission.feasibility.unblocking_items(build, build.items_best))
         bytes_max = UNLIMITED if build.pool.faas is None else build.pool.faas.payload_bytes_max
         batch: list[Task] = []
         items = booked_ns = 0

@@ -111,14 +111,14 @@ class Dispatcher:
         promised, best_effort = queues.promised_heads[pool_id], queues.best_effort_heads[pool_id]
         send: Send | None = None
         if queues.is_best_effort_due(pool_id):
-            send = self._first(node, best_effort)
+            send = self._first(node, best_effort, is_best_effort=True)
         send = send or self._first(node, promised) or self._from_other_pool(node)
         if send is None and self._builds.is_left_to_others(pool_id):
             self._has_left = True
             return None
-        return send or self._first(node, best_effort)
+        return send or self._first(node, best_effort, is_best_effort=True)
 
-    def _first(self, node: Node, heads: Heads) -> Send | None:
+    def _first(self, node: Node, heads: Heads, *, is_best_effort: bool = False) -> Send | None:
         """The most urgent queue of which the node should run a batch now."""
         passed_over: list[EdfQueue] = []
         send: Send | None = None
@@ -142,7 +142,9 @@ class Dispatcher:
                 break  # kept for a build that needs more of it, which would starve otherwise
             if task.request.items > build.items_max:
                 send = self.to_faas(task.function.id)  # perhaps no node can take it
-            elif self._placement.suits(node, build):
+            elif self._placement.suits(node, build) and (
+                not is_best_effort or self._leaves_lanes(task, build)
+            ):
                 if has_choice:
                     send = self._in_shape(queue, task, build, node)
                 else:
@@ -153,6 +155,21 @@ class Dispatcher:
         for queue in passed_over:
             heads.push(queue)
         return send
+
+    def _leaves_lanes(self, task: Task, build: Build) -> bool:
+        """Whether a task of best effort leaves lanes to those who cannot wait for it, or need not.
+
+        Otherwise it is offered a node again when it need not.
+        """
+        items, now_ns = task.request.items, self._view.now_ns
+        if self._admission.feasibility.unblocking_items(build, items) > 0:
+            return True
+        may_block_ns = self._queues.may_block_from_ns(build.pool.id)
+        if now_ns < may_block_ns:
+            self._held[build.id] = may_block_ns
+            return False
+        self._queues.on_blocking(now_ns, build, build.lane_ns(items))
+        return True
 
     def _from_other_pool(self, node: Node) -> Send | None:
         """The most urgent task of another pool that is in time on this node."""

@@ -196,6 +196,8 @@ class TaskQueues:
         self.best_effort_heads = [Heads() for _ in app.pools]
         self._given_up: list[int] = []  # function ids
         self._credit_ns = [0.0 for _ in app.pools]
+        # By pool id: when best effort may send the next batch that others cannot wait for.
+        self._may_block_ns = [0 for _ in app.pools]
 
     def push(self, task: Task, promise: Promise | None) -> EdfQueue:
         """Queue a ready task for the build that its promise names, or for best effort."""
@@ -323,6 +325,18 @@ class TaskQueues:
     def is_best_effort_due(self, pool_id: int) -> bool:
         """Whether best effort has had less than its share of a pool."""
         return self._credit_ns[pool_id] > 0.0
+
+    def may_block_from_ns(self, pool_id: int) -> int:
+        """From when on best effort may send a batch for which others would have to wait too long.
+
+        Such batches get the share of best effort, and no more, while those others are active.
+        """
+        return self._may_block_ns[pool_id]
+
+    def on_blocking(self, now_ns: int, build: Build, lane_ns: float) -> None:
+        """Best effort sends a batch that takes lanes for longer than others can wait."""
+        part = build.weight / max(1.0, build.calendar.supply)
+        self._may_block_ns[build.pool.id] = now_ns + int(lane_ns * part / _BEST_EFFORT_SHARE)
 
     def on_sent(self, build: Build, lane_ns: float, *, was_promised: bool) -> None:
         """Account for a batch that was sent."""

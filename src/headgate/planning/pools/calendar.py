@@ -78,8 +78,16 @@ class Lanes:
         overdue = bisect_right(ends_ns, now_ns)
         busy_ns = self._end_sum_ns - len(ends_ns) * now_ns
         for index in range(overdue):
-            busy_ns += now_ns - ends_ns[index]
+            busy_ns += 2 * (now_ns - ends_ns[index])
         return busy_ns
+
+    def _end_ns(self, now_ns: int, index: int) -> int:
+        """When something that runs will end: what is overdue takes as long again as it is overdue.
+
+        The longer it is overdue, the less is known of it but that it takes long.
+        """
+        end_ns = self._ends_ns[index]
+        return end_ns if end_ns >= now_ns else 2 * now_ns - end_ns
 
     def last_end_ns(self) -> int:
         """When the last of what runs is predicted to end; 0 if nothing runs."""
@@ -90,7 +98,17 @@ class Lanes:
         ends_ns = self._ends_ns
         if len(ends_ns) < self.lanes:
             return 0
-        return max(0, ends_ns[len(ends_ns) - self.lanes] - now_ns) if self.lanes > 0 else 0
+        if self.lanes == 0:
+            return 0
+        first = len(ends_ns) - self.lanes
+        overdue = bisect_right(ends_ns, now_ns)
+        if first >= overdue:
+            return ends_ns[first] - now_ns
+        # The last that fell due is the least overdue; or something that is not is done first.
+        soonest_ns = now_ns - ends_ns[overdue - 1 - first]
+        if overdue < len(ends_ns):
+            soonest_ns = min(soonest_ns, ends_ns[overdue] - now_ns)
+        return soonest_ns
 
     def has_free_lane(self, now_ns: int) -> bool:
         """Whether a lane is free now, of those that this gateway can count on."""
@@ -98,9 +116,11 @@ class Lanes:
             return self.free_in_ns(now_ns) == 0
         return len(self._ends_ns) + 1 <= self.supply
 
-    def lanes_free_by(self, at_ns: int) -> int:
+    def lanes_free_by(self, now_ns: int, at_ns: int) -> int:
         """Number of lanes that are free at `at_ns` if nothing more is sent."""
-        return self.lanes - len(self._ends_ns) + bisect_right(self._ends_ns, at_ns)
+        ends_ns = self._ends_ns
+        overdue = bisect_left(ends_ns, 2 * now_ns - at_ns)  # for longer than is left until then
+        return self.lanes - len(ends_ns) + bisect_right(ends_ns, at_ns) - overdue
 
     def can_start(
         self, now_ns: int, at_ns: int, batch_ns: float, needed: float, lanes: int | None = None
@@ -125,7 +145,7 @@ class Lanes:
         step = 1 + ended // _LANES_EXAMINED
         # With more runs than lanes (a node was lost), the first to end free no lane.
         for index in range(max(0, -idle), ended, step):
-            end_ns = max(now_ns, ends_ns[index])
+            end_ns = self._end_ns(now_ns, index)
             if end_ns + self._spreads_ns[index] > at_ns:
                 continue
             each = 1 + int((at_ns - end_ns) / batch_ns)
@@ -148,7 +168,7 @@ class Lanes:
         step = 1 + ended // _LANES_EXAMINED
         each_lane = min(1.0, supply / max(1, len(ends_ns)))
         for index in range(0, ended, step):
-            end_ns = max(now_ns, ends_ns[index])
+            end_ns = self._end_ns(now_ns, index)
             if end_ns + self._spreads_ns[index] <= at_ns:
                 each = each_lane * (1.0 + (at_ns - end_ns) / batch_ns)
                 starts += each * min(step, ended - index)
