@@ -164,11 +164,11 @@ class Dispatcher:
         items, now_ns = task.request.items, self._view.now_ns
         if self._admission.feasibility.unblocking_items(build, items) > 0:
             return True
-        may_block_ns = self._queues.may_block_from_ns(build.pool.id)
+        may_block_ns = self._queues.may_block_from_ns(now_ns, build, build.lane_ns(items))
         if now_ns < may_block_ns:
             self._held[build.id] = may_block_ns
             return False
-        self._queues.on_blocking(now_ns, build, build.lane_ns(items))
+        self._queues.on_blocking(build.pool.id)
         return True
 
     def _from_other_pool(self, node: Node) -> Send | None:

@@ -196,7 +196,7 @@ class TaskQueues:
         self.best_effort_heads = [Heads() for _ in app.pools]
         self._given_up: list[int] = []  # function ids
         self._credit_ns = [0.0 for _ in app.pools]
-        # By pool id: when best effort may send the next batch that others cannot wait for.
+        # By pool id: when best effort may send a batch that others cannot wait for; 0: none waits.
         self._may_block_ns = [0 for _ in app.pools]
 
     def push(self, task: Task, promise: Promise | None) -> EdfQueue:
@@ -326,17 +326,21 @@ class TaskQueues:
         """Whether best effort has had less than its share of a pool."""
         return self._credit_ns[pool_id] > 0.0
 
-    def may_block_from_ns(self, pool_id: int) -> int:
+    def may_block_from_ns(self, now_ns: int, build: Build, lane_ns: float) -> int:
         """From when on best effort may send a batch for which others would have to wait too long.
 
-        Such batches get the share of best effort, and no more, while those others are active.
+        While those others are active, such batches get the share of best effort and no more: what
+        a batch takes is earned while it waits.
         """
+        pool_id = build.pool.id
+        if self._may_block_ns[pool_id] == 0:
+            part = build.weight / max(1.0, build.calendar.supply)
+            self._may_block_ns[pool_id] = now_ns + int(lane_ns * part / _BEST_EFFORT_SHARE)
         return self._may_block_ns[pool_id]
 
-    def on_blocking(self, now_ns: int, build: Build, lane_ns: float) -> None:
+    def on_blocking(self, pool_id: int) -> None:
         """Best effort sends a batch that takes lanes for longer than others can wait."""
-        part = build.weight / max(1.0, build.calendar.supply)
-        self._may_block_ns[build.pool.id] = now_ns + int(lane_ns * part / _BEST_EFFORT_SHARE)
+        self._may_block_ns[pool_id] = 0
 
     def on_sent(self, build: Build, lane_ns: float, *, was_promised: bool) -> None:
         """Account for a batch that was sent."""
