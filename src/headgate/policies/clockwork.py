@@ -13,7 +13,8 @@ load; the least recently used model gives way. A request that no node could fini
 rejected at once. Times are predicted by the largest of the last ten measured. Clockwork serves
 single models: here a stage is due when the rest of its pipeline must begin [own], a stage that
 cannot be in time any more takes its request with it, and one beside it that runs is waited for
-[own]. A load is an action on the node, not beside inferences [own].
+[own]. A load is an action on the node, not beside inferences [own]. An action has no window: its
+node is free when it is sent, so it begins at once [own].
 
 `form: naive`, as "Making the Most of Serverless Accelerators" (Berkeley thesis EECS-2022-88,
 chapter 4) compares with it: the whole DAG of a request goes to one node, a CPU or a GPU, without
