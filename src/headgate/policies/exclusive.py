@@ -20,7 +20,9 @@ are divided anew.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import final
 
 from headgate.core.policy import (
@@ -33,7 +35,6 @@ from headgate.core.policy import (
 )
 from headgate.core.records import Node, Task
 from headgate.core.states import TaskState
-from headgate.planning.dispatch.placement import apportion
 
 
 @dataclass(frozen=True)
@@ -196,6 +197,39 @@ class Exclusive(Policy):
     def _give(self, node_id: int, partition: _Partition) -> None:
         partition.node_ids.append(node_id)
         self._owner[node_id] = partition
+
+
+def apportion(total: int, weights: Sequence[float]) -> list[int]:
+    """Divide `total` into integers proportional to `weights`, by the largest-remainder method.
+
+    Each entry gets at least one as far as `total` allows. Equal weights, or all zeros, give equal
+    shares; ties go to the earlier entry.
+
+    >>> apportion(4, [1.0, 1.0])
+    [2, 2]
+    >>> apportion(4, [9.0, 1.0])
+    [3, 1]
+    >>> apportion(2, [1.0, 1.0, 5.0])
+    [1, 0, 1]
+    >>> apportion(7, [100.0, 0.1, 0.1, 0.1, 0.1])
+    [3, 1, 1, 1, 1]
+    """
+    count = len(weights)
+    if total <= count:
+        chosen = sorted(range(count), key=lambda i: (-weights[i], i))[:total]
+        return [1 if i in chosen else 0 for i in range(count)]
+    whole = sum(weights)
+    shares = [total * w / whole if whole > 0 else total / count for w in weights]
+    parts = [max(1, int(share)) for share in shares]
+    while sum(parts) > total:  # the minimum of one each exceeded the total
+        richest = max(
+            range(count), key=lambda i: (parts[i] - shares[i] if parts[i] > 1 else -inf, i)
+        )
+        parts[richest] -= 1
+    while sum(parts) < total:
+        neediest = max(range(count), key=lambda i: (shares[i] - parts[i], -i))
+        parts[neediest] += 1
+    return parts
 
 
 POLICY = PolicyKind(Exclusive, Config)

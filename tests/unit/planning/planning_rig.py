@@ -25,10 +25,10 @@ from headgate.core.scheduler.scheduler import Scheduler
 from headgate.planning.admission.control import AdmissionControl
 from headgate.planning.admission.refusals import Refusals
 from headgate.planning.admission.spillover import Spillover
-from headgate.planning.dispatch.placement import Placement
+from headgate.planning.dispatch.placement import BusyNodes, Placement
+from headgate.planning.dispatch.task_queues import TaskQueues
 from headgate.planning.pools.build import Build
 from headgate.planning.pools.builds import Builds
-from headgate.planning.pools.peer_gateways import BusyNodes
 
 MS = 1_000_000
 NODES = Pool(0, "node", nodes=2)
@@ -83,7 +83,9 @@ class PlanningRig:
         self.spillover = Spillover(self.view, self.builds)
         self.admission = AdmissionControl(self.view, self.builds, self.spillover)
         self.refusals = Refusals(self.view, self.builds, self.admission)
-        self.placement = Placement(self.view, self.builds, BusyNodes(self.view, Random(0)))
+        self.queues = TaskQueues(app, self.builds, self.admission.budgets, 30.0)
+        self.busy = BusyNodes(self.view, self.builds, self.queues, Random(1))
+        self.placement = Placement(self.view, self.builds, self.busy)
         self.now_ns = 0
         self.requests = 0
         if joins:
@@ -121,6 +123,14 @@ class PlanningRig:
         arrived = RequestArrived(number, pipeline, 0, items, deadline_ns=int(due_ms * MS))
         self.tell(arrived)
         return self.view.requests[number]
+
+    def offer_too_much(self, function_id: int = 0, pool_id: int = 0) -> None:
+        """A second of more work than a pool can do, for what gateways think of its load."""
+        build = self.build(function_id, pool_id)
+        for _ in range(100):
+            self.now_ns += 10 * MS
+            self.view.now_ns = self.now_ns
+            self.builds.observe_load(build, 100.0 * MS)
 
     def build(self, function_id: int = 0, pool_id: int = 0) -> Build:
         build = self.builds.on_pool[pool_id][function_id]

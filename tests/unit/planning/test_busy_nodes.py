@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from math import inf
-from random import Random
 
 import pytest
 from planning_rig import MS, PlanningRig, make_app
 
+from headgate.core.events import GatewaysChanged
 from headgate.core.model import Pool, Profile
-from headgate.planning.pools.peer_gateways import RETRY_MIN_NS, BusyNodes
+from headgate.core.records import Batch
+from headgate.planning.dispatch.placement import RETRY_MIN_NS, BusyNodes
 
 BATCH_NS = 64.0 * MS
 
@@ -21,7 +22,7 @@ def rig() -> PlanningRig:
 
 @pytest.fixture
 def busy(rig: PlanningRig) -> BusyNodes:
-    return BusyNodes(rig.view, Random(1))
+    return rig.busy
 
 
 def test_a_node_that_refused_gets_one_more_at_a_time(rig: PlanningRig, busy: BusyNodes) -> None:
@@ -65,3 +66,57 @@ def test_a_free_slot_is_left_to_more_urgent_tasks(rig: PlanningRig, busy: BusyNo
     assert busy.yield_until_ns(node, inf, BATCH_NS) == 8 * MS  # of four batches
     busy.hold_back(node)
     assert busy.yield_until_ns(node, inf, BATCH_NS) is None
+
+
+def send_one(rig: PlanningRig, *, refusals: int = 0) -> Batch:
+    """A batch of one task on the node, which was refused so often before."""
+    task = rig.ask(due_ms=1000).tasks[0]
+    task.busy_refusals = refusals
+    return rig.orders.dispatch([task], rig.view.nodes[0])
+
+
+def test_a_single_gateway_backs_off(rig: PlanningRig, busy: BusyNodes) -> None:
+    batch = send_one(rig)
+    assert busy.on_refused(batch) is None
+    assert busy.on_freed(rig.view.nodes[0]) is None
+    assert not busy.is_held_back(rig.view.nodes[0])
+
+
+def test_a_node_that_refused_is_held_back_and_asked_again(
+    rig: PlanningRig, busy: BusyNodes
+) -> None:
+    """The batches of a gateway that has left may still run."""
+    node = rig.view.nodes[0]
+    rig.start(0, node)
+    for count in (2, 1):
+        rig.tell(GatewaysChanged(count))
+        busy.on_gateways_changed()
+    at_ns = busy.on_refused(send_one(rig))
+    assert at_ns is not None
+    assert 0 < at_ns <= 1.25 * 10 * MS / 2  # nothing waits: half of a batch, about
+    assert busy.is_held_back(node)
+    assert busy.on_asked_again(node) is not None  # one of three slots is still withheld
+    assert not busy.is_held_back(node)
+    assert busy.on_asked_again(node) is None
+
+
+def test_a_task_that_is_always_refused_fails_in_the_end(rig: PlanningRig, busy: BusyNodes) -> None:
+    rig.tell(GatewaysChanged(2))
+    busy.on_gateways_changed()
+    assert busy.on_refused(send_one(rig, refusals=1000)) is None
+
+
+def test_a_free_slot_is_left_to_others_only_where_all_have_too_much(
+    rig: PlanningRig, busy: BusyNodes
+) -> None:
+    node = rig.view.nodes[0]
+    rig.tell(GatewaysChanged(4))
+    assert busy.on_freed(node) is None
+    rig.offer_too_much()
+    task = rig.ask(due_ms=1100).tasks[0]
+    assert rig.admission.admit(task.request)
+    rig.queues.push(task, rig.admission.booked(task))
+    at_ns = busy.on_freed(node)
+    assert at_ns is not None
+    assert at_ns > rig.now_ns
+    assert busy.is_held_back(node)

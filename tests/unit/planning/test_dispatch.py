@@ -9,13 +9,13 @@ from typing import final
 
 from planning_rig import CLOUD, MS, PlanningRig, make_app
 
-from headgate.core.events import BatchFinished
+from headgate.core.events import BatchFinished, GatewaysChanged
 from headgate.core.model import Pool, Profile
 from headgate.core.records import Batch, Node, Task
 from headgate.planning.dispatch.batching import Batching
-from headgate.planning.dispatch.next_batch import Dispatcher, Send
+from headgate.planning.dispatch.next_batch import MORE, Dispatcher, Send
+from headgate.planning.dispatch.placement import TRY_AGAIN
 from headgate.planning.dispatch.shapes import ShapeChooser
-from headgate.planning.dispatch.task_queues import TaskQueues
 
 PROFILE = Profile((10 * MS, 12 * MS, 14 * MS, 16 * MS))
 ONE = Pool(0, "one", nodes=1)
@@ -26,16 +26,15 @@ OTHER = Pool(1, "other", nodes=1)
 class DispatchRig:
     """A Dispatcher over the components of a `PlanningRig`, which says what was promised."""
 
-    def __init__(self, *pools: Pool, latency_ms: float | None = 100.0) -> None:
-        rig = self.rig = PlanningRig(make_app([PROFILE], *pools, latency_ms=latency_ms))
+    def __init__(self, *pools: Pool, profile: Profile = PROFILE) -> None:
+        rig = self.rig = PlanningRig(make_app([profile], *pools))
         self.sent: Batch | None = None  # to a node, last
-        self.queues = TaskQueues(rig.view.app, rig.builds, rig.admission.budgets, 30.0)
-        self.shapes = ShapeChooser(rig.view, rig.builds, rig.admission.budgets)
-        self.batching = Batching(rig.view, rig.builds, rig.admission, self.queues, self.shapes)
+        self.queues = rig.queues
+        shapes = ShapeChooser(rig.view, rig.builds, rig.admission.budgets)
+        self.batching = Batching(rig.view, rig.builds, rig.admission, rig.queues, shapes)
         self.dispatch = Dispatcher(
-            rig.view, rig.builds, rig.admission, self.queues, self.batching, rig.placement,
-            rig.spillover, self.shapes,
-        )  # fmt: skip
+            rig.view, rig.builds, rig.admission, rig.queues, rig.placement, rig.spillover
+        )
 
     def node(self, pool_id: int = 0) -> Node:
         return next(n for n in self.rig.view.nodes.values() if n.pool.id == pool_id)
@@ -56,10 +55,10 @@ class DispatchRig:
     def send(self, send: Send | None) -> list[Task]:
         """Form the batch of a decision, and order it."""
         assert send is not None
-        tasks, _ = self.batching.take(send.queue, send.build, 0)
+        tasks, _ = self.dispatch.take(send)
         if send.node is not None:
             self.sent = self.rig.orders.dispatch(tasks, send.node, send.build.variant)
-            self.rig.builds.on_sent(send.build, self.sent, 0)
+            self.dispatch.on_sent(send, self.sent)
         return tasks
 
     def end_batch(self, at_ms: float) -> None:
@@ -104,12 +103,11 @@ def test_a_task_goes_to_another_pool_only_if_nothing_promised_waits_there() -> N
     first = rig.admit(50)
     promise = rig.rig.admission.booked(first)
     assert promise is not None
-    queue = rig.queues.promised[promise.build.id]
-    elsewhere = rig.dispatch.to_other_pool(queue)
+    elsewhere = rig.dispatch.to_other_pool(promise.build)
     assert elsewhere is not None
     assert elsewhere.build.pool is not promise.build.pool
     elsewhere.build.calendar.add(elsewhere.build.calendar.bucket(0, 50 * MS), 10 * MS, 1.0)
-    assert rig.dispatch.to_other_pool(queue) is None
+    assert rig.dispatch.to_other_pool(promise.build) is None
 
 
 def test_what_no_node_can_run_is_called_for() -> None:
@@ -144,11 +142,12 @@ def test_best_effort_that_others_cannot_wait_for_gets_its_small_share() -> None:
     best_effort = rig.add_best_effort()
     rig.end_batch(at_ms=10)
     assert rig.dispatch.to_node(rig.node()) is None  # though the node is free
-    (held,) = rig.dispatch.take_held()
-    assert held == (rig.rig.build().id, 10 * MS + int(10 * MS / 0.055))
-    rig.rig.view.now_ns = held[1] - 1
+    ((name, at_ns, number),) = rig.dispatch.take_timers(rig.node())
+    assert (name, number) == (MORE, rig.rig.build().id)
+    assert at_ns == 10 * MS + int(10 * MS / 0.055)
+    rig.rig.view.now_ns = at_ns - 1
     assert rig.dispatch.to_node(rig.node()) is None
-    rig.rig.view.now_ns = held[1]
+    rig.rig.view.now_ns = at_ns
     assert rig.send(rig.dispatch.to_node(rig.node())) == [best_effort]
 
 
@@ -164,3 +163,38 @@ def test_best_effort_leaves_a_node_within_reach_of_others_where_there_are_two() 
     assert rig.send(rig.dispatch.to_node(first)) == [best_effort]
     rig.add_best_effort()
     assert rig.dispatch.to_node(second) is None
+
+
+def test_tasks_are_looked_at_once_in_the_order_in_which_they_were_queued() -> None:
+    """One that was sent in the meantime, as part of another's batch, is passed over."""
+    rig = DispatchRig(ONE)
+    first, second = (rig.rig.ask(due_ms=90).tasks[0] for _ in range(2))
+    for task in (first, second):
+        assert rig.rig.admission.admit(task.request)
+        rig.dispatch.enqueue(task)
+    assert rig.dispatch.take_ready() is first
+    assert set(rig.send(rig.dispatch.to_node(rig.node()))) == {first, second}
+    assert rig.dispatch.take_ready() is None
+
+
+def test_a_node_that_has_to_start_a_build_needs_that_time_first() -> None:
+    rig = DispatchRig(ONE, profile=Profile((10 * MS,), cold_start_ns=5 * MS))
+    rig.add_best_effort()
+    send = rig.dispatch.to_node(rig.node())
+    assert send is not None
+    assert send.start_ns == 5 * MS
+    rig.rig.start(0, rig.node())
+    send = rig.dispatch.to_node(rig.node())
+    assert send is not None
+    assert send.start_ns == 0
+
+
+def test_best_effort_looks_again_at_a_slot_that_it_left_to_other_gateways() -> None:
+    rig = DispatchRig(ONE)
+    rig.add_best_effort()
+    assert rig.dispatch.take_timers(rig.node()) == []
+    rig.rig.tell(GatewaysChanged(4))
+    rig.rig.offer_too_much()
+    assert rig.dispatch.to_node(rig.node()) is None
+    assert rig.dispatch.take_timers(rig.node()) == [(TRY_AGAIN, rig.rig.now_ns + 100 * MS, 0)]
+    assert rig.dispatch.take_timers(rig.node()) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headgate.planning.pools.calendar import Calendar
-from headgate.planning.pools.peer_gateways import GatewayShare, part_of
+from headgate.planning.pools.node_lanes import GatewayShare, part_of
 
 MS = 1_000_000
 OBJECTIVE_MS = 100

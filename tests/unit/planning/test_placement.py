@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from planning_rig import MS, PlanningRig, make_app
 
-from headgate.core.model import Pool, Profile
+from headgate.core.model import Compute, Pool, Profile
 from headgate.planning.dispatch.placement import has_room
 
 GB = 1 << 30
@@ -162,3 +164,17 @@ def test_what_is_refused_is_started_on_as_many_nodes_as_its_load_wants() -> None
     assert node is rig.view.nodes[1]
     rig.start(0, node, is_ready=False)
     assert rig.placement.missing_node(build) is None  # one stays free
+
+
+def test_a_node_that_joins_starts_each_function_once_then_more_of_it() -> None:
+    """Of two of three functions, one node is to be warm. Each start takes one of its six slots."""
+    pool = Pool(0, "node", nodes=2, slots=6, cpu_milli=6000, compute=Compute.PER_INSTANCE)
+    app = make_app([COLD] * 3, pool)
+    functions = tuple(replace(f, prewarm_nodes=int(f.id < 2)) for f in app.functions)
+    rig = PlanningRig(replace(app, functions=functions), joins=False)
+    node, started = rig.join(), []
+    while (build := rig.placement.to_prewarm(node)) is not None:
+        started.append(build.function_id)
+        rig.start(build.function_id, node, is_ready=False)
+    assert started == [0, 1, 0, 0, 0, 0]
+    assert rig.placement.to_prewarm(rig.join()) is None  # enough nodes have them

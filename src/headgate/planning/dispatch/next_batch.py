@@ -5,25 +5,28 @@ is in time there and nothing that was promised there waits. What may be late on 
 is called for instead, if a call is in time. Best effort gets its small share of a pool first, and
 whatever promised tasks leave.
 
-Each decision is a `Send`, a value: to form the batch and to order it is the caller's part.
+Each decision is a `Send`, a value: to order its batch, which `take` forms, is the caller's part.
 """
 
 from __future__ import annotations
 
-from math import inf
+from collections import deque
 from typing import Final, final
 
-from headgate.core.records import STAGES_MAX, Node, Task
+from headgate.core.records import STAGES_MAX, Batch, Node, Task
+from headgate.core.states import TASK_READY
 from headgate.core.view import View
 from headgate.planning.admission.control import AdmissionControl
 from headgate.planning.admission.spillover import Spillover
 from headgate.planning.dispatch.batching import Batching
-from headgate.planning.dispatch.placement import Placement
+from headgate.planning.dispatch.placement import TRY_AGAIN, Placement
 from headgate.planning.dispatch.shapes import Choice, ShapeChooser
 from headgate.planning.dispatch.task_queues import ANYWHERE, CALLS_ONLY, EdfQueue, Heads, TaskQueues
 from headgate.planning.pools.build import Build
 from headgate.planning.pools.builds import Builds
 
+MORE: Final = "more"  # a timer with a build id: what waits for more tasks is offered a node again
+_BEST_EFFORT_RETRY_NS: Final = 100_000_000  # while other gateways have need of all slots
 _HEADS_EXAMINED: Final = 8  # queues that are tried for a free node
 _NO_LIMIT_NS: Final = float(1 << 60)
 _LATE_Z: Final = 2.0  # a task is called for if with so many standard deviations a node is too late
@@ -33,26 +36,28 @@ _LATE_Z: Final = 2.0  # a task is called for if with so many standard deviations
 class Send:
     """A decision: a batch from the head of a queue goes to a node, or to a FaaS pool."""
 
-    __slots__ = ("build", "choice", "node", "queue", "shape_id")
+    __slots__ = ("build", "choice", "node", "queue", "shape_id", "start_ns")
 
     def __init__(
         self,
         queue: EdfQueue,
         build: Build,
         node: Node | None,
+        start_ns: int = 0,
         shape_id: int = 0,
         choice: Choice | None = None,
     ) -> None:
         self.queue = queue
         self.build = build
         self.node = node  # None: the batch is a call of the build's FaaS pool
+        self.start_ns = start_ns  # that the node needs before it can run the build
         self.shape_id = shape_id
         self.choice = choice  # where the size of the batch was chosen with its shape
 
 
 @final
 class Dispatcher:
-    """Chooses from the queues what runs next."""
+    """Queues what is ready, and chooses from the queues what runs next."""
 
     def __init__(
         self,
@@ -60,45 +65,74 @@ class Dispatcher:
         builds: Builds,
         admission: AdmissionControl,
         queues: TaskQueues,
-        batching: Batching,
         placement: Placement,
         spillover: Spillover,
-        shapes: ShapeChooser,
     ) -> None:
         self._view = view
         self._builds = builds
         self._admission = admission
         self._queues = queues
-        self._batching = batching
         self._placement = placement
         self._spillover = spillover
-        self._shapes = shapes
+        self._shapes = ShapeChooser(view, builds, admission.budgets)
+        self._batching = Batching(view, builds, admission, queues, self._shapes)
+        self._ready: deque[Task] = deque()  # queued, and not taken by `take_ready` yet
         self._has_left = False  # a slot was left to other gateways, and best effort may wait for it
         self._held: dict[int, int] = {}  # by build id: when to look again at what waits for more
         # By build id: when its batch was found to wait, with which head and how many items.
         self._waits: dict[int, tuple[int, int, int]] = {}
 
-    def take_held(self) -> list[tuple[int, int]]:
-        """The builds whose tasks wait for more to fill a batch, and when to offer them a node."""
-        if not self._held:
+    def enqueue(self, task: Task, *, was_refused: bool = False) -> None:
+        """Queue a task that is ready; one that a busy node refused has been counted before."""
+        promise = self._admission.confirm(task)
+        self._queues.push(task, promise)
+        if promise is not None and not was_refused:
+            self._shapes.observe(promise.build, task.request.items)
+        self._ready.append(task)
+
+    def take_ready(self) -> Task | None:
+        """The next task that was queued, and for which nodes and calls were not looked for yet."""
+        while self._ready:
+            task = self._ready.popleft()
+            if task.state == TASK_READY:
+                return task
+        return None
+
+    def take(self, send: Send) -> tuple[list[Task], int]:
+        """Dequeue the tasks of a batch that is to be sent; return them and the batch's shape."""
+        return self._batching.take(
+            send.queue, send.build, send.start_ns, send.shape_id, send.choice, send.node
+        )
+
+    def on_sent(self, send: Send, batch: Batch) -> None:
+        """A batch was sent."""
+        if send.node is None:
+            self._spillover.on_call(send.build)
+        else:
+            self._batching.on_sent(batch)
+        self._builds.on_sent(send.build, batch, send.start_ns)
+
+    def on_batch_ended(self, batch: Batch, took_ns: int) -> None:
+        """A batch has ended: its lane is free, and its time teaches."""
+        self._builds.on_batch_ended(batch, took_ns)
+        self._batching.on_ended(batch)
+        if batch.node is None:
+            self._spillover.on_call_ended(self._builds.build_of(batch), batch)
+
+    def take_timers(self, node: Node) -> list[tuple[str, int, int]]:
+        """When to look again at what a node was not given: timers, with their time and number.
+
+        That is what waits for more tasks to fill a batch, best effort that others could not wait
+        for, and best effort where the slots of the node were left to other gateways.
+        """
+        if not self._held and not self._has_left:
             return []
-        held = list(self._held.items())
+        timers = [(MORE, at_ns, build_id) for build_id, at_ns in self._held.items()]
         self._held.clear()
-        return held
-
-    def take_left(self) -> bool:
-        """Whether slots were left to other gateways for which best effort of ours may wait."""
-        has_left, self._has_left = self._has_left, False
-        return has_left
-
-    def slack_ns(self, pool_id: int) -> float:
-        """Time until the most urgent promised task of a pool must start; endless if none waits."""
-        queue = self._queues.promised_heads[pool_id].first()
-        if queue is None:
-            return inf
-        entry = queue.head()
-        assert entry is not None
-        return max(0.0, float(entry[0][1] - self._view.now_ns))
+        if self._has_left and (TRY_AGAIN, node.id) not in self._view.timers:
+            timers.append((TRY_AGAIN, self._view.now_ns + _BEST_EFFORT_RETRY_NS, node.id))
+        self._has_left = False
+        return timers
 
     def to_node(self, node: Node) -> Send | None:
         """The next batch for a node; None if it has no free slot, or should run nothing now.
@@ -148,7 +182,7 @@ class Dispatcher:
                 if has_choice:
                     send = self._in_shape(queue, task, build, node)
                 else:
-                    send = Send(queue, build, node, build.shape_id)
+                    send = self._send_to(node, queue, build)
             if send is None:
                 heads.remove(queue)
                 passed_over.append(queue)
@@ -186,8 +220,13 @@ class Dispatcher:
                 and self._admission.is_in_time(entry[1], build)
                 and self._placement.suits(node, build)
             ):
-                return Send(queue, build, node, build.shape_id)
+                return self._send_to(node, queue, build)
         return None
+
+    def _send_to(self, node: Node, queue: EdfQueue, build: Build) -> Send:
+        """A batch in the shape that is planned for its build."""
+        start_ns = self._builds.start_ns(build, node)
+        return Send(queue, build, node, start_ns, build.shape_id)
 
     def _in_shape(self, queue: EdfQueue, task: Task, build: Build, node: Node) -> Send | None:
         """A batch in the cheapest shape that is in time; None while it waits for more, or room.
@@ -211,18 +250,19 @@ class Dispatcher:
                     return None
             roomy = self._placement.node_with_room(build, task, best.shape_id, node)
             if roomy is not None:
-                return Send(queue, build, roomy, best.shape_id, best)
+                return Send(queue, build, roomy, 0, best.shape_id, best)
         start_ns = self._builds.start_ns(build, node)
         choice = shapes.choose(build, task, waiting, left_ns - start_ns, z, node)
         if choice is not None:
-            return Send(queue, build, node, choice.shape_id, choice)
+            return Send(queue, build, node, start_ns, choice.shape_id, choice)
         if best is not None or start_ns > 0:
             return None  # what holds the build will have room for it
         shape_id = shapes.fastest(build, task, node)  # too late for any margin
-        return None if shape_id is None else Send(queue, build, node, shape_id)
+        return None if shape_id is None else Send(queue, build, node, start_ns, shape_id)
 
-    def to_other_pool(self, queue: EdfQueue) -> Send | None:
-        """Send the head of a queue to another pool where it is in time and nothing waits."""
+    def to_other_pool(self, promised: Build) -> Send | None:
+        """Send what waits for a build to another pool where it is in time and nothing waits."""
+        queue = self._queues.promised[promised.id]
         entry = queue.head()
         own = None if entry is None else self._admission.booked(entry[1])
         if entry is None or own is None:
@@ -234,7 +274,7 @@ class Dispatcher:
             if build.calendar.work_ns == 0 and self._admission.is_in_time(task, build):
                 node = self._placement.warm_node(build)
                 if node is not None:
-                    return Send(queue, build, node, build.shape_id)
+                    return self._send_to(node, queue, build)
         return None
 
     def to_faas(self, function_id: int) -> Send | None:

@@ -3,26 +3,43 @@
 A free node that holds the weights comes first. A cold start is worth its time where the function
 has fewer nodes than its share of the load, and where it needs no eviction or evicts a function that
 has more nodes than its share.
+
+Nodes that other gateways keep busy get no batch (`BusyNodes`). Gateways that share nodes do not see
+each other's batches. A node without a free slot refuses a batch; the gateway then asks another
+node, and this one later: the sooner, the sooner its own most urgent task must start. So it is the
+most urgent task of all gateways that is likely to get the next free slot, without a message between
+them. For the same reason a slot that is free again is left to the others for a moment, unless the
+own task is urgent. Single gateways never hold a node back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import islice
 from math import inf
 from random import Random
 from typing import Final, final
 
 from headgate.core.model import Compute, Variant
-from headgate.core.records import Instance, Node, Task
+from headgate.core.records import Batch, Instance, Node, Task
 from headgate.core.states import INSTANCE_STARTING, ON_HOST
 from headgate.core.view import View, has_free_room, is_evictable
+from headgate.planning.dispatch.task_queues import TaskQueues
 from headgate.planning.pools.build import Build
 from headgate.planning.pools.builds import Builds
-from headgate.planning.pools.peer_gateways import BusyNodes
 
 _CANDIDATES_MAX: Final = 16  # free nodes looked at for a cold start
 _PRESTART_LOAD: Final = 0.05  # a build with less load, in lanes, is started on demand only
+
+TRY_AGAIN: Final = "try_again"  # the timer with which a node is asked again; its number is its id
+RETRY_MIN_NS: Final = 100_000
+# A node is asked again after a part of the time until the most urgent task must start, within these
+# parts of the time of a batch.
+_RETRY_SLACK: Final = 1 / 8
+_RETRY_MIN: Final = 1 / 16
+_RETRY_MAX: Final = 1 / 2
+_YIELD: Final = 1 / 32  # of that time, for which a slot that is free again is left to others
+_YIELD_BATCHES_MAX: Final = 4
+_REFUSALS_MAX: Final = 1000  # of one task, after which it is refused as for a single gateway
 
 
 def has_room(view: View, node: Node, variant: Variant) -> bool:
@@ -41,6 +58,111 @@ def fits_host(instance: Instance) -> bool:
 
 
 @final
+class BusyNodes:
+    """By node: how many batches of ours it may run while others have its other slots.
+
+    What it answers is when to ask a node again, or None: to set a timer is the caller's part.
+    """
+
+    def __init__(self, view: View, builds: Builds, queues: TaskQueues, rng: Random) -> None:
+        self._view = view
+        self._builds = builds
+        self._queues = queues
+        self._rng = rng
+        self._allowed: dict[int, int] = {}  # by node id
+        # Batches of a gateway that is gone may still run.
+        self.has_had_peers = view.gateways > 1
+
+    def on_gateways_changed(self) -> None:
+        """Remember that there were other gateways."""
+        self.has_had_peers = self.has_had_peers or self._view.gateways > 1
+
+    def on_refused(self, batch: Batch) -> int | None:
+        """Hold back the node that was too busy for a batch; when to ask it again.
+
+        None: the node has no reason to be busy, or the batch was refused too often. Then the
+        Scheduler backs off, and counts the refusal.
+        """
+        node = batch.node
+        if not self.has_had_peers or node is None:
+            return None
+        refusals = max(task.busy_refusals for task in batch.tasks)
+        if refusals >= _REFUSALS_MAX:
+            return None
+        self.hold_back(node)
+        batch_ns = self._builds.build_of(batch).lane_ns(batch.items)
+        return self.retry_at_ns(self._slack_ns(node.pool.id), batch_ns, refusals)
+
+    def on_freed(self, node: Node) -> int | None:
+        """Hold back a node with a free slot that is left to others; when to ask it then.
+
+        None: the slot can be used at once.
+        """
+        pool_id = node.pool.id
+        if self._view.gateways == 1 or not self._builds.is_left_to_others(pool_id):
+            return None
+        batch_ns = self._builds.calendars[pool_id].mean_batch_ns(0.0)
+        at_ns = self.yield_until_ns(node, self._slack_ns(pool_id), batch_ns)
+        if at_ns is not None:
+            self.hold_back(node)
+        return at_ns
+
+    def on_asked_again(self, node: Node) -> int | None:
+        """Allow a node one batch more; when to ask once more, if it is held back even then."""
+        if not self.allow_one_more(node):
+            return None
+        pool_id = node.pool.id
+        batch_ns = self._builds.calendars[pool_id].mean_batch_ns(RETRY_MIN_NS)
+        return self.retry_at_ns(self._slack_ns(pool_id), batch_ns)
+
+    def is_held_back(self, node: Node) -> bool:
+        """Whether a node runs as much as it may."""
+        return bool(self._allowed) and node.running >= self._allowed.get(node.id, node.slots)
+
+    def forget(self, node: Node) -> None:
+        """A node is gone."""
+        self._allowed.pop(node.id, None)
+
+    def hold_back(self, node: Node) -> None:
+        """Send a node no more than what it runs."""
+        self._allowed[node.id] = node.running
+
+    def allow_one_more(self, node: Node) -> bool:
+        """Allow one batch more on a node; whether it is still held back then."""
+        allowed = self._allowed.get(node.id)
+        if allowed is None or allowed + 1 >= node.slots:
+            self._allowed.pop(node.id, None)
+            return False
+        self._allowed[node.id] = allowed + 1
+        return True
+
+    def retry_at_ns(self, slack_ns: float, batch_ns: float, refusals: int = 0) -> int:
+        """When to ask a node again, if the most urgent task can wait for `slack_ns`."""
+        least_ns, most_ns = _RETRY_MIN * batch_ns, _RETRY_MAX * batch_ns
+        if slack_ns == inf:  # best effort: the longer it has waited, the less often
+            most_ns *= 1.0 + _RETRY_MIN * refusals
+        wait_ns = min(most_ns, max(least_ns, _RETRY_SLACK * slack_ns))
+        wait_ns = max(RETRY_MIN_NS, wait_ns * self._rng.uniform(0.75, 1.25))
+        return self._view.now_ns + int(wait_ns)
+
+    def yield_until_ns(self, node: Node, slack_ns: float, batch_ns: float) -> int | None:
+        """Until when to leave a slot that is free again to more urgent tasks; None: not at all."""
+        wait_ns = _YIELD * min(slack_ns, _YIELD_BATCHES_MAX * batch_ns)
+        if wait_ns < RETRY_MIN_NS or self.is_held_back(node):
+            return None
+        return self._view.now_ns + int(wait_ns)
+
+    def _slack_ns(self, pool_id: int) -> float:
+        """Time until the most urgent promised task of a pool must start; endless if none waits."""
+        queue = self._queues.promised_heads[pool_id].first()
+        if queue is None:
+            return inf
+        entry = queue.head()
+        assert entry is not None
+        return max(0.0, float(entry[0][1] - self._view.now_ns))
+
+
+@final
 class Placement:
     """Chooses nodes for builds."""
 
@@ -51,6 +173,10 @@ class Placement:
         self._builds = builds
         self._busy = busy
         self._rng = rng or Random(0)
+        rows = [[build for build in row if build is not None] for row in builds.on_pool]
+        # By pool id: the builds of which a node that joins starts the first instance, or more.
+        self._prewarmed = [[build for build in row if self._prewarm_nodes(build)] for row in rows]
+        self._replicated = [[build for build in row if build.replicas > 1] for row in rows]
 
     def is_held_back(self, node: Node) -> bool:
         """Whether a node is to get no more batches for now: other gateways keep it busy."""
@@ -237,23 +363,32 @@ class Placement:
         fitting = [node for node in nodes if has_room(self._view, node, build.variant)]
         return min(fitting, key=lambda node: not node.instances, default=None)
 
-    def should_prewarm(self, build: Build, node: Node) -> bool:
-        """Whether a node that joined should start a build of which it lacks the declared number."""
-        if node.pool.is_elastic and self._view.gateways > 1:
-            return False  # the plan orders it, and a Broker gives each instance a node of its own
-        wanted = self._view.app.functions[build.function_id].prewarm_nodes
-        return self._builds.count_instances(build) < wanted and has_room(
-            self._view, node, build.variant
-        )
+    def to_prewarm(self, node: Node) -> Build | None:
+        """The build that a node which has joined should start next; None if it has enough.
 
-    def should_prewarm_replica(self, build: Build, node: Node) -> bool:
-        """Whether a node that joined, and starts a build, should start one more instance of it."""
-        held = node.by_variant.get(build.variant.id, ())
-        return (
-            0 < len(held) < build.replicas
-            and node.running < node.slots
-            and has_free_room(node, build.variant, build.start_shape_id)
-        )
+        First one instance of every build of which fewer nodes than declared have one, then as many
+        more as the node can use.
+        """
+        # Elastic pools of several gateways: the plan orders instances, and a Broker gives each one
+        # a node of its own.
+        if not (node.pool.is_elastic and self._view.gateways > 1):
+            for build in self._prewarmed[node.pool.id]:
+                if self._builds.count_instances(build) < self._prewarm_nodes(build) and has_room(
+                    self._view, node, build.variant
+                ):
+                    return build
+        for build in self._replicated[node.pool.id]:
+            held = node.by_variant.get(build.variant.id, ())
+            if (
+                0 < len(held) < build.replicas
+                and node.running < node.slots
+                and has_free_room(node, build.variant, build.start_shape_id)
+            ):
+                return build
+        return None
+
+    def _prewarm_nodes(self, build: Build) -> int:
+        return self._view.app.functions[build.function_id].prewarm_nodes
 
     def _is_startable(self, build: Build, below: int) -> bool:
         """Whether fewer nodes than `below` hold a build, and it can be loaded."""
@@ -395,36 +530,3 @@ def _can_run_soon(instance: Instance) -> bool:
     if instance.pool.is_elastic and instance.state == INSTANCE_STARTING:
         return False
     return instance.residency != ON_HOST
-
-
-def apportion(total: int, weights: Sequence[float]) -> list[int]:
-    """Divide `total` into integers proportional to `weights`, by the largest-remainder method.
-
-    Each entry gets at least one as far as `total` allows. Equal weights, or all zeros, give equal
-    shares; ties go to the earlier entry.
-
-    >>> apportion(4, [1.0, 1.0])
-    [2, 2]
-    >>> apportion(4, [9.0, 1.0])
-    [3, 1]
-    >>> apportion(2, [1.0, 1.0, 5.0])
-    [1, 0, 1]
-    >>> apportion(7, [100.0, 0.1, 0.1, 0.1, 0.1])
-    [3, 1, 1, 1, 1]
-    """
-    count = len(weights)
-    if total <= count:
-        chosen = sorted(range(count), key=lambda i: (-weights[i], i))[:total]
-        return [1 if i in chosen else 0 for i in range(count)]
-    whole = sum(weights)
-    shares = [total * w / whole if whole > 0 else total / count for w in weights]
-    parts = [max(1, int(share)) for share in shares]
-    while sum(parts) > total:  # the minimum of one each exceeded the total
-        richest = max(
-            range(count), key=lambda i: (parts[i] - shares[i] if parts[i] > 1 else -inf, i)
-        )
-        parts[richest] -= 1
-    while sum(parts) < total:
-        neediest = max(range(count), key=lambda i: (shares[i] - parts[i], -i))
-        parts[neediest] += 1
-    return parts

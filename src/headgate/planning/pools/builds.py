@@ -17,9 +17,8 @@ from headgate.planning.frontier.candidates import planned_shapes
 from headgate.planning.pools.build import Build, ComputeMix
 from headgate.planning.pools.calendar import Calendar
 from headgate.planning.pools.concurrency import KneeLimits, tightest_objectives_ns
-from headgate.planning.pools.node_lanes import NodeLanes
+from headgate.planning.pools.node_lanes import GatewayShare, NodeLanes
 from headgate.planning.pools.node_room import is_scarce, replicas_of, resident_holdings, room_of
-from headgate.planning.pools.peer_gateways import GatewayShare
 from headgate.planning.pools.targets import FaasTarget, choose_faas_target, within_host
 from headgate.planning.pools.warm_pool import WarmPool, burst_of
 

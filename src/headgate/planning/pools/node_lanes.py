@@ -1,8 +1,18 @@
-"""The lanes of nodes in the calendars of their pools, and what starts of instances take of them.
+"""The lanes that calendars count on: those of nodes, less what starts take, and the gateway's part.
 
 A node that is always there counts as soon as it has joined. A rented node counts from the moment
 that its first instance is ordered, busy until that is ready: a request that can wait for the boot
 is admitted. A start that takes longer than every objective is nothing to wait for.
+
+Where several gateways share a pool and talk to nobody, each counts on a part of its lanes
+(`GatewayShare`). A gateway knows how many they are, F, and what it is offered itself. The others
+are taken to be offered as much (Swayam, Middleware 2017: L = F x L') and to admit as large a part
+of it. Of the pool's lanes they use that much, and no more than their equal parts: the rest is for
+this gateway. So a gateway has nearly the whole of a pool that is idle, and in overload each has 1/F
+of it: what all promise together is what the pool can do. The offered load is followed within a few
+objectives, or all gateways would promise the whole pool after a step of the load. The part that is
+admitted is followed slowly: it matters where 1/F of a pool is so little that nobody could promise
+anything, and then what nobody uses is promised again.
 """
 
 from __future__ import annotations
@@ -14,8 +24,17 @@ from typing import Final, final
 from headgate.core.records import Instance, Node
 from headgate.core.states import INSTANCE_STARTING
 from headgate.core.view import View
+from headgate.planning.forecast import OfferedLoad
 from headgate.planning.pools.build import Build
 from headgate.planning.pools.calendar import Calendar
+
+# Of `GatewayShare`.
+_MEMORY: Final = 10  # time constant of the load estimate, in objectives
+_MEMORY_SLOW: Final = 50  # of the part that is admitted
+_CAUTION_MAX: Final = 2.0
+_CAUTION_STEP: Final = 0.1  # per promise that was not kept
+_REVIEW: Final = 8  # arrivals between two divisions
+_STEPS: Final = 64  # parts are multiples of 1/64: a calendar is rebuilt when its part changes
 
 
 @final
@@ -160,3 +179,68 @@ def _boots(node: Node) -> bool:
     return node.pool.is_elastic and all(
         instance.state == INSTANCE_STARTING for instance in node.instances.values()
     )
+
+
+@final
+class GatewayShare:
+    """Sets the part of the calendars of one pool, by what is offered to the pool here."""
+
+    def __init__(self, calendar: Calendar, own: Sequence[Calendar], objective_ns: float) -> None:
+        self._calendar = calendar
+        self._own = own  # of builds with fewer lanes than the pool
+        self._offered = OfferedLoad(int(_MEMORY * objective_ns), int(objective_ns) // 10)
+        slow_ns, prior_ns = int(_MEMORY_SLOW * objective_ns), int(_MEMORY * objective_ns)
+        self._offered_slow = OfferedLoad(slow_ns, prior_ns)
+        self._admitted_slow = OfferedLoad(slow_ns, prior_ns)
+        self._until_review = self._arrivals = 0
+        self._was_contended = False  # when the pool was divided last
+        self._caution = 1.0  # divides the part in overload, learnt from promises that were broken
+
+    def observe(self, now_ns: int, work_ns: float, gateways: int) -> None:
+        """Record work that was offered to the pool."""
+        self._offered.observe(now_ns, work_ns)
+        self._offered_slow.observe(now_ns, work_ns)
+        self._until_review -= 1
+        if self._until_review < 0:
+            self._arrivals += 1
+            self._until_review = min(_REVIEW, self._arrivals // 8)
+            self.divide(now_ns, gateways)
+
+    def on_admitted(self, now_ns: int, work_ns: float) -> None:
+        """Record that it was admitted."""
+        self._admitted_slow.observe(now_ns, work_ns)
+
+    def on_settled(self, allowed: float, *, was_kept: bool) -> None:
+        """Learn from what became of a promise: so many may be broken."""
+        if not self._was_contended:
+            return
+        step = -_CAUTION_STEP * allowed if was_kept else _CAUTION_STEP
+        self._caution = min(_CAUTION_MAX, max(1.0, self._caution + step))
+
+    def is_contended(self, now_ns: int, gateways: int) -> bool:
+        """Whether all gateways together are offered more than there is."""
+        return self._offered.erlangs(now_ns) * gateways >= self._calendar.lanes
+
+    def divide(self, now_ns: int, gateways: int) -> None:
+        """Divide the pool among so many gateways."""
+        load = self._offered.erlangs(now_ns) / max(1, self._calendar.lanes)
+        self._was_contended = load * gateways >= 1.0
+        if self._was_contended:
+            offered_slow = max(1e-9, self._offered_slow.erlangs(now_ns))
+            load *= min(1.0, self._admitted_slow.erlangs(now_ns) / offered_slow)
+        caution = self._caution if self._was_contended else 1.0
+        part = part_of(load, gateways) / caution
+        for calendar in (self._calendar, *self._own):
+            calendar.share(part)
+
+
+def part_of(load: float, gateways: int) -> float:
+    """The part of a pool for a gateway that admits a load, relative to the whole pool.
+
+    >>> part_of(0.0, 8), part_of(0.0625, 8), part_of(0.125, 8), part_of(0.5, 8), part_of(0.5, 1)
+    (1.0, 0.5625, 0.125, 0.125, 1.0)
+    """
+    if gateways == 1:
+        return 1.0
+    used = (gateways - 1) * min(load, 1.0 / gateways)
+    return max(1.0 / gateways, round(_STEPS * (1.0 - used)) / _STEPS)

@@ -1,0 +1,107 @@
+"""Provisioning: of which builds more instances are needed, and how many nodes are rented for them.
+
+Demand is what arrives, admitted or not. A request that was refused asks for what it lacked, for the
+sake of those that follow. A function that nothing runs is woken by a request that can wait for a
+node to boot. Everything else about elastic pools is a matter of the forecast (`NodeAutoscaler`):
+its targets are ordered by plans, and before the first request where gateways share the pools.
+
+On which node an instance starts, and what makes room for it there, is for `Placement`; how many
+instances a FaaS platform keeps warm, for `Spillover`. To start them is the caller's part, one after
+the other: a start takes room, so the next one is chosen when it is done.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+from headgate.core.clock import NEVER_NS, SECOND_NS
+from headgate.core.policy import Target
+from headgate.core.records import Node, Request
+from headgate.core.view import View
+from headgate.planning.admission.control import AdmissionControl
+from headgate.planning.autoscaling.rent_or_call import NodeAutoscaler
+from headgate.planning.dispatch.placement import Placement
+from headgate.planning.dispatch.task_queues import TaskQueues
+from headgate.planning.pools.build import Build
+from headgate.planning.pools.builds import Builds
+
+
+@final
+class Provisioner:
+    """Says what arrivals need more of, and how many instances are wanted in elastic pools."""
+
+    def __init__(
+        self,
+        view: View,
+        builds: Builds,
+        admission: AdmissionControl,
+        queues: TaskQueues,
+        placement: Placement,
+    ) -> None:
+        self._view = view
+        self._builds = builds
+        self._admission = admission
+        self._queues = queues
+        self._placement = placement
+        self._autoscaler = NodeAutoscaler(
+            view.app, builds.faas_targets(), shares_nodes=view.gateways == 1
+        )
+        self.rents = self._autoscaler.is_needed
+        self.plan_every_ns = SECOND_NS if self.rents else 0
+        self._has_faas = any(build is not None for build in builds.faas)
+
+    def to_wake(self, request: Request) -> tuple[Build, Node] | None:
+        """The build to start next, on a rented node, for a request that can wait for it.
+
+        It is of a function that nothing runs now. Where gateways share pools, only plans rent.
+        """
+        if self._view.gateways > 1:
+            return None
+        for task in request.tasks:
+            if self._autoscaler.can_wait(task.function.id):
+                build = self._builds.to_wake(task.function.id)
+                node = None if build is None else self._placement.rentable_node(build)
+                if build is not None and node is not None:
+                    return build, node
+        return None
+
+    def on_arrival(self, request: Request, *, was_admitted: bool) -> list[Build]:
+        """Count a request in the forecast; the builds that requests like it need more of.
+
+        Those are the calls that it can pay for, and where it was refused whatever takes time to
+        start: of others, tasks that wait start what they need.
+        """
+        if self.rents:
+            self._forecast(request, was_admitted=was_admitted)
+        needed: list[Build] = []
+        if request.deadline_ns >= NEVER_NS or (was_admitted and not self._has_faas):
+            return needed
+        for task in request.tasks:
+            for build in self._admission.budgets.affordable(task):
+                if build.warm_pool is not None or (not was_admitted and build.cold_start_ns > 0):
+                    needed.append(build)
+        return needed
+
+    def _forecast(self, request: Request, *, was_admitted: bool) -> None:
+        late = self._admission.late_stage
+        stages = None if was_admitted else () if late is None else (late,)
+        now_ns, gateways = self._view.now_ns, self._view.gateways
+        self._autoscaler.on_arrival(now_ns, request.pipeline, request.items, gateways, stages)
+
+    def targets(self) -> tuple[Target, ...]:
+        """The instances that are wanted in elastic pools now, with what promises need."""
+        without_place, waiting = self._builds.without_place(), self._queues.needing_nodes()
+        now_ns, gateways = self._view.now_ns, self._view.gateways
+        targets = self._autoscaler.targets(now_ns, without_place, waiting, gateways)
+        return tuple(self._builds.as_promised(target) for target in targets)
+
+    def standing_orders(self) -> list[tuple[int, Target]]:
+        """What is pre-warmed where gateways share pools: at least so many instances of a target.
+
+        The first instance of every function comes before the second of any.
+        """
+        if self._view.gateways == 1:
+            return []
+        targets = self.targets()
+        most = max((target.count for target in targets), default=0)
+        return [(nth, each) for nth in range(1, 1 + most) for each in targets if nth <= each.count]
