@@ -9,9 +9,10 @@ the bandwidth of the receiving one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from decimal import ROUND_CEILING, Context
+from math import inf
 from operator import attrgetter
 from typing import Final
 
@@ -88,6 +89,52 @@ def conflict(frontier: PipelineFrontier, slo: Slo, noun: str = "plan") -> Config
     if not frontier.is_exact:
         problem += ", as far as the frontier of so wide a pipeline is known"
     return ConfigError(problem, value=f"{latency} and {cost}", allowed=", or ".join(pairs))
+
+
+def unreachable_together(
+    app: App, pipeline: Pipeline, factors: Sequence[float], unmeasured: Collection[str]
+) -> ConfigError | None:
+    """Return the error of objectives that are within reach each alone, and not both; None: none.
+
+    Whatever is not known counts in favour of the objectives: `factors` are by function the least
+    that its times may be of its profile, variants in `unmeasured` and stages that run only
+    sometimes take no time and cost nothing, and data moves at once.
+    """
+    slo = pipeline.slo
+    if slo.latency_ns == NEVER_NS or slo.cost_usd == inf:
+        return None
+    candidates = [
+        [StageConfig(time_ns=0, cost=0)]
+        if stage.only_if_unsure
+        else _least_candidates(app, stage.function, factors[stage.function.id], unmeasured)
+        for stage in pipeline.stages
+    ]
+    try:
+        frontier = PipelineFrontier(pipeline_graph(pipeline), candidates)
+    except ConfigError:  # times or costs beyond a machine word: no plan can be told
+        return None
+    whole, limit = frontier.whole, _cost_limit(slo.cost_usd, len(candidates))
+    if whole.fastest_ns > slo.latency_ns or whole.fastest_within(limit) is None:
+        return None
+    # What is not exact may miss a placement that is within both.
+    return conflict(frontier, slo, "placement") if frontier.is_exact else None
+
+
+def _least_candidates(
+    app: App, function: Function, factor: float, unmeasured: Collection[str]
+) -> list[StageConfig]:
+    """The candidates of a function at the least that they can take and cost."""
+    candidates: list[StageConfig] = []
+    for variant in function.variants:
+        if variant.name in unmeasured:
+            return [StageConfig(time_ns=0, cost=0)]
+        for pool in (app.pools[pool_id] for pool_id in variant.pool_ids):
+            for times in variant.shapes:
+                for items, exec_ns in enumerate(times.exec_ns, start=1):
+                    run_ns = int(exec_ns * factor)
+                    usd = pool.batch_usd(times.shape, run_ns) / items
+                    candidates.append(StageConfig(run_ns + 2 * pool.network_ns, cost_units(usd)))
+    return candidates
 
 
 def _cost_limit(usd: float, stages: int) -> float:
