@@ -101,6 +101,7 @@ def sentences(
     """Return the plan in a few sentences, the recommendation first."""
     return [
         *_recommendation(plan),
+        _formulas(plan.mix),
         *_load(plan),
         *_threshold(plan, measured),
         *_size(plan),
@@ -161,6 +162,24 @@ def _recommendation(plan: CapacityPlan) -> Iterator[str]:
         alternatives.append(f"{only.instances} x {name} without functions {_alternative(only)}")
     if alternatives:
         yield f"Per 1,000 requests, {'; '.join(alternatives)}."
+
+
+def _formulas(mix: Mix) -> str:
+    """Say what the prediction assumes and a simulation of the same plan does not.
+
+    The assumptions are those of `planning.capacity.mix`. What is late by formula is mostly what
+    the spread of times and the cold starts of a ramp-up make late, and a simulation has fewer of
+    both: the plan has medians for execution times, and warm functions go on while others start.
+    """
+    if mix.faas is None:
+        assumed, other = "a request that finds all instances full is late", "lets requests wait"
+    else:
+        assumed = "no request waits, each call of a ramp-up is cold"
+        other = "lets requests wait, reuses warm functions"
+    return (
+        f"Expected by formulas: {assumed}, and times spread as measured. A simulation {other} and "
+        "runs at the medians, unless `simulation.service_times` gives a spread."
+    )
 
 
 def _shortage(plan: CapacityPlan) -> str:

@@ -55,6 +55,7 @@ def test_the_plan_is_explained(app: str) -> None:
     for text in (
         "Take ",
         "per 1,000 requests",
+        "Expected by formulas: no request waits, each call of a ramp-up is cold, and times",
         "requests/s on average",
         "at once take",
         "More than 6656 MiB does not pay for a function",
@@ -81,6 +82,12 @@ def test_the_plan_as_json(app: str) -> None:
     assert mix["function_memory_mib"] == 6656
     assert mix["usd_per_1k"] <= found["functions_alone"]["usd_per_1k"]
     assert {fact["confidence"] for fact in found["prices"]} >= {"read", "assumed"}
+
+
+def test_what_the_prediction_assumes_without_functions(app: str) -> None:
+    line = planned(app, "--no-functions")["explanation"][1]
+    assert line.startswith("Expected by formulas: a request that finds all instances full is late,")
+    assert line.count("function") == 0
 
 
 def test_the_load_of_the_command_line(app: str) -> None:
