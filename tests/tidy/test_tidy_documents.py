@@ -335,3 +335,16 @@ def test_the_glossary_names_modules_that_exist() -> None:
     assert not [path for _, _, path in rows if not (PACKAGE / path).is_file()]
     terms = [term for term, _, _ in rows]
     assert len(terms) == len(set(terms)), "a term is explained twice"
+
+
+def test_documents_name_files_that_exist() -> None:
+    """Where a module has moved, documents follow; the changelog keeps the names of its time."""
+    roots = (ROOT, PACKAGE, ROOT / "tests")
+    lost = [
+        f"{document.relative_to(ROOT)}: {name}"
+        for document in DOCUMENTS
+        if document.name != "CHANGELOG.md"
+        for name in re.findall(r"`((?:\w+/)+\w+\.py)`", document.read_text(encoding="utf-8"))
+        if not any((root / name).is_file() for root in roots)
+    ]
+    assert not lost

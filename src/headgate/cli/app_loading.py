@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -20,12 +20,13 @@ from headgate.cli.options import writing
 from headgate.config import AppConfig, from_spec, load, make_config
 from headgate.config.build import variant_spec
 from headgate.config.loader import without_defaults
-from headgate.config.options import unreachable_objectives
+from headgate.config.options import least_factor, slo_key, unreachable_objectives
 from headgate.core.errors import ConfigError, unknown_name_error
 from headgate.core.model import App
 from headgate.core.policy import Capabilities, PolicyConfig, PolicyKind
 from headgate.core.units import format_duration
 from headgate.functions.source_modules import search_first
+from headgate.planning.frontier.candidates import unreachable_together
 from headgate.policies import find_policy, policies_for, policy_names, requirements
 
 
@@ -93,8 +94,19 @@ def with_admission(config: AppConfig, where: str, admission: str | None) -> AppC
 
 def warn_of_unreachable_objectives(config: AppConfig, where: str) -> None:
     """Warn on stderr of objectives that no placement can meet; the user may have reasons."""
-    for error in unreachable_objectives(config, where):
+    for error in objective_errors(config, where):
         click.echo(f"headgate: warning: {error}", err=True)
+
+
+def objective_errors(config: AppConfig, where: str) -> Iterator[ConfigError]:
+    """Yield an error for each objective that no placement can meet, then for each such pair."""
+    yield from unreachable_objectives(config, where)
+    app = config.app
+    factors = [least_factor(config, function) for function in app.functions]
+    for pipeline in app.pipelines:
+        error = unreachable_together(app, pipeline, factors, config.unmeasured)
+        if error is not None:
+            yield error.located(where, slo_key(config, pipeline))
 
 
 def check_support(app: App, name: str, kind: PolicyKind, where: str) -> None:

@@ -24,7 +24,12 @@ from headgate.core.model import (
 )
 from headgate.core.units import format_duration, format_size
 from headgate.metrics.format import about, format_value, ms, per_second, percent, significant, usd
-from headgate.planning.capacity.latency_model import Characterisation, profile_of
+from headgate.planning.capacity.latency_model import (
+    POINTS_MIN,
+    Characterisation,
+    Point,
+    profile_of,
+)
 from headgate.planning.capacity.mix import FaasChoice, Mix, best_of_type, break_even_rate, evaluate
 from headgate.planning.capacity.plan import INSTANCES_MAX, CapacityPlan, Infeasible, faas_choice
 from headgate.planning.capacity.sizing import (
@@ -33,6 +38,8 @@ from headgate.planning.capacity.sizing import (
     faas_sizes,
     instance_capacity,
 )
+
+_ROWS_NAMED: Final = 5  # of a profile: more would hide the plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +101,7 @@ def sentences(
     """Return the plan in a few sentences, the recommendation first."""
     return [
         *_recommendation(plan),
+        _formulas(plan.mix),
         *_load(plan),
         *_threshold(plan, measured),
         *_size(plan),
@@ -102,6 +110,25 @@ def sentences(
         *_current(now),
         *_sources(plan, measured, prices),
     ]
+
+
+def left_out(measured: Characterisation, noisy: Sequence[Point]) -> list[str]:
+    """Say which rows of a profile are noise and were not planned with; nothing if none are."""
+    if not noisy:
+        return []
+    rows = [
+        f"{p.cores:g} {'core' if p.cores == 1 else 'cores'}, {p.concurrency} at once, "
+        f"batch {p.batch} (p50 {ms(p.p50_ms)}, {ms(p.p50_low_ms or 0)} to {ms(p.p50_high_ms or 0)})"
+        for p in noisy[:_ROWS_NAMED]
+    ]
+    if len(noisy) > len(rows):
+        rows.append(f"and {len(noisy) - len(rows)} more")
+    kept = len(measured.points)
+    text = f"Left out {len(noisy)} of {kept + len(noisy)} rows of the profile, whose intervals are "
+    text += f"wider than their medians: {'; '.join(rows)}."
+    if kept < POINTS_MIN:
+        text += f" That leaves {kept}, too few to fit a surface: measure again on a quiet machine."
+    return [text]
 
 
 def infeasible_text(infeasible: Infeasible, slo_ms: float, quantile: float) -> str:
@@ -135,6 +162,24 @@ def _recommendation(plan: CapacityPlan) -> Iterator[str]:
         alternatives.append(f"{only.instances} x {name} without functions {_alternative(only)}")
     if alternatives:
         yield f"Per 1,000 requests, {'; '.join(alternatives)}."
+
+
+def _formulas(mix: Mix) -> str:
+    """Say what the prediction assumes and a simulation of the same plan does not.
+
+    The assumptions are those of `planning.capacity.mix`. What is late by formula is mostly what
+    the spread of times and the cold starts of a ramp-up make late, and a simulation has fewer of
+    both: the plan has medians for execution times, and warm functions go on while others start.
+    """
+    if mix.faas is None:
+        assumed, other = "a request that finds all instances full is late", "lets requests wait"
+    else:
+        assumed = "no request waits, each call of a ramp-up is cold"
+        other = "lets requests wait, reuses warm functions"
+    return (
+        f"Expected by formulas: {assumed}, and times spread as measured. A simulation {other} and "
+        "runs at the medians, unless `simulation.service_times` gives a spread."
+    )
 
 
 def _shortage(plan: CapacityPlan) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import wraps
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,7 +29,7 @@ from headgate.metrics.report.style import (
     style_axes,
 )
 from headgate.metrics.table import Column, ReportTable, format_column
-from headgate.planning.frontier.candidates import pipeline_frontier
+from headgate.planning.frontier.candidates import conflict, pipeline_frontier
 from headgate.planning.frontier.configs import COST_UNITS_PER_USD, StageConfig
 from headgate.planning.frontier.pipeline import PipelineFrontier, PipelinePlan
 
@@ -108,6 +109,18 @@ class PlannedPipeline:
         return self.pipeline.slo.latency_ns / MILLISECOND_NS
 
     @property
+    def slo_usd(self) -> float | None:
+        """The cost objective, in USD per million requests; None if there is none."""
+        limit = self.pipeline.slo.cost_usd
+        return limit * _MILLION if limit < inf else None
+
+    @property
+    def aim(self) -> str:
+        """The objectives of the plan."""
+        limit = self.slo_usd
+        return ms(self.slo_ms) + (f" and {usd(limit)} per million" if limit is not None else "")
+
+    @property
     def points(self) -> list[tuple[float, float]]:
         """Time in ms and cost in USD per million requests of each point."""
         whole = self.frontier.whole
@@ -155,18 +168,26 @@ def plan_pipeline(
     batch_max: int | None = None,
     is_cold: bool = False,
 ) -> PlannedPipeline:
-    """Return the plan of a pipeline. Raises `ConfigError` if none is within its objective."""
-    key = f"pipelines.{pipeline.name}"
+    """Return the plan of a pipeline. Raises `ConfigError` if none is within its objectives.
+
+    A cost objective is the most that one request may cost, so with one, stages that run only
+    sometimes count in full: that is what admission does with them.
+    """
+    key, slo = f"pipelines.{pipeline.name}", pipeline.slo
+    has_limit = slo.cost_usd < inf
     try:
-        frontier = pipeline_frontier(app, pipeline, is_cold=is_cold)
+        frontier = pipeline_frontier(app, pipeline, is_cold=is_cold, counts_every_stage=has_limit)
         if batch_max is not None:
             frontier = frontier.capped(batch_max)
     except ConfigError as error:
         raise error.located(where, key) from None
     try:
-        plan = frontier.plan(pipeline.slo.latency_ns)
+        plan = frontier.plan(slo.latency_ns)
     except ConfigError as error:
         raise error.located(where, f"{key}.slo") from None
+    problem = conflict(frontier, slo) if has_limit else None
+    if problem is not None:
+        raise problem.located(where, f"{key}.slo")
     stages = tuple(
         _stage_plan(app, pipeline, frontier, plan, index) for index in range(len(pipeline.stages))
     )
@@ -209,8 +230,9 @@ def _usd_per_million(cost: int) -> float:
 
 
 def _show(where: str, planned: PlannedPipeline) -> None:
-    slo = planned.pipeline.slo
-    aim = f"{ms(planned.slo_ms)} at {percent(slo.quantile)}"
+    quantile, limit = planned.pipeline.slo.quantile, planned.slo_usd
+    aim = f"{ms(planned.slo_ms)} at {percent(quantile)}"
+    aim += f" and {usd(limit)} per million" if limit is not None else ""
     show(Text(f"{where}: {planned.pipeline.name} within {aim}\n", "bold"))
     show(stage_table(planned))
     if len(planned.frontier.whole) > 1:
@@ -249,7 +271,7 @@ def sentences(planned: PlannedPipeline) -> list[str]:
     points = planned.points
     index = points.index((time_ms, cost))
     lines = [
-        f"The cheapest plan within {ms(planned.slo_ms)}: a request takes {ms(time_ms)} and costs "
+        f"The cheapest plan within {planned.aim}: a request takes {ms(time_ms)} and costs "
         f"{usd(cost)} per million."
     ]
     if len(points) == 1:
@@ -268,6 +290,8 @@ def sentences(planned: PlannedPipeline) -> list[str]:
     lines.append("Times are those of the profile, with each batch alone on its node.")
     if max(stage.config.batch for stage in planned.stages) > 1:
         lines.append("Costs count on full batches (--batch-max 1: on none).")
+    if planned.slo_usd is not None and any(s.only_if_unsure for s in planned.pipeline.stages):
+        lines.append("Costs are those of a request that needs every stage, as its objective is.")
     if not planned.frontier.is_exact:
         lines.append(
             "The pipeline is too wide for the exact frontier: a cheaper plan may exist "
@@ -367,6 +391,7 @@ def plan_json(planned: PlannedPipeline) -> dict[str, object]:
     return {
         "pipeline": planned.pipeline.name,
         "slo_ms": planned.slo_ms,
+        "slo_usd_per_million": planned.slo_usd,
         "time_ms": time_ms,
         "usd_per_million": cost,
         "is_exact": planned.frontier.is_exact,

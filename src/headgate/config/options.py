@@ -3,7 +3,8 @@
 The core's records (functions, pools, pipelines, clients, limits) are made in `build`. Here is what
 the core does not know: the policy and its settings, the workload and the ground truth of
 simulations, how the application is served, and what each client may do; and the check for
-objectives, of latency and of cost, that no placement can meet.
+objectives, of latency and of cost, that no placement can meet. Whether one placement can meet both
+is a question for the frontier of the pipeline, which `headgate.planning` has.
 """
 
 from __future__ import annotations
@@ -216,7 +217,7 @@ def _check_cv(reader: Located[ServiceTimesSpec]) -> None:
 
 
 def unreachable_objectives(config: AppConfig, where: str) -> list[ConfigError]:
-    """Return an error for each objective that no placement can meet.
+    """Return an error for each objective that no placement can meet, whatever the other one is.
 
     A request takes at least as long as its critical path: each stage a batch of one on the fastest
     variant, plus the network delay both ways, on an idle and warm system. It costs at least what
@@ -239,6 +240,23 @@ def unreachable_objectives(config: AppConfig, where: str) -> list[ConfigError]:
         if pipeline.slo.cost_usd < least_usd * (1 - _ROUNDING):
             errors.append(_cost_error(config, pipeline, places, where))
     return errors
+
+
+def least_factor(config: AppConfig, function: Function) -> float:
+    """Return the least that the times of a function may be of its profile, at most 1."""
+    simulation = config.simulation
+    factor = simulation.scale[function.id]
+    if simulation.observed:
+        factor *= min(min(factors) for _, factors in simulation.observed[function.id])
+    return min(1.0, factor)
+
+
+def slo_key(config: AppConfig, pipeline: Pipeline) -> str:
+    """Return the key of the section that has the objective of a pipeline."""
+    sections = config.spec["pipelines"]
+    section = sections.get(pipeline.name) if isinstance(sections, dict) else None
+    has_own = isinstance(section, dict) and section.get("slo") is not None
+    return f"pipelines.{pipeline.name}.slo" if has_own else "slo"
 
 
 def _shortest_ns(config: AppConfig, function: Function) -> int:
@@ -288,7 +306,7 @@ def _latency_error(
     return ConfigError(
         f"is below the critical path of pipeline {pipeline.name}, {total}: {steps}",
         where=where,
-        key=f"{_slo_key(config, pipeline)}.latency",
+        key=f"{slo_key(config, pipeline)}.latency",
         value=format_duration(pipeline.slo.latency_ns),
         allowed=f"{total} or longer",
     )
@@ -302,15 +320,7 @@ def _cost_error(
     return ConfigError(
         f"is below the cheapest placement of pipeline {pipeline.name}, {total}: {steps}",
         where=where,
-        key=f"{_slo_key(config, pipeline)}.cost",
+        key=f"{slo_key(config, pipeline)}.cost",
         value=f"${pipeline.slo.cost_usd * 1e6:.6g}/1M",
         allowed=f"{total} or more",
     )
-
-
-def _slo_key(config: AppConfig, pipeline: Pipeline) -> str:
-    """Return the key of the section that has the objective of a pipeline."""
-    sections = config.spec["pipelines"]
-    section = sections.get(pipeline.name) if isinstance(sections, dict) else None
-    has_own = isinstance(section, dict) and section.get("slo") is not None
-    return f"pipelines.{pipeline.name}.slo" if has_own else "slo"

@@ -4,7 +4,7 @@
 [own] are ours, where the thesis leaves one open.
 
 *Before the first request* every pipeline gets its placements of functions on pools, as far as no
-other is both faster and cheaper (`planning.dag_placements`). *At every request*:
+other is both faster and cheaper (`planning.rivals.dag_placements`). *At every request*:
 
 - It joins a promised batch that has not begun, if no objective of its members breaks. Under
   overload everything is promised until just before its deadline, and nothing can be joined:

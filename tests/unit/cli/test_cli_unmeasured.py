@@ -109,3 +109,18 @@ def test_simulate_warns_of_an_unreachable_objective(tmp_path: Path) -> None:
     assert ended.err == f"headgate: warning: {app}: {PROBLEM}"
     assert ended.json["slo_attainment"] == 0.0
     assert headgate("compare", app, "--policies", "headgate").err == ended.err
+
+
+def test_objectives_that_cannot_be_met_together_are_reported_the_same_way(tmp_path: Path) -> None:
+    """12 ms cost $12/1M, and 14 ms with two to a batch of the second stage $9.5/1M."""
+    text = IMPOSSIBLE.replace("b: {exec_time: 7ms}", "b: {exec_time: [7ms, 9ms]}")
+    text = text.replace("latency: 10ms", "latency: 13ms, cost: $10/1M")
+    app = write(tmp_path / "app.yaml", text.replace("dedicated", "dedicated, price: $3.60/h"))
+    problem = (
+        f"{app}: slo: '13ms and $10/1M': no placement meets both "
+        "(allowed: 13ms with $12/1M, or $10/1M with 14ms)\n"
+    )
+    ended = headgate("check", app)
+    assert (ended.code, ended.out, ended.err) == (2, "", f"headgate: error: {problem}")
+    ended = headgate("simulate", app, "--json")
+    assert (ended.code, ended.err) == (0, f"headgate: warning: {problem}")

@@ -55,6 +55,7 @@ def test_the_plan_is_explained(app: str) -> None:
     for text in (
         "Take ",
         "per 1,000 requests",
+        "Expected by formulas: no request waits, each call of a ramp-up is cold, and times",
         "requests/s on average",
         "at once take",
         "More than 6656 MiB does not pay for a function",
@@ -81,6 +82,12 @@ def test_the_plan_as_json(app: str) -> None:
     assert mix["function_memory_mib"] == 6656
     assert mix["usd_per_1k"] <= found["functions_alone"]["usd_per_1k"]
     assert {fact["confidence"] for fact in found["prices"]} >= {"read", "assumed"}
+
+
+def test_what_the_prediction_assumes_without_functions(app: str) -> None:
+    line = planned(app, "--no-functions")["explanation"][1]
+    assert line.startswith("Expected by formulas: a request that finds all instances full is late,")
+    assert line.count("function") == 0
 
 
 def test_the_load_of_the_command_line(app: str) -> None:
@@ -258,3 +265,57 @@ def test_a_price_list_is_not_overwritten(app: str, tmp_path: Path) -> None:
     found = planned(app, "--prices", prices, "--no-functions", "--write", out)
     assert found["mix"]["instances"] > 0
     assert headgate("check", out, "--json").json["spec"]["pools"]["n"]["memory"] == "unlimited"
+
+
+def with_noise(app: str, concurrencies: set[int], low: float, high: float) -> None:
+    """Give the rows at these concurrencies intervals that are wide, around any old median."""
+    path = Path(app).with_suffix(".profile.json")
+    measured = Characterisation.from_json(json.loads(path.read_text(encoding="utf-8")))
+    points = tuple(
+        replace(
+            p, p50_ms=1.0, mean_ms=1.0, p95_ms=1.0, p99_ms=1.0, p50_low_ms=low, p50_high_ms=high
+        )
+        if p.concurrency in concurrencies
+        else p
+        for p in measured.points
+    )
+    path.write_text(json.dumps(replace(measured, points=points).to_json()), encoding="utf-8")
+
+
+def test_rows_that_are_noise_are_not_planned_with(app: str) -> None:
+    """Rows of 1 ms at every number of cores would let any machine hold more requests."""
+    arguments = ("--instance", "ml.c5.2xlarge")
+    before = planned(app, *arguments)
+    with_noise(app, {6, 7, 8}, low=0.4, high=1.5)
+    after = planned(app, *arguments)
+    assert after["instances"][0]["threshold"] == before["instances"][0]["threshold"] == 5
+    assert after["explanation"][:-1] == before["explanation"]
+    (line,) = (each for each in headgate("plan", app).out.split("\n- ") if "Left out" in each)
+    assert " ".join(line.split()).startswith(
+        "Left out 15 of 100 rows of the profile, whose intervals are wider than their medians: "
+        "1 core, 6 at once, batch 1 (p50 1 ms, 400 µs to 1.5 ms); 1 core, 7 at once, batch 1"
+    )
+    assert "and 10 more." in line
+
+
+def test_rows_with_an_interval_that_says_something_are_planned_with(app: str) -> None:
+    with_noise(app, {6, 7, 8}, low=0.6, high=1.5)
+    found = planned(app, "--instance", "ml.c5.2xlarge")
+    assert not any("Left out" in line for line in found["explanation"])
+    assert found["instances"][0]["threshold"] > 5
+
+
+def test_a_profile_that_is_nearly_all_noise(app: str) -> None:
+    path = Path(app).with_suffix(".profile.json")
+    measured = Characterisation.from_json(json.loads(path.read_text(encoding="utf-8")))
+    few = replace(measured, points=tuple(p for p in measured.points if p.cores == 8)[:4])
+    path.write_text(json.dumps(few.to_json()), encoding="utf-8")
+    with_noise(app, {3, 4}, low=0.1, high=9.0)
+    assert planned(app)["explanation"][-1].endswith(
+        "That leaves 2, too few to fit a surface: measure again on a quiet machine."
+    )
+    with_noise(app, {1, 2}, low=0.1, high=9.0)
+    ended = headgate("plan", app)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith(f"headgate: error: {path}: is all noise: no row of batch 1 has")
+    assert len(ended.err.splitlines()) == 1

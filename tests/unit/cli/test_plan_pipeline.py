@@ -122,6 +122,64 @@ def test_the_figure(app: str, tmp_path: Path) -> None:
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
+def with_cost(tmp_path: Path, latency: str, cost: str, text: str = APP) -> str:
+    slo = f"slo: {{latency: {latency}, cost: {cost}}}"
+    return write(tmp_path / "cost.yaml", text.replace("slo: {latency: 30ms}", slo))
+
+
+def test_a_cost_objective_that_the_plan_is_within_is_named(tmp_path: Path) -> None:
+    app = with_cost(tmp_path, "30ms", "$2.1/1M")
+    plan = planned(app)
+    assert plan["usd_per_million"] <= plan["slo_usd_per_million"] == pytest.approx(2.1)
+    ended = headgate("plan", app)
+    assert "cost.yaml: images within 30 ms at 99 % and $2.10 per million" in ended.out
+    assert "The cheapest plan within 30 ms and $2.10 per million: a request takes" in ended.out
+    assert planned(with_cost(tmp_path, "30ms", "unlimited"))["slo_usd_per_million"] is None
+
+
+CLOSE = APP.replace("{pools: [cpu], exec_time: 40ms", "{pools: [cpu], exec_time: 4ms")
+
+
+@pytest.mark.parametrize(
+    ("cost", "problem"),
+    [
+        ("$0.45/1M", "no plan meets both (allowed: 5ms with $0.5/1M, or $0.45/1M with 6ms)"),
+        (
+            "$0.4/1M",
+            "no plan meets both, and the cheapest costs $0.45/1M (allowed: 5ms with $0.5/1M)",
+        ),
+    ],
+)
+def test_objectives_that_no_plan_meets_together_are_one_line(
+    tmp_path: Path, cost: str, problem: str
+) -> None:
+    """A millisecond of a CPU node costs $0.1/1M.
+
+    Both stages on it take 1 + 4 ms for $0.5/1M, or 2 + 4 ms for $0.45/1M with four to a resize.
+    """
+    ended = headgate("plan", with_cost(tmp_path, "5ms", cost, CLOSE))
+    assert (ended.code, ended.out) == (2, "")
+    (line,) = ended.err.splitlines()
+    assert line.endswith(f"pipelines.images.slo: '5ms and {cost}': {problem}")
+
+
+def test_each_pair_that_the_error_names_can_be_planned(tmp_path: Path) -> None:
+    for latency, cost in (("5ms", "$0.5/1M"), ("6ms", "$0.45/1M")):
+        assert planned(with_cost(tmp_path, latency, cost, CLOSE))["stages"]
+
+
+def test_a_cost_objective_counts_every_stage_of_a_cascade(tmp_path: Path) -> None:
+    """The objective is for each request, and some need the second stage."""
+    text = APP.replace("after: [resize]}", "after: [resize], only_if_unsure: true, "
+                       "unsure_probability: 25%}")  # fmt: skip
+    expected_usd = planned(with_cost(tmp_path, "30ms", "unlimited", text))["usd_per_million"]
+    app = with_cost(tmp_path, "30ms", "$3/1M", text)
+    assert planned(app)["usd_per_million"] > 2 * expected_usd
+    assert "Costs are those of a request that needs every stage" in headgate("plan", app).out
+    ended = headgate("plan", with_cost(tmp_path, "30ms", "$1/1M", text))
+    assert (ended.code, "no plan meets both" in ended.err) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [

@@ -1,4 +1,4 @@
-"""Objectives that nothing can meet: below the critical path, or below the cheapest placement."""
+"""Objectives that nothing can meet: alone (critical path, cheapest placement), or together."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from itertools import permutations
 
 import pytest
 
+from headgate.cli.app_loading import objective_errors
 from headgate.config import from_spec
 from headgate.config.options import unreachable_objectives
 from headgate.core.errors import ConfigError
@@ -130,6 +131,76 @@ def test_a_batch_pays_for_its_part_of_a_node() -> None:
     assert problems("1s", pools=pools, slo={"cost": "$1/1M"}, **sections) == []
     (problem,) = problems("1s", pools=pools, slo={"cost": "$0.9/1M"}, **sections)
     assert "pipeline p, $1/1M: a on gpu $1/1M" in problem
+
+
+SIDES = {
+    "cpu": {"exec_time": "100ms", "pools": ["cpu"]},
+    "gpu": {"exec_time": "10ms", "pools": ["gpu"]},
+}
+CHAIN = {"a": {"function": "f"}, "b": {"function": "f", "after": ["a"]}}
+# On the CPUs a stage is $10/1M, on the GPUs $100/1M.
+TWO_POOLS: dict[str, object] = {
+    "functions": {"f": {"variants": SIDES}},
+    "pools": {"cpu": {"tier": "dedicated", "price": "$0.36/h"}, "gpu": {"price": "$36/h"}},
+    "pipelines": {"p": {"stages": CHAIN}},
+}
+
+
+def joint_problems(latency: str, cost: str, **sections: object) -> list[str]:
+    spec = {**TWO_POOLS, "slo": {"latency": latency, "cost": cost}, **sections}
+    return [str(problem) for problem in objective_errors(from_spec(spec, "app.yaml"), "it")]
+
+
+def test_objectives_that_can_only_be_met_each_alone() -> None:
+    """One stage on a GPU takes 110 ms and costs $110/1M; two are faster, none is cheaper."""
+    assert joint_problems("50ms", "$115/1M") == [
+        "it: slo: '50ms and $115/1M': no placement meets both "
+        "(allowed: 50ms with $200/1M, or $115/1M with 110ms)"
+    ]
+    for latency, cost in (
+        ("50ms", "$200/1M"),
+        ("110ms", "$115/1M"),
+        ("110ms", "$110/1M"),
+        ("200ms", "$20/1M"),
+        ("never", "$20/1M"),
+        ("20ms", "unlimited"),
+    ):
+        assert joint_problems(latency, cost) == [], (latency, cost)
+
+
+def test_what_is_wrong_alone_is_not_reported_again_as_a_pair() -> None:
+    for latency, cost, key in (("19ms", "$20/1M", "slo.latency"), ("20ms", "$19/1M", "slo.cost")):
+        (problem,) = joint_problems(latency, cost)
+        assert problem.startswith(f"it: {key}: "), problem
+
+
+def test_a_pair_is_named_by_the_key_of_its_pipeline() -> None:
+    pipelines = {"p": {"stages": CHAIN, "slo": {"latency": "50ms", "cost": "$20/1M"}}}
+    (problem,) = joint_problems("1s", "$1/1k", pipelines=pipelines)
+    assert problem.startswith("it: pipelines.p.slo: '50ms and $20/1M': no placement")
+
+
+def test_what_is_not_known_counts_in_favour_of_a_pair() -> None:
+    once = {"a": CHAIN["a"], "b": {**CHAIN["b"], "only_if_unsure": True}}
+    assert joint_problems("10ms", "$100/1M", pipelines={"p": {"stages": once}}) == []
+    (problem,) = joint_problems("10ms", "$99/1M", pipelines={"p": {"stages": once}})
+    assert "10ms with $100/1M, or $99/1M with 100ms" in problem
+    unknown = {**SIDES, "gpu": {"model": "a.onnx", "pools": ["gpu"]}}
+    assert joint_problems("1ms", "$1/1M", functions={"f": {"variants": unknown}}) == []
+    faster = {"service_times": {"scale": {"f": 0.25}}}
+    assert joint_problems("50ms", "$5/1M", simulation=faster) == []
+
+
+def test_batches_count_in_pairs_with_their_own_time() -> None:
+    """Two to a batch are cheaper and slower: $7.5/1M in 15 ms, or $10/1M in 10 ms."""
+    sections = {
+        "functions": {"f": {"exec_time": ["10ms", "15ms"]}},
+        "pools": {"gpu": {"price": "$3.60/h"}},
+        "pipelines": {"p": {"function": "f"}},
+    }
+    (problem,) = joint_problems("14ms", "$9/1M", **sections)
+    assert "14ms with $10/1M, or $9/1M with 15ms" in problem
+    assert joint_problems("15ms", "$9/1M", **sections) == []
 
 
 def test_a_cost_that_is_negative_is_refused() -> None:

@@ -8,12 +8,11 @@ from typing import Final
 import click
 from rich.text import Text
 
-from headgate.cli.app_loading import check_support, known_policy, load_app
+from headgate.cli.app_loading import check_support, known_policy, load_app, objective_errors
 from headgate.cli.options import WorkloadOptions, app_argument, json_option, traces_option
 from headgate.cli.output import show, show_json
 from headgate.cli.workload import choose_workload
 from headgate.config import AppConfig, make_config
-from headgate.config.options import unreachable_objectives
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import (
     COMPUTE_NAMES,
@@ -41,7 +40,7 @@ def command(app: str, traces: Path | None, as_json: bool) -> None:
     """Load APP, and print what it declares or what is wrong with it.
 
     A latency objective below the critical path of its pipeline is wrong, and so is a cost objective
-    below its cheapest placement: nothing can meet them.
+    below its cheapest placement, or a pair that no placement meets together: nothing can meet them.
     """
     config = load_app(app)
     kind = known_policy(config.policy.name, app, "policy")
@@ -50,7 +49,7 @@ def command(app: str, traces: Path | None, as_json: bool) -> None:
         check_support(config.app, config.policy.name, kind, app)
     if config.workload.streams:  # for 1 ns: only whether the processes can be parsed matters
         choose_workload(config, app, WorkloadOptions(duration_ns=1, traces=traces), seed=0)
-    for error in unreachable_objectives(config, app):
+    for error in objective_errors(config, app):
         raise error
     if as_json:
         content = {

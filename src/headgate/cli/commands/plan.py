@@ -28,6 +28,7 @@ from headgate.cli.plan_output import (
     Spec,
     current_setup,
     infeasible_text,
+    left_out,
     planned_spec,
     sentences,
     with_workload,
@@ -42,7 +43,7 @@ from headgate.core.model import App, FaasOffering, Function, Pipeline
 from headgate.core.units import format_duration, format_size, parse_size
 from headgate.metrics.format import format_cell, ms, percent, significant
 from headgate.metrics.table import Column, Fields, ReportTable, field_columns, format_column
-from headgate.planning.capacity.latency_model import Characterisation
+from headgate.planning.capacity.latency_model import Characterisation, Point
 from headgate.planning.capacity.mix import (
     Ints,
     LoadProfile,
@@ -151,7 +152,7 @@ def command(
         return plan_pipelines(known, app, pipeline_options, as_json=as_json)
     _refuse(_PIPELINE_OPTIONS, "needs --pipeline NAME")
     profile_path = _find_profile(profile, app)
-    measured = read_profile(profile_path)
+    measured, noisy = _without_noise(read_profile(profile_path), profile_path)
     function, planned = _planned_function(config.app, measured, str(profile_path), app)
     price_list = read_prices(prices)
     offers = price_list.instances_named(instances, "--instance")
@@ -173,7 +174,7 @@ def command(
         problem = infeasible_text(plan, slo_ms, planned.slo.quantile)
         raise ConfigError(problem, where=app, key=f"pipelines.{planned.name}.slo")
     now = current_setup(config.app, function, measured, plan)
-    explanation = sentences(plan, measured, now, price_list)
+    explanation = [*sentences(plan, measured, now, price_list), *left_out(measured, noisy)]
     if write is not None:
         inputs = [Path(app), profile_path, *map(Path, prices)]
         check_not_read(write, "--write", [*inputs, *trace_files(config, workload_options)])
@@ -268,6 +269,21 @@ def _find_profile(given: str | None, app: str) -> Path:
         allowed = f"--profile FILE, as headgate profile {app} writes it"
         raise ConfigError("there is no profile", where=str(beside), allowed=allowed)
     return path
+
+
+def _without_noise(
+    profile: Characterisation, path: Path
+) -> tuple[Characterisation, tuple[Point, ...]]:
+    """Return the profile without the rows that are noise, and those rows.
+
+    Raises `ConfigError` if there is nothing left to plan with: plans are made of single items.
+    """
+    noisy = tuple(point for point in profile.points if point.is_noise)
+    if noisy and all(point.is_noise or point.batch > 1 for point in profile.points):
+        problem = "is all noise: no row of batch 1 has an interval narrower than its median"
+        allowed = "a profile that was measured where nothing else runs, or with a longer --budget"
+        raise ConfigError(problem, where=str(path), allowed=allowed)
+    return profile.without(noisy), noisy
 
 
 def _planned_function(

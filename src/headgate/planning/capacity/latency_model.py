@@ -16,7 +16,7 @@ count. Below one core all times are in proportion. The residuals at the points a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -35,6 +35,7 @@ Floats: TypeAlias = NDArray[np.float64]
 
 FORMS: Final = ("shared", "calls", "crowded")  # simpler forms first: they win a tie
 FOLDS: Final = 10
+POINTS_MIN: Final = 3  # the terms of the simplest form: fewer points do not determine it
 _TERMS_WITHOUT_CROWD: Final = 5  # terms before those of a crowd
 _DISTANCE_POWER: Final = 4  # how fast a point loses its say with distance
 
@@ -222,6 +223,23 @@ class Point:
         if self.concurrency < 1 or self.batch < 1:
             raise ValueError("concurrency and batch must be at least 1")
 
+    @property
+    def is_noise(self) -> bool:
+        """Whether the interval of the median is wider than the median itself.
+
+        Its ends are then a factor of three apart or more. Times grow about in proportion to the
+        concurrency, so such a point fits its own concurrency no better than three times as much:
+        it says nothing about how many requests fit an objective. A point without an interval is
+        believed.
+
+        >>> quiet = Point(1, 1, 1, 11.0, 10.0, 20.0, 30.0, 50, p50_low_ms=9.0, p50_high_ms=12.0)
+        >>> quiet.is_noise, replace(quiet, p50_low_ms=4.0, p50_high_ms=15.0).is_noise
+        (False, True)
+        """
+        if self.p50_low_ms is None or self.p50_high_ms is None:
+            return False
+        return not self.p50_high_ms - self.p50_low_ms <= self.p50_ms  # also true for NaN
+
     def time_ms(self, quantile: float) -> float:
         """Return a quantile of the times, log-normal between and beyond the measured quantiles.
 
@@ -303,6 +321,11 @@ class Characterisation:
                 self.surface, self._samples(quantile)
             )
         return interpolation.time_ms(cores, concurrency, batch)
+
+    def without(self, points: Collection[Point]) -> Characterisation:
+        """Return the characterisation without some of its points; at least one must stay."""
+        kept = tuple(point for point in self.points if point not in points)
+        return replace(self, points=kept) if points else self
 
     def to_json(self) -> dict[str, object]:
         """Return the content of a profile file."""

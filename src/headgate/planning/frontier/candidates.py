@@ -9,37 +9,147 @@ the bandwidth of the receiving one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from decimal import ROUND_CEILING, Context
+from math import inf
 from operator import attrgetter
 from typing import Final
 
 from headgate.core.clock import NEVER_NS, SECOND_NS
 from headgate.core.errors import ConfigError
-from headgate.core.model import App, Compute, Function, Pipeline, Pool, Shape, Variant
-from headgate.planning.frontier.configs import StageConfig, check_configs, cost_units
+from headgate.core.model import App, Compute, Function, Pipeline, Pool, Shape, Slo, Variant
+from headgate.core.units import format_duration
+from headgate.planning.frontier.configs import (
+    COST_UNITS_PER_USD,
+    StageConfig,
+    check_configs,
+    cost_units,
+)
 from headgate.planning.frontier.graph import StageGraph
 from headgate.planning.frontier.pipeline import Edge, PipelineFrontier, PipelinePlan
 
+_ROUNDING: Final = 1e-9  # relative: prices are floats, and so is a cost objective
+_UNITS_PER_USD_PER_MILLION: Final = COST_UNITS_PER_USD // 10**6
+_SIX_DIGITS_UP: Final = Context(prec=6, rounding=ROUND_CEILING)
 # Of an objective: the time that plans give to running batches. The rest is for waiting.
 _RUNNING_SHARE: Final = 0.9
 
 
 def pipeline_frontier(
-    app: App, pipeline: Pipeline, *, tolerance: float = 0.0, is_cold: bool = False
+    app: App,
+    pipeline: Pipeline,
+    *,
+    tolerance: float = 0.0,
+    is_cold: bool = False,
+    counts_every_stage: bool = False,
 ) -> PipelineFrontier:
     """Return the frontier of a pipeline. Every candidate starts first if `is_cold`.
 
-    `build` of a configuration is the id of its variant, `place` that of its pool. Raises
-    `ConfigError` if a stage fits no pool.
+    Costs are expected ones, or those of a request that needs every stage of a cascade if
+    `counts_every_stage`. `build` of a configuration is the id of its variant, `place` that of its
+    pool. Raises `ConfigError` if a stage fits no pool.
     """
     return PipelineFrontier(
         pipeline_graph(pipeline),
         [list(stage_candidates(app, stage.function, is_cold=is_cold)) for stage in pipeline.stages],
         edges=list(_edges(app, pipeline)),
-        visits=visits(pipeline),
+        visits=() if counts_every_stage else visits(pipeline),
         tolerance=tolerance,
     )
+
+
+def conflict(frontier: PipelineFrontier, slo: Slo, noun: str = "plan") -> ConfigError | None:
+    """Return the error of objectives that no point meets together; None if one does.
+
+    Points ascend in time and descend in cost, so the cheapest one within the latency is the only
+    one to look at. The error names the least cost within the latency, and the least latency within
+    the cost. The latency alone must be within reach. `noun` is what a point stands for.
+
+    >>> fast = StageConfig(20_000_000, cost_units(50e-6))
+    >>> slow = StageConfig(90_000_000, cost_units(5e-6))
+    >>> pipeline = PipelineFrontier(StageGraph([[]]), [[fast, slow]])
+    >>> str(conflict(pipeline, Slo(30_000_000, cost_usd=10e-6)))
+    "'30ms and $10/1M': no plan meets both (allowed: 30ms with $50/1M, or $10/1M with 90ms)"
+    """
+    whole = frontier.whole
+    index = whole.cheapest_within(slo.latency_ns)
+    assert index is not None
+    limit = _cost_limit(slo.cost_usd, len(frontier.graph))
+    if whole.costs[index] <= limit:
+        return None
+    latency, cost = format_duration(slo.latency_ns), f"${slo.cost_usd * 1e6:.6g}/1M"
+    problem = f"no {noun} meets both"
+    pairs = [f"{latency} with {_usd_text(whole.costs[index])}"]
+    within = whole.fastest_within(limit)
+    if within is None:
+        problem += f", and the cheapest costs {_usd_text(whole.costs[-1])}"
+    else:
+        pairs.append(f"{cost} with {format_duration(whole.times_ns[within])}")
+    if not frontier.is_exact:
+        problem += ", as far as the frontier of so wide a pipeline is known"
+    return ConfigError(problem, value=f"{latency} and {cost}", allowed=", or ".join(pairs))
+
+
+def unreachable_together(
+    app: App, pipeline: Pipeline, factors: Sequence[float], unmeasured: Collection[str]
+) -> ConfigError | None:
+    """Return the error of objectives that are within reach each alone, and not both; None: none.
+
+    Whatever is not known counts in favour of the objectives: `factors` are by function the least
+    that its times may be of its profile, variants in `unmeasured` and stages that run only
+    sometimes take no time and cost nothing, and data moves at once.
+    """
+    slo = pipeline.slo
+    if slo.latency_ns == NEVER_NS or slo.cost_usd == inf:
+        return None
+    candidates = [
+        [StageConfig(time_ns=0, cost=0)]
+        if stage.only_if_unsure
+        else _least_candidates(app, stage.function, factors[stage.function.id], unmeasured)
+        for stage in pipeline.stages
+    ]
+    try:
+        frontier = PipelineFrontier(pipeline_graph(pipeline), candidates)
+    except ConfigError:  # times or costs beyond a machine word: no plan can be told
+        return None
+    whole, limit = frontier.whole, _cost_limit(slo.cost_usd, len(candidates))
+    if whole.fastest_ns > slo.latency_ns or whole.fastest_within(limit) is None:
+        return None
+    # What is not exact may miss a placement that is within both.
+    return conflict(frontier, slo, "placement") if frontier.is_exact else None
+
+
+def _least_candidates(
+    app: App, function: Function, factor: float, unmeasured: Collection[str]
+) -> list[StageConfig]:
+    """The candidates of a function at the least that they can take and cost."""
+    candidates: list[StageConfig] = []
+    for variant in function.variants:
+        if variant.name in unmeasured:
+            return [StageConfig(time_ns=0, cost=0)]
+        for pool in (app.pools[pool_id] for pool_id in variant.pool_ids):
+            for times in variant.shapes:
+                for items, exec_ns in enumerate(times.exec_ns, start=1):
+                    run_ns = int(exec_ns * factor)
+                    usd = pool.batch_usd(times.shape, run_ns) / items
+                    candidates.append(StageConfig(run_ns + 2 * pool.network_ns, cost_units(usd)))
+    return candidates
+
+
+def _cost_limit(usd: float, stages: int) -> float:
+    """An objective in units of cost. Those of stages are whole, each rounded by up to a half."""
+    return usd * COST_UNITS_PER_USD * (1.0 + _ROUNDING) + stages
+
+
+def _usd_text(cost: int) -> str:
+    """Return a cost as an objective that it is within: rounded up.
+
+    >>> _usd_text(5_333_333_333)
+    '$5.33334/1M'
+    """
+    per_million = _SIX_DIGITS_UP.divide(cost, _UNITS_PER_USD_PER_MILLION)
+    return f"${_SIX_DIGITS_UP.normalize(per_million):f}/1M"
 
 
 def pipeline_graph(pipeline: Pipeline) -> StageGraph:

@@ -22,9 +22,10 @@ time costs at most 1 + e times the optimum, and no time is ever understated.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from fractions import Fraction
+from operator import neg
 from typing import Final, final
 
 import numpy as np
@@ -91,6 +92,15 @@ class Frontier:
         """
         index = bisect_right(self.times_ns, budget_ns) - 1
         return None if index < 0 else index
+
+    def fastest_within(self, cost: float) -> int | None:
+        """Return the index of the fastest point within a cost; None if none is. O(log points).
+
+        >>> leaf(0, [StageConfig(5, 30), StageConfig(9, 10)]).fastest_within(29)
+        1
+        """
+        index = bisect_left(self.costs, -cost, key=neg)
+        return None if index == len(self) else index
 
     def configs_at(self, index: int) -> dict[int, StageConfig]:
         """Return the configuration of each stage at a point."""
