@@ -26,15 +26,24 @@ def with_key(misbehaving: Path, more: str = "") -> Path:
     return misbehaving
 
 
-def replayed(directory: Path, log: str) -> dict[str, Any]:
+def replay(directory: Path, *arguments: str) -> Any:
     done = subprocess.run(
-        [sys.executable, "-m", "headgate", "replay", log, "--json"],
+        [sys.executable, "-m", "headgate", "replay", *arguments, "--json"],
         cwd=directory,
         capture_output=True,
         text=True,
         check=True,
     )
-    found: dict[str, Any] = json.loads(done.stdout)
+    return json.loads(done.stdout)
+
+
+def replayed(directory: Path, log: str) -> dict[str, Any]:
+    found: dict[str, Any] = replay(directory, log)
+    return found
+
+
+def traced(directory: Path, log: str, request: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = replay(directory, log, "--request", request)
     return found
 
 
@@ -113,8 +122,40 @@ def test_event_log_has_no_inputs_or_outputs(misbehaving: Path) -> None:
         assert until(lambda: "of all numbers" in served.errors())  # written behind the answer
     log = (misbehaving / "run.log").read_text()
     assert log.count('"Settle"') == 2
-    for private in ("31337.25", "62674.5", "of all numbers", "my-own-1"):
+    for private in ("31337.25", "62674.5", "of all numbers"):
         assert private not in log
+
+
+def test_the_id_of_an_answer_finds_its_request_in_the_event_log(misbehaving: Path) -> None:
+    """Assigned by the gateway, or given by the client in a header or in the body; no access log."""
+    with Served(misbehaving, "--log", "run.log") as served:
+        connection = served.connect()
+        cases = [
+            ("plain", {}, {}, 200),
+            ("plain", {"X-Request-Id": "my-own-1"}, {}, 200),
+            ("plain", {}, {"id": "seven"}, 200),
+            ("raises", {}, {}, 500),
+        ]
+        ids = []
+        for model, headers, more, status in cases:
+            tensor = {"name": "x", "datatype": "FP32", "shape": [1], "data": [666.0]}
+            content = json.dumps({"inputs": [tensor], **more})
+            connection.request("POST", f"/v2/models/{model}/infer", content, headers)
+            answer = connection.getresponse()
+            body = json.loads(answer.read())
+            assert answer.status == status
+            ids.append(str(answer.headers["X-Request-Id"]))
+            assert body.get("id", ids[-1]) == body.get("request_id", ids[-1]) == ids[-1]
+        connection.close()
+    assert ids[1:3] == ["my-own-1", "seven"]
+    assert len(set(ids)) == len(ids)
+    for number, id in enumerate(ids):
+        trace = traced(misbehaving, "run.log", id)
+        assert trace == traced(misbehaving, "run.log", str(number))
+        arrived, settled = trace[0]["event"], trace[-1]["actions"][-1]
+        assert (arrived[0], arrived[1], arrived[-1]) == ("RequestArrived", number, id)
+        assert settled[:2] == ["Settle", number]
+    assert replayed(misbehaving, "run.log")["is_identical"]
 
 
 def test_rotated_log_is_replayed(misbehaving: Path) -> None:

@@ -14,8 +14,8 @@ come from the constructors' signatures, because those are all that an interprete
 build have in common: native classes have neither `__slots__` nor annotations. Where there are
 annotations, values are checked against them; a compiled constructor checks its own arguments.
 A `Settle` is written with the fields of its `Settlement`, one by one. Those with a default, and the
-`shape_id`, the `nth` and the `cost_usd` of other things, may be missing at the end: a log that is
-older than a field can still be read.
+`shape_id`, the `nth`, the `cost_usd` and the `client_request_id` of other things, may be missing at
+the end: a log that is older than a field can still be read.
 
 In the header, `index` is the number of the Scheduler among all that there ever were, and `peers`
 how many gateways there were when it was made. Of the ids in a log, `ids.owner` tells the Scheduler.
@@ -73,7 +73,7 @@ def to_wire(thing: Event | Action) -> Wire:
 def _short_wire(thing: Event | Action) -> Wire:
     """The same without the last fields that may be missing, as far as they say nothing.
 
-    Most requests are not rejected, and have no cost objective of their own.
+    Most requests are not rejected, and simulated ones have no client that knows them by an id.
 
     >>> from headgate.core.states import MET
     >>> _short_wire(Settle(7, MET))
@@ -220,7 +220,7 @@ _MAY_MISS: Final[Mapping[str, int]] = {
     "Dispatch": 1,
     "InstanceAppeared": 1,
     "NodeJoined": 1,
-    "RequestArrived": 1,
+    "RequestArrived": 2,
     "StartInstance": 2,
 }
 # Fields, with the name, that are always written: those of the first version of the log.

@@ -51,10 +51,15 @@ class Event:
 
 @final
 class RequestArrived(Event):
-    """A client requested a pipeline. The request ids of one Scheduler only increase."""
+    """A client requested a pipeline. The request ids of one Scheduler only increase.
+
+    `client_request_id` is the id that the client finds in its answer. It stands in the log, so that
+    the request can be found there, and nothing decides by it: no record of the state has it.
+    """
 
     __slots__ = (
         "client",
+        "client_request_id",
         "cost_usd",
         "deadline_ns",
         "is_hard",
@@ -77,6 +82,7 @@ class RequestArrived(Event):
         is_hard: bool = False,
         payload_bytes: int = 0,
         cost_usd: float = 0.0,
+        client_request_id: str = "",
     ) -> None:
         self.request_id = request_id
         self.pipeline = pipeline
@@ -88,6 +94,7 @@ class RequestArrived(Event):
         # Upper bound on the payload of a FaaS call that carries the inputs; 0: unknown.
         self.payload_bytes = payload_bytes
         self.cost_usd = cost_usd  # the most that it may cost; 0: the pipeline's SLO says
+        self.client_request_id = client_request_id  # bounded by the gateway; empty: simulated
 
 
 @final

@@ -2,12 +2,18 @@
 
 The log has no table that maps events to requests. A task id contains its request id, and an event
 that ends an action names the action, which is enough to follow the chain from cause to effect.
+
+A request is found by its number, or by the id in the answer to its client. Such ids are not unique:
+a client sends a request again under the same id, and may give one id to all of its requests, or one
+that is also a number. So every request that is meant is traced, up to a limit.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from typing import final
+from dataclasses import dataclass
+from typing import Final, final
 
 from headgate.core.actions import Action, Dispatch, LoadWeights, StartInstance
 from headgate.core.event_log import LogEntry
@@ -16,31 +22,53 @@ from headgate.core.events import (
     InstanceStarted,
     InstanceStopped,
     NodeLost,
+    RequestArrived,
     TimerKey,
     WeightsLoaded,
 )
 from headgate.core.records import STAGES_MAX
 
+TRACED_MAX: Final = 10  # requests of one id that are traced: a client may give all the same
 
-def request_trace(entries: Iterable[LogEntry], request_id: int) -> list[LogEntry]:
-    """Return the entries of a log that concern one request, with only the actions that do.
+# As the log writes numbers: 007 can only be an id.
+_NUMBER: Final = re.compile("0|[1-9][0-9]{0,18}")
+
+
+@dataclass(frozen=True)
+class RequestTrace:
+    """The entries that concern the requests that were asked for, and how many were left out."""
+
+    entries: list[LogEntry]
+    left_out: int
+
+
+def request_trace(entries: Iterable[LogEntry], request: str) -> RequestTrace:
+    """Return the entries of a log that concern a request, with only the actions that do.
+
+    `request` is its number in the log, or the id in the answer to its client. All requests that it
+    names are traced, of those with the same id the first `TRACED_MAX`.
 
     These are its arrival, its dispatches, the ends of their batches, the starts and loads that the
     batches waited for, the loss of their instance or node, the request's timers, and its settling.
     The event of an entry may concern other requests: then it caused actions that concern this one.
     """
-    tracer = _RequestTracer(request_id)
+    tracer = _RequestTracer(request)
     for entry in entries:
         tracer.read(entry)
-    return tracer.entries()
+    return RequestTrace(tracer.entries(), tracer.left_out)
 
 
 @final
 class _RequestTracer:
-    """Follows one request through a log, in one pass."""
+    """Follows the requests that are meant through a log, in one pass."""
 
-    def __init__(self, request_id: int) -> None:
-        self._request_id = request_id
+    def __init__(self, request: str) -> None:
+        self.left_out = 0
+        self._client_request_id = request
+        self._named = 0  # requests whose clients know them by this id
+        self._request_ids: set[int] = set()
+        if _NUMBER.fullmatch(request):
+            self._request_ids.add(int(request))
         self._batch_ids: set[int] = set()  # every batch with a task of the request
         self._in_flight: dict[int, Dispatch] = {}  # those batches that have not ended
         self._awaited: set[int] = set()  # instances that those batches wait for
@@ -52,6 +80,8 @@ class _RequestTracer:
     def read(self, entry: LogEntry) -> None:
         """Keep what concerns the request, and remember what may turn out to concern it."""
         event = entry.event
+        if isinstance(event, RequestArrived) and event.client_request_id:
+            self._find(event)
         if self._concerns(event):
             self._keep(entry)
         if isinstance(event, InstanceStarted | InstanceStopped | WeightsLoaded):
@@ -70,11 +100,21 @@ class _RequestTracer:
             for _, (entry, kept) in sorted(self._kept.items())
         ]
 
+    def _find(self, event: RequestArrived) -> None:
+        """Follow the request from here on if its client knows it by the id that was asked for."""
+        if event.client_request_id != self._client_request_id:
+            return
+        self._named += 1
+        if self._named <= TRACED_MAX:
+            self._request_ids.add(event.request_id)
+        elif event.request_id not in self._request_ids:
+            self.left_out += 1
+
     def _read_action(self, entry: LogEntry, place: int, action: Action) -> None:
         if isinstance(action, StartInstance | LoadWeights):
             self._preparing[action.instance_id] = (entry, place)
         elif isinstance(action, Dispatch):
-            if any(task_id // STAGES_MAX == self._request_id for task_id in action.task_ids):
+            if any(task_id // STAGES_MAX in self._request_ids for task_id in action.task_ids):
                 self._keep(entry, place)
                 self._follow(action)
         elif self._concerns(action):
@@ -101,9 +141,10 @@ class _RequestTracer:
             return any(
                 thing.instance_id == dispatch.instance_id for dispatch in self._in_flight.values()
             )
+        key: TimerKey | None = getattr(thing, "key", None)
         return (
-            getattr(thing, "request_id", None) == self._request_id
-            or getattr(thing, "key", None) == ("deadline", self._request_id)
+            getattr(thing, "request_id", None) in self._request_ids
+            or (key is not None and key[0] == "deadline" and key[1] in self._request_ids)
             or getattr(thing, "instance_id", None) in self._awaited
             or _batch_of(thing) in self._batch_ids
         )

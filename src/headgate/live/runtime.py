@@ -273,6 +273,7 @@ class Runtime:
                 call.is_hard,
                 body_bytes([call.inputs]) if self._has_platforms else 0,
                 call.cost_usd,
+                call.client_request_id.decode("latin-1"),
             )
         )
 

@@ -12,6 +12,7 @@ from cli_rig import EXAMPLES, KAAS, headgate
 from headgate.cli.app_loading import load_app, select_policy
 from headgate.cli.simulation import logging_to
 from headgate.core.event_log import read_log
+from headgate.core.request_trace import TRACED_MAX
 from headgate.live.event_log import EventLog, Rotation
 from headgate.policies import find_policy, policy_names
 
@@ -145,7 +146,41 @@ def test_the_trace_of_a_request(log: Path) -> None:
 def test_a_request_that_is_not_in_the_log(log: Path) -> None:
     ended = headgate("replay", log, "--request", 123_456)
     assert (ended.code, ended.out) == (2, "")
-    assert ended.err == f"headgate: error: {log}: --request: 123456: no such request\n"
+    assert ended.err == f"headgate: error: {log}: --request: '123456': no such request\n"
+
+
+def with_ids(log: Path, *ids: str) -> None:
+    """Give the first requests of a simulated log the ids of clients, as a gateway does."""
+    left, lines = list(ids), log.read_text().splitlines()
+    for number, line in enumerate(lines[1:], start=1):
+        entry = json.loads(line)
+        if left and entry[2][0] == "RequestArrived":
+            entry[2] += [0.0, left.pop(0)]
+            lines[number] = json.dumps(entry, separators=(",", ":"))
+    log.write_text("\n".join(lines) + "\n")
+
+
+def test_the_trace_by_the_id_of_the_answer(log: Path) -> None:
+    """The id changes no decision, and finds what the number finds."""
+    with_ids(log, "c0ffee-1", "c0ffee-2")
+    assert headgate("replay", log, "--json").json["is_identical"]
+    output = headgate("replay", log, "--request", "c0ffee-2").out
+    assert "request 1 (id c0ffee-2) arrived: " in output
+    assert output == headgate("replay", log, "--request", 1).out
+    ended = headgate("replay", log, "--request", "c0ffee-3")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err == f"headgate: error: {log}: --request: 'c0ffee-3': no such request\n"
+
+
+def test_an_id_of_many_requests(log: Path) -> None:
+    """The first ones are traced, and a line says that there are others."""
+    with_ids(log, *["same"] * (TRACED_MAX + 2))
+    ended = headgate("replay", log, "--request", "same")
+    assert (ended.code, ended.out.count("(id same) arrived")) == (0, TRACED_MAX)
+    note = "2 more requests have the id 'same': name one of them by its number in the log"
+    assert ended.err == f"headgate: warning: {log}: {note}\n"
+    ended = headgate("replay", log, "--request", TRACED_MAX, "--json")
+    assert (ended.json[0]["event"][1], ended.err) == (TRACED_MAX, "")
 
 
 # --- logs that were rotated ----------------------------------------------------------------------

@@ -231,7 +231,7 @@ def test_a_replay_ends_at_the_first_difference(entries: list[LogEntry]) -> None:
     assert result.first_difference is not None
     assert (result.first_difference.seq, result.first_difference.got) == (1, [])
     assert str(result.first_difference).startswith(
-        "event 1 at 5 ns, ['RequestArrived', 0, 0, 0, 1, 0, 0, False, 0, 0.0]: expected [['Start"
+        "event 1 at 5 ns, ['RequestArrived', 0, 0, 0, 1, 0, 0, False, 0, 0.0, '']: expected [['S"
     )
 
 

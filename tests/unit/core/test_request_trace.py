@@ -16,17 +16,17 @@ from headgate.core.events import (
     WeightsLoaded,
 )
 from headgate.core.model import Limits, Pool, Slo, Stage
-from headgate.core.request_trace import request_trace
+from headgate.core.request_trace import TRACED_MAX, request_trace
 
 from .rig import Rig
 from .sample_apps import Scripted, make_app, make_function
 
 
-def actions(rig: Rig, request_id: int) -> list[tuple[str, ...]]:
+def actions(rig: Rig, request: int | str) -> list[tuple[str, ...]]:
     """The names of each event and of its actions."""
     return [
         (type(entry.event).__name__, *(type(action).__name__ for action in entry.actions))
-        for entry in request_trace(rig.entries, request_id)
+        for entry in request_trace(rig.entries, str(request)).entries
     ]
 
 
@@ -153,3 +153,44 @@ def test_every_stage_is_part_of_the_trace_even_in_shared_batches(make_rig: type[
             ("RequestAnnounced", "StartInstance", "Dispatch"),
             ("BatchFinished", "Settle"),
         ]
+
+
+def arrivals(rig: Rig, request: str) -> list[int]:
+    """The numbers of the requests that are traced."""
+    return [
+        entry.event.request_id
+        for entry in request_trace(rig.entries, request).entries
+        if isinstance(entry.event, RequestArrived)
+    ]
+
+
+def test_the_id_of_the_answer_finds_what_the_number_finds(make_rig: type[Rig]) -> None:
+    rig = make_rig(make_app(), nodes=1)
+    rig.at(0, RequestArrived(0, 0, client_request_id="c0ffee-1"))
+    rig.at(0, RequestArrived(1, 0, client_request_id="c0ffee-2"))
+    rig.at(1, InstanceStarted(0, 0))
+    rig.at(11, BatchFinished(0))
+    rig.at(21, BatchFinished(1))
+    assert arrivals(rig, "c0ffee-2") == [1]
+    assert actions(rig, "c0ffee-2") == actions(rig, 1)
+    assert actions(rig, "c0ffee-1") == actions(rig, 0)
+    for unknown in ("c0ffee", "C0FFEE-1", "", "01", "-1", "9" * 5_000):
+        assert actions(rig, unknown) == []
+
+
+def test_every_request_that_an_id_may_mean_is_traced(make_rig: type[Rig]) -> None:
+    """Requests 1 and 3 are one that was sent again, under an id that is a number, too: 2."""
+    rig = make_rig(make_app(), nodes=1)
+    for number, id in enumerate(("a", "2", "b", "2")):
+        rig.at(0, RequestArrived(number, 0, client_request_id=id))
+    assert arrivals(rig, "2") == [1, 2, 3]
+    assert arrivals(rig, "b") == [2]
+
+
+def test_one_id_for_everything_is_traced_up_to_a_limit(make_rig: type[Rig]) -> None:
+    rig = make_rig(make_app(), nodes=1)
+    for number in range(TRACED_MAX + 3):
+        rig.at(0, RequestArrived(number, 0, client_request_id="same"))
+    assert arrivals(rig, "same") == list(range(TRACED_MAX))
+    assert request_trace(rig.entries, "same").left_out == 3
+    assert request_trace(rig.entries, "3").left_out == 0

@@ -12,7 +12,7 @@ from headgate.core import actions, events
 from headgate.core import event_log as wire_module
 from headgate.core.actions import Action, Dispatch, Settle
 from headgate.core.errors import ConfigError
-from headgate.core.event_log import from_wire, to_wire
+from headgate.core.event_log import LogHeader, LogWriter, from_wire, to_wire
 from headgate.core.events import BatchRefused, Event, RequestArrived
 from headgate.core.states import Outcome, Settlement
 
@@ -43,7 +43,7 @@ def made_up(cls: type) -> list[object]:
             wire.append([100, place])
         elif name in ("is_hard", "is_in_use", "is_provisioned", "node_died"):
             wire.append(True)
-        elif name in ("error", "hook", "name", "short_of", "stage") or (
+        elif name in ("client_request_id", "error", "hook", "name", "short_of", "stage") or (
             name == "reason" and cls is not BatchRefused
         ):
             wire.append(f"text {place}")
@@ -94,6 +94,26 @@ def test_a_settle_may_be_older_than_the_last_fields_of_a_settlement() -> None:
     assert settle.settlement == Settlement(Outcome.REJECTED, "full")
     with pytest.raises(ConfigError, match="too few"):
         from_wire(["Settle", 3])
+
+
+def test_an_arrival_may_be_older_than_its_last_fields() -> None:
+    arrived = from_wire(["RequestArrived", 3, 0, 0, 1, 0, 0, False, 0])
+    assert isinstance(arrived, RequestArrived)
+    assert (arrived.cost_usd, arrived.client_request_id) == (0.0, "")
+    with pytest.raises(ConfigError, match="too few"):
+        from_wire(["RequestArrived", 3, 0, 0, 1, 0, 0, False])
+
+
+def test_an_arrival_without_an_id_is_written_as_before_there_were_ids() -> None:
+    """A simulated log does not grow by a field that only clients fill."""
+    lines: list[object] = []
+    writer = LogWriter(lines.append, LogHeader({}, "fifo", {}, 0))
+    writer.write(0, 5, RequestArrived(3, 0), [])
+    writer.write(1, 5, RequestArrived(4, 0, client_request_id="c0ffee-1"), [])
+    assert lines[1:] == [
+        [0, 5, ["RequestArrived", 3, 0, 0, 1, 0, 0, False, 0], []],
+        [1, 5, ["RequestArrived", 4, 0, 0, 1, 0, 0, False, 0, 0.0, "c0ffee-1"], []],
+    ]
 
 
 @pytest.mark.skipif(IS_COMPILED, reason="native constructors check, less strictly")
@@ -176,9 +196,17 @@ def test_the_vocabulary_is_everything_in_both_modules_and_no_name_is_used_twice(
 
 def test_fields_stand_in_the_order_of_the_constructor() -> None:
     arrived = RequestArrived(
-        7, 1, client=2, items=3, priority=4, deadline_ns=5, payload_bytes=6, cost_usd=0.5
+        7,
+        1,
+        client=2,
+        items=3,
+        priority=4,
+        deadline_ns=5,
+        payload_bytes=6,
+        cost_usd=0.5,
+        client_request_id="c0ffee-1",
     )
-    assert to_wire(arrived) == ["RequestArrived", 7, 1, 2, 3, 4, 5, False, 6, 0.5]
+    assert to_wire(arrived) == ["RequestArrived", 7, 1, 2, 3, 4, 5, False, 6, 0.5, "c0ffee-1"]
 
 
 def test_a_request_may_be_older_than_cost_objectives() -> None:

@@ -63,13 +63,12 @@ from headgate.core.states import OUTCOME_NAMES, Settlement
 @click.argument("log", type=click.Path(path_type=Path))
 @json_option
 @click.option(
-    "request_id",
     "--request",
-    type=int,
     metavar="ID",
-    help="Print the trace of one request: its events and the actions they led to.",
+    help="Print the trace of one request: its events and the actions they led to. ID is the one in "
+    "its answer (X-Request-Id), or its number in the log.",
 )
-def command(log: Path, as_json: bool, request_id: int | None) -> int:
+def command(log: Path, as_json: bool, request: str | None) -> int:
     """Feed the events of LOG to a fresh Scheduler and compare every action.
 
     Exits with 1 at the first difference. Logs come from headgate simulate --log and headgate serve
@@ -79,12 +78,13 @@ def command(log: Path, as_json: bool, request_id: int | None) -> int:
     \b
     headgate replay run.log
     headgate replay run.log --request 17
+    headgate replay run.log --request 3f8a5c01b2d4-11
     """
     header, entries = read_log(log)
     with closing(entries):
         config = from_spec(header.app, f"{log}:1: app")
-        if request_id is not None:
-            _show_trace(log, config, entries, request_id, as_json)
+        if request is not None:
+            _show_trace(log, config, entries, request, as_json)
             return 0
         if entries.missing:
             problem = (
@@ -173,13 +173,17 @@ def _show_end(entries: LogReader) -> None:
 
 
 def _show_trace(
-    log: Path, config: AppConfig, entries: LogReader, request_id: int, as_json: bool
+    log: Path, config: AppConfig, entries: LogReader, request: str, as_json: bool
 ) -> None:
     formatter = EventFormatter(config.app)
     with Progress(f"reading {log.name}"):
-        trace = request_trace(formatter.learn_names(entries), request_id)
-    if not trace:
-        raise ConfigError("no such request", where=str(log), key="--request", value=request_id)
+        trace = request_trace(formatter.learn_names(entries), request)
+    if not trace.entries:
+        raise ConfigError("no such request", where=str(log), key="--request", value=request)
+    if trace.left_out:
+        more = f"{trace.left_out:,} more requests have the id {request!r}"
+        note = f"{more}: name one of them by its number in the log"
+        click.echo(f"headgate: warning: {log}: {note}", err=True)
     if as_json:
         show_json(
             [
@@ -189,12 +193,12 @@ def _show_trace(
                     "event": to_wire(entry.event),
                     "actions": [to_wire(action) for action in entry.actions],
                 }
-                for entry in trace
+                for entry in trace.entries
             ]
         )
     else:
         _show_end(entries)
-        show(*(Text(line) for line in formatter.format(trace)))
+        show(*(Text(line) for line in formatter.format(trace.entries)))
 
 
 class EventFormatter:
@@ -230,7 +234,8 @@ class EventFormatter:
                 pipeline = _name(self._pipelines, event.pipeline)
                 client = _name(self._clients, event.client)
                 most = f", for at most ${event.cost_usd:.6g}" if event.cost_usd else ""
-                return f"request {event.request_id} arrived: {pipeline}, from {client}{most}"
+                id = f" (id {event.client_request_id})" if event.client_request_id else ""
+                return f"request {event.request_id}{id} arrived: {pipeline}, from {client}{most}"
             case BatchFinished():
                 return f"batch {event.batch_id} finished"
             case BatchFailed():

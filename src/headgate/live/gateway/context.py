@@ -11,7 +11,7 @@ import asyncio
 import logging
 import re
 import secrets
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate
 from random import Random
@@ -34,7 +34,9 @@ _TEXT: Final = (
     "number=%(number)s in_bytes=%(in_bytes)d out_bytes=%(out_bytes)d total_ms=%(total_ms)s "
     "queue_ms=%(queue_ms)s exec_ms=%(exec_ms)s"
 )
-_REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
+# Ids of clients go to logs and to the event log, so they are short, and one line of plain text.
+_ID_BYTES_MAX: Final = 128
+_REQUEST_ID: Final = re.compile(rb"[!-~]{1,%d}" % _ID_BYTES_MAX)
 _RETRY_JITTER: Final = 0.25  # of the time after which a client may retry
 
 
@@ -116,6 +118,21 @@ class GatewayContext:
 def is_request_id(given: bytes | None) -> TypeGuard[bytes]:
     """Whether a client has given its request an id that is used."""
     return given is not None and _REQUEST_ID.fullmatch(given) is not None
+
+
+def with_body_id(assigned: bytes, headers: Mapping[bytes, bytes], given: str) -> bytes:
+    """The id of a request whose body has been read: the client's own, wherever it has put it.
+
+    The `id` in a body comes back in the response, and is what such a client knows its request by.
+    A header goes first, and what cannot be an id does not replace the assigned one.
+
+    >>> with_body_id(b"c0ffee-1", {}, "seven"), with_body_id(b"c0ffee-1", {}, "no id")
+    (b'seven', b'c0ffee-1')
+    """
+    if not given or not given.isascii() or is_request_id(headers.get(b"x-request-id")):
+        return assigned
+    id = given[: _ID_BYTES_MAX + 1].encode()  # a longer text is not copied as a whole
+    return id if is_request_id(id) else assigned
 
 
 class AccessEntry(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from hashlib import sha256
 
 import pytest
@@ -31,6 +32,31 @@ def test_a_response_is_typed_or_raw_like_its_request() -> None:
         raw = await rig.ask("ModelInfer", request)
         assert list(raw.raw_output_contents) == [b"\0\0\x80?\0\0\0@"]
         assert not raw.outputs[0].HasField("contents")
+
+    run(scenario)
+
+
+def test_the_id_of_a_response_is_the_id_of_its_call() -> None:
+    """Whether the client gives it in the metadata, in the message, or not at all."""
+
+    async def scenario(rig: Rig) -> None:
+        asked: list[tuple[str, str | None, str]] = [
+            ("", None, ""),
+            ("seven", None, "seven"),
+            ("seven", "mine", "mine"),
+            ("no id", None, ""),
+        ]
+        for in_message, in_metadata, expected in asked:
+            metadata = () if in_metadata is None else (("x-request-id", in_metadata),)
+            response = await rig.ask("ModelInfer", rig.row(id=in_message), metadata=metadata)
+            assert response.id == in_message
+            call = rig.runtime.calls[-1]
+            assert rig.trailers["x-request-id"] == call.client_request_id.decode()
+            assert call.is_id_given == (in_metadata is not None)
+            if expected:
+                assert rig.trailers["x-request-id"] == expected
+            else:
+                assert re.fullmatch(r"[0-9a-f]{12}-[0-9a-f]+", str(rig.trailers["x-request-id"]))
 
     run(scenario)
 
@@ -94,7 +120,8 @@ def test_a_late_result_is_sent_unless_the_deadline_is_hard() -> None:
     async def scenario(rig: Rig) -> None:
         rig.runtime.mode = "late"
         await rig.infer(timeout_s=None)
-        assert rig.trailers == {"headgate-outcome": "late"}
+        id = rig.runtime.calls[0].client_request_id.decode()
+        assert rig.trailers == {"x-request-id": id, "headgate-outcome": "late"}
         code, _ = await rig.refused(timeout_s=60)
         assert code is StatusCode.DEADLINE_EXCEEDED
 

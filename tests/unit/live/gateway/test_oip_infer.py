@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from gateway_rig import QUICK, Rig, body, infer, request, run, tensor
@@ -267,6 +268,40 @@ def test_a_late_response_is_200_with_an_outcome_header() -> None:
         assert (reply.status, reply.headers["x-headgate-outcome"]) == (200, "late")
         reply = await rig.infer(body(), "X-Request-Timeout-Ms: 1000")
         assert reply.status == 504
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("given", "header", "expected"),
+    [
+        ("seven", "", "seven"),
+        ("x" * 128, "", "x" * 128),
+        ("seven", "X-Request-Id: mine", "mine"),
+        ("seven", "X-Request-Id: my id", "seven"),
+        ("", "", None),
+        ("my id", "", None),
+        ("a\r\nSet-Cookie: b", "", None),
+        ("zu-spät", "", None),
+        ("x" * 129, "", None),
+    ],
+)
+def test_the_id_of_a_response_is_the_id_of_its_call(
+    given: str, header: str, expected: str | None
+) -> None:
+    """An id in the body is used as one in the header is; else the server assigns one."""
+
+    async def scenario(rig: Rig) -> None:
+        reply = await rig.infer(body(id=given), *filter(None, [header]))
+        assert reply.json.get("id", "") == given  # comes back as it was, whatever it is
+        (call,) = rig.runtime.calls
+        assert reply.headers["x-request-id"] == call.client_request_id.decode()
+        if expected is None:
+            assert re.fullmatch(r"[0-9a-f]{12}-[0-9a-f]+", reply.headers["x-request-id"])
+        else:
+            assert reply.headers["x-request-id"] == expected
+        # Only with an id in the header the client may send the request again.
+        assert call.is_id_given == (expected == "mine")
 
     run(scenario)
 

@@ -31,7 +31,7 @@ from headgate.functions.tensor import TensorSpec
 from headgate.http.interface import SHUTDOWN_MESSAGE
 from headgate.live.call import Call, FrontEndApi, model_problem, server_problem
 from headgate.live.gateway.config import GatewayConfig
-from headgate.live.gateway.context import GatewayContext, is_request_id
+from headgate.live.gateway.context import GatewayContext, is_request_id, with_body_id
 from headgate.live.gateway.errors import RequestError, memory_exhausted
 from headgate.live.gateway.grpc.admission import (
     LOOKAHEAD_BYTES,
@@ -216,8 +216,10 @@ class InferenceService:
         finally:
             rpc.pending = None
             tenant.finish()
+        trailers = [("x-request-id", rpc.request_id.decode("latin-1"))]
         if call.settlement is not None and call.settlement.outcome == Outcome.LATE:
-            rpc.context.set_trailing_metadata((("headgate-outcome", "late"),))
+            trailers.append(("headgate-outcome", "late"))
+        rpc.context.set_trailing_metadata(trailers)
         return response
 
     def _call(self, rpc: Rpc, message: bytes) -> tuple[Call, PendingCall]:
@@ -226,6 +228,7 @@ class InferenceService:
         check_open(api)  # the server may have begun to drain while the message arrived
         rest, raw = split_message(message, self._config)
         request = self._parsed("ModelInferRequest", rest)
+        rpc.request_id = with_body_id(rpc.request_id, headers, request.id)
         model = find_model(api, request.model_name, request.model_version)
         names = [output.name for output in request.outputs]
         check_outputs(model, names)

@@ -23,6 +23,7 @@ from headgate.live.gateway.codec.text import (
     read_text,
 )
 from headgate.live.gateway.config import GatewayConfig
+from headgate.live.gateway.context import with_body_id
 from headgate.live.gateway.errors import RequestError
 from headgate.live.gateway.http.request import HttpRequest, Rule
 from headgate.live.gateway.http.responses import ResponseBody, ResponseFormat, json_headers
@@ -165,6 +166,7 @@ def submit(
     outputs: list[str],
 ) -> None:
     """Submit the call of a request; `rest` follows its text. Raises `RequestError`."""
+    request.request_id = with_body_id(request.request_id, request.headers, parsed.request.id)
     if outputs:
         check_outputs(model, outputs)
     inputs = read_tensors(parsed, request.context.config, rest)
