@@ -137,7 +137,10 @@ SIDES = {
     "cpu": {"exec_time": "100ms", "pools": ["cpu"]},
     "gpu": {"exec_time": "10ms", "pools": ["gpu"]},
 }
-CHAIN = {"a": {"function": "f"}, "b": {"function": "f", "after": ["a"]}}
+CHAIN: dict[str, dict[str, object]] = {
+    "a": {"function": "f"},
+    "b": {"function": "f", "after": ["a"]},
+}
 # On the CPUs a stage is $10/1M, on the GPUs $100/1M.
 TWO_POOLS: dict[str, object] = {
     "functions": {"f": {"variants": SIDES}},
