@@ -42,6 +42,8 @@ SMALL = Body(((16, 5, 2), (32, 3, 2)), 2, 11)
 LARGE = Body(((32, 5, 2), (64, 3, 1), (128, 3, 2)), 1, 12)
 EDGES = Body(((32, 3, 2), (64, 3, 2), (64, 3, 1)), 1, 13)
 SHAPES = Body(((32, 7, 2), (64, 5, 1)), 2, 14)
+TEXTURE = Body(((32, 5, 2), (64, 3, 1), (64, 3, 1)), 2, 15)
+VOTES = ("by_edges", "by_shapes", "by_texture")
 
 
 def main() -> None:
@@ -62,6 +64,7 @@ def main() -> None:
     _whole("large", LARGE, pixels, labels, "probabilities")
     _whole("edges", EDGES, pixels, labels, "by_edges", has_label=False)
     _whole("shapes", SHAPES, pixels, labels, "by_shapes", has_label=False)
+    _whole("texture", TEXTURE, pixels, labels, "by_texture", has_label=False)
     write("vote", *_vote())
     evaluate(test, test_labels)
 
@@ -71,11 +74,14 @@ def evaluate(pixels: Floats, labels: Labels) -> None:
     features = run("features", {"pixels": pixels})["features"]
     small = run("small", {"pixels": pixels})
     large = run("large", {"pixels": pixels})["label"]
-    votes = {**run("edges", {"pixels": pixels}), **run("shapes", {"pixels": pixels})}
+    votes: dict[str, NDArray[np.generic]] = {}
+    for name in ("edges", "shapes", "texture"):
+        votes |= run(name, {"pixels": pixels})
     found = {
         "series": run("classify", {"features": features})["label"],
         "edges alone": votes["by_edges"].argmax(1),
         "shapes alone": votes["by_shapes"].argmax(1),
+        "texture alone": votes["by_texture"].argmax(1),
         "ensemble": run("vote", votes)["label"],
         "small alone": small["label"],
         "large alone": large,
@@ -187,10 +193,10 @@ def _vote() -> tuple[
     list[onnx.ValueInfoProto],
 ]:
     nodes = [
-        helper.make_node("Mean", ["by_edges", "by_shapes"], ["probabilities"]),
+        helper.make_node("Mean", list(VOTES), ["probabilities"]),
         helper.make_node("ArgMax", ["probabilities"], ["label"], axis=1, keepdims=0),
     ]
-    given = [_floats("by_edges", len(CLASSES)), _floats("by_shapes", len(CLASSES))]
+    given = [_floats(name, len(CLASSES)) for name in VOTES]
     return nodes, {}, given, [_floats("probabilities", len(CLASSES)), _label()]
 
 

@@ -47,8 +47,8 @@ def series(pixels: Any) -> Any:
 
 
 def parallel(pixels: Any) -> Any:
-    votes = run("edges", pixels=pixels) | run("shapes", pixels=pixels)
-    return run("vote", **votes)["label"]
+    votes = [run(name, pixels=pixels) for name in ("edges", "shapes", "texture")]
+    return run("vote", **votes[0], **votes[1], **votes[2])["label"]
 
 
 def cascade(pixels: Any) -> Any:
@@ -92,6 +92,19 @@ def test_pipeline_answers_as_its_models_do(
     # The small model is sure of some, and the large one says nothing about being sure.
     ends = {"unsure" in answer for answer in answers}
     assert ends == ({True, False} if expected is cascade else {False})
+
+
+def test_the_ensemble_needs_all_three_votes(images: tuple[Any, Any]) -> None:
+    """The combination is the mean of the three, and each decides some picture."""
+    pixels = run("resize", image=images[0])["pixels"]
+    votes: dict[str, Any] = {}
+    for name in ("edges", "shapes", "texture"):
+        votes |= run(name, pixels=pixels)
+    joined = run("vote", **votes)
+    assert np.allclose(joined["probabilities"], sum(votes.values()) / 3, atol=1e-6)
+    for name in votes:
+        others = sum(vote for other, vote in votes.items() if other != name)
+        assert (others.argmax(1) != joined["label"]).any()
 
 
 @pytest.mark.slow

@@ -84,16 +84,15 @@ def placed(model: object) -> object:
 
 @serve.deployment(**DEPLOYED)
 class Ensemble:
-    """Two models look at the same picture, and their votes are joined."""
+    """Three models look at the same picture, and their votes are joined."""
 
-    def __init__(self, resize: object, edges: object, shapes: object, vote: object) -> None:
-        self.resize, self.vote = placed(resize), placed(vote)
-        self.edges, self.shapes = edges, shapes
+    def __init__(self, resize: object, vote: object, *voters: object) -> None:
+        self.resize, self.vote, self.voters = placed(resize), placed(vote), voters
 
     async def __call__(self, request: Request) -> Response:
         """Fan out and join."""
         pixels = call(self.resize, image(await request.body()))
-        votes = [call(self.edges, pixels), call(self.shapes, pixels)]
+        votes = [call(voter, pixels) for voter in self.voters]
         if isinstance(self.vote, Inline):
             votes = [await each for each in votes]
         return respond(await value(call(self.vote, *votes)))
@@ -126,10 +125,11 @@ def bind(pipeline: str, models: str, is_inline: bool) -> object:
     if pipeline == "cascade":
         small = model("small", ("pixels",), ("probabilities", "unsure"), is_cheap=True)
         return Cascade.bind(resize, small, model("large", ("pixels",), ("probabilities",)))
-    edges = model("edges", ("pixels",), ("by_edges",))
-    shapes = model("shapes", ("pixels",), ("by_shapes",))
-    vote = model("vote", ("by_edges", "by_shapes"), ("probabilities",), is_cheap=True)
-    return Ensemble.bind(resize, edges, shapes, vote)
+    names = ("edges", "shapes", "texture")
+    voters = [model(name, ("pixels",), (f"by_{name}",)) for name in names]
+    votes = tuple(f"by_{name}" for name in names)
+    vote = model("vote", votes, ("probabilities",), is_cheap=True)
+    return Ensemble.bind(resize, vote, *voters)
 
 
 if __name__ == "__main__":

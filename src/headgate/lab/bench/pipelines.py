@@ -3,7 +3,7 @@
 Servers take turns, round after round, and get the same pictures. One request at a time says what a
 server adds to a request: its latency less the time that the models themselves take, which is
 measured in this process before every round, on one thread. Of the models that run side by side, the
-slower one counts. Several connections say how much a server can do. Only ratios within a round
+slowest one counts. Several connections say how much a server can do. Only ratios within a round
 count, because machines are noisy.
 
 The cascade is sent a picture of which the small model is sure, and another of which it is not.
@@ -66,7 +66,7 @@ Steps = Sequence[Sequence[str]]  # models one after the other, or side by side
 
 # By case: the models that a request goes through.
 STEPS: Final[Mapping[str, Steps]] = {
-    ENSEMBLE: (("resize",), ("edges", "shapes"), ("vote",)),
+    ENSEMBLE: (("resize",), ("edges", "shapes", "texture"), ("vote",)),
     SURE: (("resize",), ("small",)),
     UNSURE: (("resize",), ("small",), ("large",)),
 }
