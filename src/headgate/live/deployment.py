@@ -74,10 +74,11 @@ def assign_cores(
     pools = [pool for pool in app.pools if not kinds or kinds[pool.id] == "local"]
     for pool in pools:
         if pool.faas is not None or pool.tier != Tier.DEDICATED:
-            problem = "cannot be served from here yet"
+            problem, allowed = "cannot be served from here yet", "tier: dedicated"
             if pool.tier == Tier.GPU:
                 problem = "live GPU pools are not available yet"
-            allowed = "tier: dedicated, or headgate simulate"
+                allowed = "provider: ray, tier: dedicated"
+            allowed += ", or headgate simulate"
             raise ConfigError(problem, where=where, key=f"pools.{pool.name}", allowed=allowed)
     undeclared = sum(pool.nodes for pool in pools if pool.cpu_milli >= UNLIMITED)
     declared = sum(p.nodes * _cpus(p.cpu_milli) for p in pools if p.cpu_milli < UNLIMITED)

@@ -114,7 +114,7 @@ def test_gpu_pools_are_not_served_yet() -> None:
         assign_cores(from_spec(spec, "app.yaml").app, range(2), "app.yaml")
     assert str(caught.value) == (
         "app.yaml: pools.big: live GPU pools are not available yet "
-        "(allowed: tier: dedicated, or headgate simulate)"
+        "(allowed: provider: ray, tier: dedicated, or headgate simulate)"
     )
 
 
