@@ -271,3 +271,20 @@ def test_functions_share_rented_nodes(seed: int) -> None:
     score = run_world(config, streams, 2_000.0, policy="headgate", seed=seed, truth=TRUTH)
     assert score.attainment("p") >= 0.98
     assert score.cost_usd <= 11.0  # of 20, if all were up all the time
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_class_that_is_alone_does_not_leave_less_than_a_batch_free(seed: int) -> None:
+    """Seed 400182. Bursts for one node, on which two can wait for the one that runs.
+
+    An eighth of the calendar is less than one of them, so that nobody else could use it.
+    """
+    config = declare(
+        functions={"f": {"exec_time": "400ms"}},
+        pools={"gpu": {"nodes": 1}},
+        slo={"latency": "1.5s"},
+    )
+    streams = (Stream("gamma:rate=3/s,cv=4", "f"),)
+    score = run_world(config, streams, 400.0, policy="headgate", seed=seed, truth=TRUTH)
+    assert score.goodput_per_s() >= 0.8  # 0.7 with an eighth of the calendar free
+    assert score.kept() >= 0.99
