@@ -310,3 +310,19 @@ def test_of_two_variants_in_one_pool_the_fast_one_runs(slow_first: bool) -> None
     streams = (Stream("poisson:rate=5/s", "f"),)
     score = run_world(config, streams, 20.0, policy="headgate", seed=SEEDS[0], truth=TRUTH)
     assert score.attainment("f") >= 0.99
+
+
+def test_a_class_that_is_alone_does_not_leave_less_than_a_batch_free(seed: int) -> None:
+    """Seed 400182. Bursts for one node, on which two can wait for the one that runs.
+
+    An eighth of the calendar is less than one of them, so that nobody else could use it.
+    """
+    config = declare(
+        functions={"f": {"exec_time": "400ms"}},
+        pools={"gpu": {"nodes": 1}},
+        slo={"latency": "1.5s"},
+    )
+    streams = (Stream("gamma:rate=3/s,cv=4", "f"),)
+    score = run_world(config, streams, 400.0, policy="headgate", seed=seed, truth=TRUTH)
+    assert score.goodput_per_s() >= 0.8  # 0.7 with an eighth of the calendar free
+    assert score.kept() >= 0.99

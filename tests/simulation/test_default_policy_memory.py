@@ -67,3 +67,41 @@ def test_a_function_with_another_pool_leaves_a_node_to_one_without(seed: int) ->
     for pipeline in ("first", "second"):
         assert score.kept(pipeline) >= 0.99
         assert score.attainment(pipeline) >= 0.9
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_memory_of_a_pool_is_divided_by_what_is_promised_there(seed: int) -> None:
+    """Seed 400116. Every node holds one function: the first at first, which is late on slow nodes.
+
+    The fast node is for the first. The second, which prefers it too, has to run on both slow nodes,
+    25 in a second on each; what no request prefers would be left to what was started first.
+    """
+    config = declare(
+        functions={
+            "first": _on_both(fast="10ms", slow="250ms", cold_start="20ms"),
+            "second": _on_both(fast="10ms", slow="40ms", cold_start="100ms"),
+        },
+        pools={"fast": {"nodes": 1, "memory": "4GB"}, "slow": {"nodes": 2, "memory": "4GB"}},
+        pipelines={
+            "chain": {
+                "stages": {
+                    "a": {"function": "first"},
+                    "b": {"function": "second", "after": ["a"]},
+                },
+                "slo": {"latency": "200ms"},
+            }
+        },
+    )
+    streams = (Stream("poisson:rate=40/s", "chain"),)
+    score = run_world(config, streams, 60.0, policy="headgate", seed=seed, truth=TRUTH)
+    assert score.attainment("chain") >= 0.95
+    assert score.kept() >= 0.99
+
+
+def _on_both(fast: str, slow: str, cold_start: str) -> dict[str, object]:
+    """A function that all nodes hold if they can."""
+    variants = {
+        pool: {"exec_time": time, "pools": [pool], "memory": "3GB", "cold_start": cold_start}
+        for pool, time in (("fast", fast), ("slow", slow))
+    }
+    return {"prewarm_nodes": 1000, "variants": variants}

@@ -110,6 +110,7 @@ class Feasibility:
         self._declared_ns = _declared_ns(view.app)  # by pipeline id
         self._loads: dict[int, ClassLoad] = {}  # of the request at hand, by pool
         self._works: dict[int, float] = {}  # likewise: what it offers
+        self._preferred: set[int] = set()  # likewise: the builds to which it offers that, by id
         self._priority = 0  # likewise
         self.was_share_used = False  # the last request did not fit to leave others their shares
         self.is_trial = False  # what is fitted will not be promised, and is no demand
@@ -121,6 +122,7 @@ class Feasibility:
         self.was_share_used = False
         works = self._works
         works.clear()
+        self._preferred.clear()
         window_ns = float(request.deadline_ns - view.now_ns)
         for task in request.tasks:
             builds = self._budgets.affordable(task)
@@ -129,6 +131,7 @@ class Feasibility:
                 size = build.items_within(window_ns / len(request.tasks), 0.0)
                 work_ns = build.lane_ns(size) / size * items * build.weight
                 self._builds.observe_load(build, work_ns)
+                self._preferred.add(build.id)
                 works[build.pool.id] = works.get(build.pool.id, 0.0) + work_ns
         self._loads.clear()
         isolated_ns = self._builds.isolated_ns(request)
@@ -159,6 +162,8 @@ class Feasibility:
             load = self._loads.get(promise.build.pool.id)
             if load is not None:
                 load.tokens_ns -= promise.work_ns
+            if promise.build.id not in self._preferred:
+                self._builds.observe_elsewhere(promise.build, promise.base_ns)
 
     def on_admitted_before(self) -> None:
         """A request that was admitted is at hand again: its class owes nothing more."""
@@ -430,6 +435,9 @@ class Feasibility:
             reserved_ns += _LEFT_TO_OTHERS * max(0, slack_ns + ahead_ns)
         elif shares.wants_more(load):
             reserved_ns += _LEFT_BY_LARGE * max(0, slack_ns + ahead_ns)
+        is_alone = not shares.has_several and not load.has_more_urgent(self._priority)
+        if is_alone and reserved_ns < default_ns * weight:
+            return True  # nobody else is there yet, and nobody who comes could start in so little
         if reserved_ns <= 0.0 or slack_ns >= work_ns + reserved_ns:
             return True
         self.was_share_used = slack_ns >= work_ns  # it would have fitted

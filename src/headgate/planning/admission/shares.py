@@ -168,6 +168,11 @@ class PoolShares:
         """Whether a class offers more than its share of a pool that has not enough for all."""
         return self.is_contended and load.allotted >= load.entitled
 
+    @property
+    def has_several(self) -> bool:
+        """Whether several classes have used the pool; one that is only declared has not."""
+        return len(self._classes) > 1
+
     def reserved_ns(self, load: ClassLoad, window_ns: float) -> float:
         """Lane time that other classes with shorter objectives will need within a window."""
         index = bisect_left(self._objectives_ns, window_ns)

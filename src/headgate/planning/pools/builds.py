@@ -28,6 +28,7 @@ _WARM_MEMORY_NS: Final = 3_600_000_000_000  # time constant of the demand for wa
 _SPARE_BACKLOG: Final = (
     0.3  # part of an objective that the backlog may take for a node to be spared
 )
+_SPARE_LOAD: Final = 0.5  # of the nodes that it is left with, for a build to spare one
 _END_CAUTION: Final = 1.0  # standard deviations that a lane is expected to be free later
 _SPARED: Final = 1.25  # of the nodes wanted: so many are not stopped where gateways plan
 _HOLDERS_MAX: Final = 16  # nodes that are asked when they will be free
@@ -160,6 +161,19 @@ class Builds:
         if self._view.gateways > 1:
             share = self._gateway_shares[pool_id]
             share.observe(self._view.now_ns, work_ns, self._view.gateways)
+        self._review(pool_id)
+
+    def observe_elsewhere(self, build: Build, work_ns: float) -> None:
+        """Record work that is promised to a build though its function prefers another one.
+
+        Without it memory would be divided by what prefers a pool, and on a pool that nothing
+        prefers the functions that were started first would keep it.
+        """
+        if self._is_scarce[build.pool.id]:
+            build.load.observe(self._view.now_ns, work_ns)
+            self._review(build.pool.id)
+
+    def _review(self, pool_id: int) -> None:
         self._until_review[pool_id] -= 1
         if self._is_scarce[pool_id] and self._until_review[pool_id] < 0:
             self._until_review[pool_id] = max(_REVIEW, len(self.on_pool[pool_id]))
@@ -203,7 +217,9 @@ class Builds:
         scale = nodes / used if used > 0 else 0.0
         for load, build in zip(loads, builds, strict=True):
             self._loads[build.id] = load
-            build.share = min(nodes, max(1.0, load * scale)) if load > _LOAD_MIN else 0.0
+            # What a function prefers elsewhere is no reason to keep a node for a little of it.
+            least = 1.0 if build is self.of_function[build.function_id][0] else 0.0
+            build.share = min(nodes, max(least, load * scale)) if load > _LOAD_MIN else 0.0
 
     def count_instances(self, build: Build) -> int:
         """Number of nodes of the pool that hold a build or are starting it."""
@@ -234,8 +250,8 @@ class Builds:
     def must_leave_nodes(self, build: Build) -> bool:
         """Whether a build that no node of its pool holds must take none from the others there.
 
-        Another pool holds its function and can be in time, and every build of this pool has one
-        node at most.
+        Another pool holds its function and can be in time, and no build of this pool has a node to
+        spare: it has one at most, or its load would keep the others busy.
         """
         others = [
             b
@@ -245,7 +261,12 @@ class Builds:
         if not any(self.has_instance(other) for other in others):
             return False
         beside = self.on_pool[build.pool.id]
-        return all(b is None or self.count_instances(b) <= 1 for b in beside)
+        return all(b is None or not self._has_several(b) for b in beside)
+
+    def _has_several(self, build: Build) -> bool:
+        """Whether a build has more nodes than one, and more than its load needs."""
+        left = self.count_instances(build) - 1
+        return left > 0 and self._loads[build.id] <= _SPARE_LOAD * left
 
     def may_start_now(self, build: Build) -> bool:
         """Whether a node could start a build without taking it from another build."""
