@@ -435,9 +435,10 @@ class Feasibility:
             reserved_ns += _LEFT_TO_OTHERS * max(0, slack_ns + ahead_ns)
         elif shares.wants_more(load):
             reserved_ns += _LEFT_BY_LARGE * max(0, slack_ns + ahead_ns)
-        is_alone = not shares.has_several and not load.has_more_urgent(self._priority)
-        if is_alone and reserved_ns < default_ns * weight:
-            return True  # nobody else is there yet, and nobody who comes could start in so little
+        # Nobody who comes could start in less. What other gateways promise is not known here.
+        is_alone = self._view.gateways == 1 and not shares.has_several
+        if is_alone and not load.has_more_urgent(self._priority):
+            reserved_ns = 0.0 if reserved_ns < default_ns * weight else reserved_ns
         if reserved_ns <= 0.0 or slack_ns >= work_ns + reserved_ns:
             return True
         self.was_share_used = slack_ns >= work_ns  # it would have fitted
