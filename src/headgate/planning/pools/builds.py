@@ -31,6 +31,7 @@ _SPARE_BACKLOG: Final = (
 # Load per node that is left, up to which a build can spare one. The only value tried, on the world
 # with seed 400116.
 _SPARE_LOAD: Final = 0.5
+_UNUSED: Final = 10.0  # objectives for which nothing was sent to a build that is spared
 _END_CAUTION: Final = 1.0  # standard deviations that a lane is expected to be free later
 _SPARED: Final = 1.25  # of the nodes wanted: so many are not stopped where gateways plan
 _HOLDERS_MAX: Final = 16  # nodes that are asked when they will be free
@@ -253,7 +254,9 @@ class Builds:
         """Whether a build that no node of its pool holds must take none from the others there.
 
         Another pool holds its function and can be in time, and no build of this pool has a node to
-        spare: it has one at most, or its load would keep the others busy.
+        spare: it has one at most, or its load would keep the others busy. What nothing was sent to
+        for long is spared: where all is refused because the other pool is in time only by its
+        profile, this one would stand idle for ever.
         """
         others = [
             b
@@ -263,7 +266,15 @@ class Builds:
         if not any(self.has_instance(other) for other in others):
             return False
         beside = self.on_pool[build.pool.id]
-        return all(b is None or not self._has_several(b) for b in beside)
+        unused_ns = self._view.now_ns - _UNUSED * build.window_ns
+        return all(
+            b is None or not (self._has_several(b) or self._is_unused(b, unused_ns)) for b in beside
+        )
+
+    def _is_unused(self, build: Build, since_ns: float) -> bool:
+        """Whether nodes of the pool hold a build, and none has run it since a time."""
+        instances = self._view.instances_in(build.variant.id, build.pool.id)
+        return bool(instances) and all(i.last_used_ns < since_ns for i in instances)
 
     def _has_several(self, build: Build) -> bool:
         """Whether a build has more nodes than one, and more than its load needs."""
