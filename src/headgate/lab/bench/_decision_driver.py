@@ -45,6 +45,7 @@ from headgate.core.errors import ConfigError
 from headgate.core.events import (
     BatchFinished,
     Event,
+    GatewaysChanged,
     InstanceAppeared,
     InstanceStarted,
     NodeJoined,
@@ -214,7 +215,8 @@ class TimedDriver:
     ) -> None:
         self._case = case
         self._app = app = make_app(case)
-        # One of two peers, because the instances that are resident from the start are the other's.
+        # One of two gateways, because the instances that are resident from the start are the
+        # other's, which leaves before the first request.
         self.scheduler = Scheduler(
             app, kind, config, rng=stream(seed, "policy/0"), index=0, peers=2, validate=validate
         )
@@ -276,6 +278,7 @@ class TimedDriver:
 
     def send_requests(self) -> None:
         """Send what keeps the fleet in the state of the case, from now on."""
+        self._handle(GatewaysChanged(1))
         pools = self._app.pools
         for pool in pools:
             is_idle = self._case.fleet == "idle" or (self._case.fleet == "split" and pool.id == 1)

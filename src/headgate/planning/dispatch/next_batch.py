@@ -11,6 +11,7 @@ Each decision is a `Send`, a value: to order its batch, which `take` forms, is t
 from __future__ import annotations
 
 from collections import deque
+from operator import itemgetter
 from typing import Final, final
 
 from headgate.core.records import STAGES_MAX, Batch, Node, Task
@@ -21,7 +22,14 @@ from headgate.planning.admission.spillover import Spillover
 from headgate.planning.dispatch.batching import Batching
 from headgate.planning.dispatch.placement import TRY_AGAIN, Placement
 from headgate.planning.dispatch.shapes import Choice, ShapeChooser
-from headgate.planning.dispatch.task_queues import ANYWHERE, CALLS_ONLY, EdfQueue, Heads, TaskQueues
+from headgate.planning.dispatch.task_queues import (
+    ANYWHERE,
+    CALLS_ONLY,
+    EdfQueue,
+    Heads,
+    Key,
+    TaskQueues,
+)
 from headgate.planning.pools.build import Build
 from headgate.planning.pools.builds import Builds
 
@@ -168,27 +176,65 @@ class Dispatcher:
             send = self._call_instead(queue, task)
             if send is not None:
                 break
-            has_choice = len(build.shape_ids) > 1
-            if not has_choice and (
-                node.running >= self._builds.lanes_on(node, build)
-                or not self._view.has_compute(node, build.variant, build.shape_id)
-            ):
+            if not self._has_lane(node, build):
                 break  # kept for a build that needs more of it, which would starve otherwise
-            if task.request.items > build.items_max:
-                send = self.to_faas(task.function.id)  # perhaps no node can take it
-            elif self._placement.suits(node, build) and (
-                not is_best_effort or self._leaves_lanes(task, build)
-            ):
-                if has_choice:
-                    send = self._in_shape(queue, task, build, node)
-                else:
-                    send = self._send_to(node, queue, build)
+            send = self._of_queue(node, queue, task, build, is_best_effort=is_best_effort)
             if send is None:
                 heads.remove(queue)
                 passed_over.append(queue)
         for queue in passed_over:
             heads.push(queue)
+        if send is None and len(passed_over) == _HEADS_EXAMINED:
+            return self._of_what_it_holds(node, is_best_effort=is_best_effort)
         return send
+
+    def _of_what_it_holds(self, node: Node, *, is_best_effort: bool) -> Send | None:
+        """The most urgent queue of a build that the node holds, however many are more urgent.
+
+        The most urgent ones of all may wait for other nodes: this one would stand idle beside work
+        that it could do, and if all did, for ever.
+        """
+        queues, builds = self._queues, self._builds.on_pool[node.pool.id]
+        waiting: list[tuple[Key, EdfQueue, Build]] = []
+        for instance in node.instances.values():
+            build = builds[instance.variant.function_id]
+            if build is not None:
+                own = (
+                    queues.best_effort_of(build) if is_best_effort else [queues.promised[build.id]]
+                )
+                for queue in own:
+                    entry = queue.head() if queue.items > 0 else None
+                    if entry is not None:
+                        waiting.append((entry[0], queue, build))
+        waiting.sort(key=itemgetter(0))
+        for _, queue, build in waiting[:_HEADS_EXAMINED]:
+            task = self._batching.prune(queue) if self._has_lane(node, build) else None
+            if task is not None:
+                send = self._of_queue(node, queue, task, build, is_best_effort=is_best_effort)
+                if send is not None:
+                    return send
+        return None
+
+    def _has_lane(self, node: Node, build: Build) -> bool:
+        """Whether the node has a lane for the build; of several shapes, one is chosen later."""
+        return len(build.shape_ids) > 1 or (
+            node.running < self._builds.lanes_on(node, build)
+            and self._view.has_compute(node, build.variant, build.shape_id)
+        )
+
+    def _of_queue(
+        self, node: Node, queue: EdfQueue, task: Task, build: Build, *, is_best_effort: bool
+    ) -> Send | None:
+        """A batch from the head of a queue; None if the node should not run it now."""
+        if task.request.items > build.items_max:
+            return self.to_faas(task.function.id)  # perhaps no node can take it
+        if not self._placement.suits(node, build):
+            return None
+        if is_best_effort and not self._leaves_lanes(task, build):
+            return None
+        if len(build.shape_ids) > 1:
+            return self._in_shape(queue, task, build, node)
+        return self._send_to(node, queue, build)
 
     def _leaves_lanes(self, task: Task, build: Build) -> bool:
         """Whether a task of best effort leaves lanes to those who cannot wait for it, or need not.

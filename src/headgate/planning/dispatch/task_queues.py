@@ -288,6 +288,16 @@ class TaskQueues:
             for queue in self.limited(function_id, place)
         )
 
+    def best_effort_of(self, build: Build) -> list[EdfQueue]:
+        """The queues of best effort whose tasks a build on nodes may run."""
+        function_id = build.function_id
+        queues = [self.best_effort[function_id][place] for place in (ANYWHERE, NODES_ONLY)]
+        for place in (ANYWHERE, NODES_ONLY):
+            for queue in self.limited(function_id, place):
+                if build in self._builds_of[queue.id]:
+                    queues.append(queue)
+        return queues
+
     def drain(self, build: Build) -> list[Task]:
         """Dequeue everything that was promised a build."""
         queue = self.promised[build.id]
