@@ -60,5 +60,6 @@ def test_calls_per_decision_do_not_grow_with_the_fleet(size: int) -> None:
     assert len(small) >= 200
     assert len(large) >= 200
     assert median(large) <= 2 * median(small)
-    # Now and then a pool is divided among its classes, which looks at all of them.
-    assert sorted(large)[int(0.99 * len(large))] < 500
+    # Now and then a pool is divided among its classes, which looks at all of them; or a node looks
+    # at all functions that it holds, here up to 100.
+    assert sorted(large)[int(0.99 * len(large))] < 800
