@@ -312,6 +312,7 @@ def test_of_two_variants_in_one_pool_the_fast_one_runs(slow_first: bool) -> None
     assert score.attainment("f") >= 0.99
 
 
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_class_that_is_alone_does_not_leave_less_than_a_batch_free(seed: int) -> None:
     """Seed 400182. Bursts for one node, on which two can wait for the one that runs.
 
