@@ -62,6 +62,8 @@ PLANNING = (
     "rivals/dag_placements",
     "rivals/dag_promises",
 )
+# A class that is not compiled cannot extend one that is, so policies elsewhere are compiled too.
+POLICIES_ELSEWHERE = ("lab/regret/references",)
 
 
 def main() -> None:
@@ -91,6 +93,7 @@ def hot_modules(package: Path) -> list[Path]:
     found = [*(package / "core").rglob("*.py"), *(package / "policies").glob("*.py")]
     found += [package / "planning" / f"{name}.py" for name in PLANNING]
     found += [package / "sim" / f"{name}.py" for name in SIM]
+    found += [package / f"{name}.py" for name in POLICIES_ELSEWHERE]
     return sorted(
         path
         for path in found

@@ -41,3 +41,18 @@ def test_both_builds_decide_alike() -> None:
     kind, runs = _decided(Path(done.stdout.strip()))
     assert kind == "compiled"
     assert _decided(ROOT / "src") == ("interpreted", runs)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not _has_compiler(), reason="there is no C compiler")
+def test_every_module_of_the_compiled_build_is_imported() -> None:
+    done = subprocess.run([sys.executable, COMPILE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    script = """
+import importlib, pkgutil, headgate
+for module in pkgutil.walk_packages(headgate.__path__, "headgate."):
+    if not module.name.endswith(("__main__", "ray_cluster")):  # a program; needs an extra
+        importlib.import_module(module.name)
+"""
+    environment = os.environ | {"PYTHONPATH": done.stdout.strip()}
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import runpy
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -104,6 +105,30 @@ def test_a_name_stands_for_one_class() -> None:
     counts = Counter(name for name, _ in _classes())
     twice = {name for name, count in counts.items() if count > 1} - SHARED_CLASS_NAMES
     assert not sorted(found for found in _classes() if found[0] in twice)
+
+
+def test_no_interpreted_class_extends_a_compiled_one() -> None:
+    """Such a class fails in the compiled build, and so does every command that imports it."""
+    hot_modules = runpy.run_path(str(ROOT / "tools" / "compile.py"))["hot_modules"]
+    compiled = {dotted(path) for path in hot_modules(PACKAGE)}
+    found = [
+        f"{name_of(path)}: {node.name} extends {base.id}"
+        for path in modules()
+        if dotted(path) not in compiled
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.ClassDef)
+        for base in node.bases
+        if isinstance(base, ast.Name) and _origin(path, base.id) in compiled
+    ]
+    assert not found, "\n".join(found)
+
+
+def _origin(path: Path, name: str) -> str | None:
+    """The module that a module imports a name from."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.ImportFrom) and any(alias.name == name for alias in node.names):
+            return node.module
+    return None
 
 
 @pytest.mark.parametrize("name", DISCOVERED)
