@@ -20,7 +20,7 @@ from headgate.sim.clients import DrainWatcher
 from headgate.sim.faults import Fault, FaultPlan
 from headgate.sim.ground_truth import GroundTruthConfig
 from headgate.sim.run import Setup, simulate
-from headgate.workload import named, poisson
+from headgate.workload import mix, named, poisson
 
 from .apps import MS, CheckedObserver
 
@@ -135,3 +135,17 @@ def test_gateways_rent_what_all_of_them_need_together() -> None:
     found = run(app, 80.0, 4, seconds=6.0)
     assert found.met(from_ms=3000) == len(found.outcomes(from_ms=3000))
     assert found.starts() <= 1.5 * alone.starts()
+
+
+def test_what_gateways_rented_for_a_burst_is_released_after_it() -> None:
+    """A second with 240 requests more, then a minute with 5 per second: one node is enough."""
+    pool = Pool(0, "gpu", nodes=24, is_elastic=True, cpu_usd_per_hour=1.0)
+    app = make_app(pool, cold_start_ms=200)
+    burst = named(poisson(240.0, SECOND_NS, seed=3), "p")
+    arrivals = mix([burst, named(poisson(5.0, 60 * SECOND_NS, seed=4), "p")])
+    rented_ns = {}
+    for gateways in (1, 4):
+        setup = Setup(app, find_policy("headgate"), schedulers=gateways)
+        uses = simulate(setup, arrivals).instances
+        rented_ns[gateways] = sum(use.end_ns - use.start_ns for use in uses)
+    assert rented_ns[4] <= 1.25 * rented_ns[1]

@@ -50,6 +50,7 @@ class PolicyCase:
     settings: Settings = ()
     title: str = ""
     announces: bool = False  # the policy is told of every request before the run
+    sees_all: bool = False  # one gateway receives everything, however many the environment has
 
     @classmethod
     def of(
@@ -103,6 +104,7 @@ class Environment:
     ) -> RunColumns:
         """Run a policy and return all columns of the run."""
         kind, config = policy.build()
+        can_share = kind.capabilities.multi_gateway or kind.capabilities.retries_busy
         setup = Setup(
             self.app,
             kind,
@@ -114,7 +116,7 @@ class Environment:
             decision_ns=self.decision_ns,
             work_unit_ns=self.work_unit_ns,
             faults=self.faults,
-            schedulers=self.schedulers if kind.capabilities.multi_gateway else 1,
+            schedulers=self.schedulers if can_share and not policy.sees_all else 1,
             membership_delay_ns=self.membership_delay_ns,
         )
         return simulate(setup, self.arrivals, clients=self.clients, observer=observer)

@@ -78,6 +78,15 @@ def test_a_rise_is_followed_within_seconds_and_a_fall_after_the_hold() -> None:
     assert down[-1] == 9
 
 
+def test_a_part_of_the_arrivals_says_less_about_the_rate_of_all() -> None:
+    """80 per second, counted by one gateway, or 10 of them by one of eight."""
+    alone, shared = make_fleet(), make_fleet()
+    drive(alone, 0, 60, 80)
+    drive(shared, 0, 60, 10)
+    assert alone.desired_nodes(60 * S) < shared.desired_nodes(60 * S, gateways=8)
+    assert shared.desired_nodes(60 * S, gateways=8) <= 1.15 * alone.desired_nodes(60 * S)
+
+
 def test_after_the_last_arrival_nothing_is_wanted() -> None:
     fleet = make_fleet()
     drive(fleet, 0, 60, 10)

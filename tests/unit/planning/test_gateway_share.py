@@ -45,6 +45,17 @@ def test_half_the_load_of_the_pool_leaves_the_rest_of_it() -> None:
     assert calendar.supply == pytest.approx(2.25, abs=0.5)
 
 
+def test_two_requests_at_once_are_not_twice_the_load() -> None:
+    """One lane, and on each of 8 gateways 20 ms of work every 400: then two come together."""
+    share, calendar = make_share(lanes=1)
+    offer(share, 400, until_ms=16_000)
+    before = calendar.part
+    for at_ms in (16_000, 16_020):
+        share.observe(at_ms * MS, 20.0 * MS, 8)
+    share.divide(16_020 * MS, 8)
+    assert calendar.part == pytest.approx(before, abs=0.1)
+
+
 def test_in_overload_a_gateway_counts_on_its_equal_part() -> None:
     share, calendar = make_share()
     offer(share, 10, until_ms=4000)

@@ -94,8 +94,10 @@ def run(*, quick: bool, out: Path | None, progress: Progress, jobs: int = 2) -> 
 def policies(scenario: ServiceScenario) -> list[PolicyCase]:
     """Return the policies for a service, with their settings.
 
-    The reactive autoscaler has its documented target, and half of it, which leaves room for twice
-    the rate. A static partition is as large as the busiest minute needs, in hindsight.
+    `swayam`, the static partition and `headgate` have as many frontends as the scenario, and
+    `headgate` is tried with one that sees everything too. The reactive autoscaler has its
+    documented target, and half of it, which leaves room for twice the rate. A static partition is
+    as large as the busiest minute needs, in hindsight.
     """
     probe_delay_ns = scenario.service.probe_delay_ns
     return [
@@ -106,6 +108,7 @@ def policies(scenario: ServiceScenario) -> list[PolicyCase]:
         PolicyCase(REACTIVE),
         PolicyCase.of(REACTIVE, f"{REACTIVE}, target 0.35", target=0.35),
         PolicyCase(OURS),
+        PolicyCase(OURS, title=f"{OURS}, one gateway", sees_all=True),
     ]
 
 

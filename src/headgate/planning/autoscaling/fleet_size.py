@@ -33,6 +33,7 @@ from headgate.planning.forecast import ArrivalForecaster
 
 _BUCKET_NS: Final = SECOND_NS
 _WINDOWS: Final = (2, 4, 8, 16, 32, 64)  # in buckets
+_WINDOW_S: Final = _WINDOWS[-1] * _BUCKET_NS / SECOND_NS
 _DEVIATIONS: Final = 3.0  # by which a shorter window contradicts a longer one
 _REACTION_NS: Final = 3 * SECOND_NS  # until a rise is noticed
 _SETTLED_AFTER_NS: Final = 8 * SECOND_NS  # after the first arrival
@@ -133,6 +134,8 @@ class FleetSize:
     def desired_nodes(self, now_ns: int, gateways: int = 1) -> int:
         """How many nodes to rent now, if so many gateways receive as much as this one."""
         forecast_per_s = gateways * self._forecast.ahead(now_ns, self._ready_after_ns)
+        # Counts of one gateway vary more, relative to the rate, than those of all gateways do.
+        forecast_per_s += sqrt((gateways - 1) * forecast_per_s / _WINDOW_S)
         rate_per_s = forecast_per_s - self._own_per_s
         nodes = ceil(self._servers_for(rate_per_s) / self._concurrency)
         nodes = self._hold(now_ns, nodes)

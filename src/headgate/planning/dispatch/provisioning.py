@@ -12,7 +12,9 @@ the other: a start takes room, so the next one is chosen when it is done.
 
 from __future__ import annotations
 
-from typing import final
+from dataclasses import replace
+from math import ceil
+from typing import Final, final
 
 from headgate.core.clock import NEVER_NS, SECOND_NS
 from headgate.core.policy import Target
@@ -24,6 +26,37 @@ from headgate.planning.dispatch.placement import Placement
 from headgate.planning.dispatch.task_queues import TaskQueues
 from headgate.planning.pools.build import Build
 from headgate.planning.pools.builds import Builds
+
+_SURPLUS: Final = 1.25  # of the instances wanted, and one: what is beyond that stops at once
+_SURPLUS_SETUPS: Final = 5  # times of a set-up for which surplus instances stay
+
+
+@final
+class SurplusInstances:
+    """Which instances beyond those wanted stay for a while, where gateways plan for the same pool.
+
+    Each gateway forecasts the whole load from its own part of it, so by chance one wants more than
+    another. To stop what another one wants costs a set-up. So a few surplus instances stay until
+    they were not wanted for several times that long, and then go one after the other.
+    """
+
+    def __init__(self) -> None:
+        # By variant and pool id: how many instances there are, and since when too many.
+        self._since: dict[tuple[int, int], tuple[int, int]] = {}
+
+    def to_keep(self, now_ns: int, target: Target, present: int, setup_ns: int) -> int:
+        """How many instances to have now: those wanted, and the surplus that stays."""
+        key = (target.variant_id, target.pool_id)
+        if present <= target.count:
+            self._since.pop(key, None)
+            return target.count
+        count, since_ns = self._since.get(key, (0, now_ns))
+        if count != present:
+            since_ns = now_ns  # another gateway may have stopped or started one just now
+            self._since[key] = (present, since_ns)
+        few = ceil(_SURPLUS * target.count) + 1
+        is_old = now_ns - since_ns >= _SURPLUS_SETUPS * setup_ns
+        return min(present - 1 if is_old else present, few)
 
 
 @final
@@ -49,6 +82,7 @@ class Provisioner:
         self.rents = self._autoscaler.is_needed
         self.plan_every_ns = SECOND_NS if self.rents else 0
         self._has_faas = any(build is not None for build in builds.faas)
+        self._surplus = SurplusInstances()
 
     def to_wake(self, request: Request) -> tuple[Build, Node] | None:
         """The build to start next, on a rented node, for a request that can wait for it.
@@ -93,7 +127,17 @@ class Provisioner:
         without_place, waiting = self._builds.without_place(), self._queues.needing_nodes()
         now_ns, gateways = self._view.now_ns, self._view.gateways
         targets = self._autoscaler.targets(now_ns, without_place, waiting, gateways)
-        return tuple(self._builds.as_promised(target) for target in targets)
+        return tuple(self._builds.as_promised(self._with_surplus(target)) for target in targets)
+
+    def _with_surplus(self, target: Target) -> Target:
+        if not target.is_shared:
+            return target
+        variant, pool_id = self._view.app.variants[target.variant_id], target.pool_id
+        present = len(self._view.instances_in(variant.id, pool_id))
+        setup_ns = self._view.app.pools[pool_id].boot_ns + variant.profile.cold_start_ns
+        return replace(
+            target, count=self._surplus.to_keep(self._view.now_ns, target, present, setup_ns)
+        )
 
     def standing_orders(self) -> list[tuple[int, Target]]:
         """What is pre-warmed where gateways share pools: at least so many instances of a target.

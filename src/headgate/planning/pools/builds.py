@@ -33,7 +33,6 @@ _SPARE_BACKLOG: Final = (
 _SPARE_LOAD: Final = 0.5
 _UNUSED: Final = 10.0  # objectives for which nothing was sent to a build that is spared
 _END_CAUTION: Final = 1.0  # standard deviations that a lane is expected to be free later
-_SPARED: Final = 1.25  # of the nodes wanted: so many are not stopped where gateways plan
 _HOLDERS_MAX: Final = 16  # nodes that are asked when they will be free
 _DEFAULT_WINDOW_NS: Final = 1_000_000_000
 
@@ -428,11 +427,6 @@ class Builds:
 
         It has the shape in which the build starts, so that its batches wait for no other.
         """
-        if target.is_shared:
-            # Forecasts of gateways differ: one must not stop what another has just started.
-            present = len(self._view.instances_in(target.variant_id, target.pool_id))
-            spared = min(present, ceil(_SPARED * target.count) + 1)
-            target = replace(target, count=max(target.count, spared))
         build = self.on_pool[target.pool_id][self._view.app.variants[target.variant_id].function_id]
         if build is None or build.variant.id != target.variant_id:
             return target

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
+from math import sqrt
 from typing import Final, final
 
 from headgate.core.records import Instance, Node
@@ -34,6 +35,8 @@ _MEMORY_SLOW: Final = 50  # of the part that is admitted
 _CAUTION_MAX: Final = 2.0
 _CAUTION_STEP: Final = 0.1  # per promise that was not kept
 _REVIEW: Final = 8  # arrivals between two divisions
+_DEVIATIONS: Final = 2.0  # by which the recent load contradicts that of a longer time
+_STEP: Final = 1 / 32  # weight of one arrival in the mean work
 _STEPS: Final = 64  # parts are multiples of 1/64: a calendar is rebuilt when its part changes
 
 
@@ -188,10 +191,12 @@ class GatewayShare:
     def __init__(self, calendar: Calendar, own: Sequence[Calendar], objective_ns: float) -> None:
         self._calendar = calendar
         self._own = own  # of builds with fewer lanes than the pool
+        self._objective_ns = objective_ns
         self._offered = OfferedLoad(int(_MEMORY * objective_ns), int(objective_ns) // 10)
         slow_ns, prior_ns = int(_MEMORY_SLOW * objective_ns), int(_MEMORY * objective_ns)
         self._offered_slow = OfferedLoad(slow_ns, prior_ns)
         self._admitted_slow = OfferedLoad(slow_ns, prior_ns)
+        self._work_ns = 0.0  # mean of what an arrival adds
         self._until_review = self._arrivals = 0
         self._was_contended = False  # when the pool was divided last
         self._caution = 1.0  # divides the part in overload, learnt from promises that were broken
@@ -200,6 +205,7 @@ class GatewayShare:
         """Record work that was offered to the pool."""
         self._offered.observe(now_ns, work_ns)
         self._offered_slow.observe(now_ns, work_ns)
+        self._work_ns += (work_ns - self._work_ns) * (_STEP if self._arrivals else 1.0)
         self._until_review -= 1
         if self._until_review < 0:
             self._arrivals += 1
@@ -219,11 +225,22 @@ class GatewayShare:
 
     def is_contended(self, now_ns: int, gateways: int) -> bool:
         """Whether all gateways together are offered more than there is."""
-        return self._offered.erlangs(now_ns) * gateways >= self._calendar.lanes
+        return self._erlangs(now_ns) * gateways >= self._calendar.lanes
+
+    def _erlangs(self, now_ns: int) -> float:
+        """The offered load: the recent one only if it differs from the slow one beyond chance.
+
+        A gateway sees few arrivals. If it took two at once for twice the load, and the others for
+        as busy, it would refuse the second.
+        """
+        recent, slow = self._offered.erlangs(now_ns), self._offered_slow.erlangs(now_ns)
+        # Of Poisson arrivals with a memory that decays.
+        variance = max(slow, recent) * self._work_ns / (2 * _MEMORY * self._objective_ns)
+        return slow if abs(recent - slow) <= _DEVIATIONS * sqrt(variance) else recent
 
     def divide(self, now_ns: int, gateways: int) -> None:
         """Divide the pool among so many gateways."""
-        load = self._offered.erlangs(now_ns) / max(1, self._calendar.lanes)
+        load = self._erlangs(now_ns) / max(1, self._calendar.lanes)
         self._was_contended = load * gateways >= 1.0
         if self._was_contended:
             offered_slow = max(1e-9, self._offered_slow.erlangs(now_ns))
