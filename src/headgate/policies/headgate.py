@@ -276,6 +276,7 @@ class Headgate(Policy):
     def on_node_lost(self, node: Node) -> None:
         self._builds.nodes.on_node_lost(node)
         self._busy.forget(node)
+        self._dispatch.forget(node)
         for build in self._builds.on_pool[node.pool.id]:
             self._leave(build)
 

@@ -89,6 +89,8 @@ class Dispatcher:
         self._held: dict[int, int] = {}  # by build id: when to look again at what waits for more
         # By build id: when its batch was found to wait, with which head and how many items.
         self._waits: dict[int, tuple[int, int, int]] = {}
+        # By node id: the build that a node is emptied for, which finds room nowhere else.
+        self._emptied_for: dict[int, Build] = {}
 
     def enqueue(self, task: Task, *, was_refused: bool = False) -> None:
         """Queue a task that is ready; one that a busy node refused has been counted before."""
@@ -127,6 +129,10 @@ class Dispatcher:
         if batch.node is None:
             self._spillover.on_call_ended(self._builds.build_of(batch), batch)
 
+    def forget(self, node: Node) -> None:
+        """A node is gone."""
+        self._emptied_for.pop(node.id, None)
+
     def take_timers(self, node: Node) -> list[tuple[str, int, int]]:
         """When to look again at what a node was not given: timers, with their time and number.
 
@@ -149,6 +155,13 @@ class Dispatcher:
         """
         if node.id not in self._view.free_nodes or self._placement.is_held_back(node):
             return None
+        if self._emptied_for and (kept_for := self._emptied_for.get(node.id)) is not None:
+            waits = self._queues.promised[kept_for.id].items > 0
+            if waits and self._placement.is_crowded_out(node, kept_for):
+                return None
+            del self._emptied_for[node.id]
+            if (first := self._of_build(node, kept_for)) is not None:
+                return first
         queues, pool_id = self._queues, node.pool.id
         promised, best_effort = queues.promised_heads[pool_id], queues.best_effort_heads[pool_id]
         send: Send | None = None
@@ -179,6 +192,8 @@ class Dispatcher:
             if not self._has_lane(node, build):
                 break  # kept for a build that needs more of it, which would starve otherwise
             send = self._of_queue(node, queue, task, build, is_best_effort=is_best_effort)
+            if send is None and not is_best_effort and self._empties(node, build, task):
+                break
             if send is None:
                 heads.remove(queue)
                 passed_over.append(queue)
@@ -187,6 +202,30 @@ class Dispatcher:
         if send is None and len(passed_over) == _HEADS_EXAMINED:
             return self._of_what_it_holds(node, is_best_effort=is_best_effort)
         return send
+
+    def _of_build(self, node: Node, build: Build) -> Send | None:
+        """A batch of what was promised to a build, if the node should run it now."""
+        queue = self._queues.promised[build.id]
+        task = self._batching.prune(queue) if queue.items > 0 else None
+        if task is None:
+            return None
+        return self._of_queue(node, queue, task, build, is_best_effort=False)
+
+    def _empties(self, node: Node, build: Build, task: Task) -> bool:
+        """Begin to empty a node for a build that no node holds, if its task can wait no longer.
+
+        Memory is free only when all that uses it is idle at once. Where others take turns on the
+        slots of all nodes, that may never be so.
+        """
+        promise, placement = self._admission.booked(task), self._placement
+        if promise is None or build in self._emptied_for.values():
+            return False
+        batch_ns = build.calendar.mean_batch_ns(build.lane_ns(1))
+        ready_ns = self._view.now_ns + 2 * batch_ns + self._builds.start_ns(build, node)
+        if ready_ns < promise.start_ns or not placement.is_crowded_out(node, build):
+            return False
+        self._emptied_for[node.id] = build
+        return True
 
     def _of_what_it_holds(self, node: Node, *, is_best_effort: bool) -> Send | None:
         """The most urgent queue of a build that the node holds, however many are more urgent.

@@ -328,6 +328,15 @@ class Placement:
             return False
         return self._may_start(node, build, is_urgent=self._cannot_wait(build))
 
+    def is_crowded_out(self, node: Node, build: Build) -> bool:
+        """Whether what runs on a node keeps a build from its first node of the pool."""
+        return (
+            node.running > 0
+            and not self._view.can_make_room(node, build.variant, build.start_shape_id)
+            and self._builds.count_instances(build) == 0
+            and not self._builds.must_leave_nodes(build)
+        )
+
     def missing_node(self, build: Build) -> Node | None:
         """The node on which to start a build that was asked for in vain.
 
