@@ -135,3 +135,35 @@ def test_a_node_is_emptied_for_what_finds_room_nowhere(seed: int) -> None:
     score = run_world(config, streams, 10.0, policy="headgate", seed=seed, truth=TRUTH)
     assert score.goodput_per_s() >= 45.0  # of 66/s on two nodes
     assert score.kept() >= 0.95
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_functions_that_take_turns_in_the_memory_of_one_node(seed: int) -> None:
+    """Every start takes as long as a dozen items, and the calendar knows of none.
+
+    It learns that booked work takes several times as long. It stopped at twice, and kept a
+    third of what it admitted.
+    """
+    config = declare(
+        functions={
+            "first": {"exec_time": {1: "5ms", 4: "20ms"}, "cold_start": "70ms", "memory": "2GB"},
+            "second": {"exec_time": {1: "3ms", 32: "24ms"}, "cold_start": "55ms", "memory": "3GB"},
+            "third": {"exec_time": {1: "3ms", 2: "5ms"}, "cold_start": "40ms", "memory": "3GB"},
+        },
+        pools={"gpu": {"nodes": 1, "memory": "4GB"}},
+        pipelines={
+            "all": {
+                "stages": {
+                    "a": {"function": "first"},
+                    "b": {"function": "second", "after": ["a"]},
+                    "c": {"function": "third", "after": ["a"]},
+                    "d": {"function": "second", "after": ["b", "c"]},
+                },
+                "slo": {"latency": "4.6s"},
+            }
+        },
+    )
+    streams = (Stream("gamma:rate=40/s,cv=2", "all"),)
+    score = run_world(config, streams, 60.0, policy="headgate", seed=seed, truth=TRUTH)
+    assert score.goodput_per_s() >= 14.0
+    assert score.kept() >= 0.75  # the time of learning included

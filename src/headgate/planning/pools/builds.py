@@ -70,6 +70,9 @@ class Builds:
             is_scarce(pool, [(b.variant, b.shape_id) for b in row if b is not None])
             for pool, row in zip(app.pools, self.on_pool, strict=True)
         ]
+        for calendar, is_scarce_here in zip(self.calendars, self._is_scarce, strict=True):
+            if is_scarce_here:
+                calendar.expect_switches()
         self._until_review = [0 for _ in app.pools]
         for builds in self.of_function:
             builds.sort(key=lambda build: (build.pool.is_elastic, build.lane_ns(1)))

@@ -33,6 +33,9 @@ _NOTHING: Final = 1 << 62  # least slack where nothing is promised
 _LATE_STARTS: Final = 0.02  # share of the starts that may be late
 _LATE_START_STEP: Final = 0.02  # inflation of the booked work per late start
 _INFLATION_MAX: Final = 2.0
+# The same where functions take turns in the memory of nodes: then starts, of which the calendar
+# knows nothing, may take many times as long as the work.
+_INFLATION_MAX_SCARCE: Final = 8.0
 _BEYOND: Final = 0.25  # of a batch per lane that may run beyond its latest start, of 0.5 at most
 _LANES_EXAMINED: Final = 48  # of more lanes, every k-th is examined and counts k times
 
@@ -197,9 +200,14 @@ class Calendar(Lanes):
         self._least = [0] * (2 * size)
         self._changed: set[int] = set()  # leaves that the tree does not follow yet
         self.inflation = 1.0  # factor on booked work, learnt from starts that were late
+        self._inflation_max = _INFLATION_MAX
         self.work_ns = 0  # of everything booked
         self.batches = 0.0  # lanes that the booked work starts on, one per batch or a little more
         self._is_stale = True  # the tree does not know the number of lanes yet
+
+    def expect_switches(self) -> None:
+        """The nodes cannot hold all functions at once: starts take some of the lanes' time."""
+        self._inflation_max = _INFLATION_MAX_SCARCE
 
     def resize(self, lanes: int) -> None:
         """Set the number of lanes; the tree follows when it is used next, in O(buckets)."""
@@ -220,7 +228,7 @@ class Calendar(Lanes):
         cannot be preempted: whatever makes starts late in spite of the test makes it stricter.
         """
         step = _LATE_START_STEP if slip_ns > 0 else -_LATE_START_STEP * _LATE_STARTS
-        self.inflation = min(_INFLATION_MAX, max(1.0, self.inflation + step))
+        self.inflation = min(self._inflation_max, max(1.0, self.inflation + step))
 
     def bucket(self, now_ns: int, deadline_ns: int) -> int:
         """The number of the bucket of a deadline."""
