@@ -403,6 +403,26 @@ def test_times_are_measured_by_batch_size() -> None:
     assert len(MeasuredSizes(runner(slow), 1000, 1).exec_ns()) == 1000
 
 
+def test_a_larger_batch_is_run_though_the_time_is_over() -> None:
+    """In proportion eight items would take far longer than they do, and would be refused."""
+    sizes: list[int] = []
+
+    @function(inputs={"x0": "FP32[-1]"})
+    def flat(x0):  # type: ignore[no-untyped-def]
+        sizes.append(len(x0))
+        time.sleep(0.05)
+        return x0
+
+    measured = MeasuredSizes(runner(flat), 8, 1)
+    assert set(sizes) == {1, 8}
+    assert measured.exec_ns()[7] < 8 * 50e6
+    assert "in proportion" not in str(measured)
+    sizes.clear()
+    measured = MeasuredSizes(runner(flat), 1000, 1)
+    assert 1 < max(sizes) <= 20, "at most a second, if it did take longer in proportion"
+    assert str(measured).endswith(", larger ones are assumed to take longer in proportion")
+
+
 def test_measuring_stops_at_the_first_failure(caplog: pytest.LogCaptureFixture) -> None:
     @function(inputs={"x0": "FP32[-1]"})
     def narrow(x0):  # type: ignore[no-untyped-def]

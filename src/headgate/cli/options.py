@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import wraps
+from math import isnan
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -31,6 +32,19 @@ class OutputPath(click.Path):
         if value == "":
             self.fail("the name is empty.", param, ctx)
         return super().convert(value, param, ctx)
+
+
+class Milliseconds(click.FloatRange):
+    """A duration as a number of milliseconds, above zero and up to a day."""
+
+    def __init__(self) -> None:
+        super().__init__(min=0, min_open=True, max=86_400_000)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if isnan(number):  # which compares with no bound
+            self.fail(f"{value} is not a number.", param, ctx)
+        return number
 
 
 def duration_ns(text: str) -> int:

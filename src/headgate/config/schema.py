@@ -434,7 +434,7 @@ class StageSpec(Section, frozen=True):
     after: Annotated[tuple[str, ...], about("Stages that must finish before this stage.")] = ()
     only_if_unsure: Annotated[
         bool,
-        about("For a cascade: the stage runs only if a stage before it was unsure of its result."),
+        about("For a cascade: the stage runs only if the stages right before it were all unsure."),
     ] = False
     unsure_probability: Annotated[
         Share, about("Estimated probability that an `only_if_unsure` stage runs.")

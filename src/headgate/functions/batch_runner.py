@@ -28,6 +28,7 @@ from headgate.functions.arrays import (
 from headgate.functions.error_text import error_text, sendable
 from headgate.functions.model import Model, signature_of
 from headgate.functions.tensor import (
+    UNSURE,
     TaskInputs,
     TaskResult,
     Tensor,
@@ -39,7 +40,6 @@ from headgate.functions.tensor import (
 _LOG: Final = logging.getLogger(__name__)
 
 TRACEBACK_INTERVAL_NS: Final = 100_000_000  # log rate limit: a client may cause failures on purpose
-UNSURE: Final = "unsure"
 
 
 @final

@@ -18,6 +18,8 @@ from msgspec import Struct
 
 from headgate.core.errors import ConfigError
 
+# The output, a boolean for each item, with which a function asks a cascade for its next stage.
+UNSURE: Final = "unsure"
 # Bytes per element of each datatype of the protocol; elements of `BYTES` vary in length.
 ITEM_BYTES: Final[Mapping[str, int]] = MappingProxyType(
     {

@@ -21,7 +21,7 @@ from headgate.config.options import unreachable_objectives
 from headgate.core.errors import ConfigError
 from headgate.core.model import App, Pipeline, Variant
 from headgate.functions.error_text import error_text
-from headgate.functions.tensor import Signature, TensorSpec, format_spec, shapes_match
+from headgate.functions.tensor import UNSURE, Signature, TensorSpec, format_spec, shapes_match
 from headgate.live.call import ServedModel, stages_before
 from headgate.live.ipc.messages import MeasuredFunction
 
@@ -146,6 +146,8 @@ def _model(pipeline: Pipeline, measured: Mapping[str, MeasuredFunction]) -> Serv
     for index, stage in enumerate(stages):
         if stage.after:
             _check_stage(pipeline, index, signatures)
+        if stage.only_if_unsure:
+            _check_condition(pipeline, index, signatures)
     return ServedModel(
         name=pipeline.name,
         pipeline=pipeline,
@@ -219,6 +221,17 @@ def _check_stage(pipeline: Pipeline, index: int, signatures: Sequence[Signature]
         if stages[before].only_if_unsure and not stage.only_if_unsure:
             problem = f"{_stage(pipeline, before)} does not always run"
             raise _mismatch(pipeline, index, f"{takes}; {problem}")
+
+
+def _check_condition(pipeline: Pipeline, index: int, signatures: Sequence[Signature]) -> None:
+    """Check that the stages right before one that runs only if they are unsure can be: without
+    their output it would never run, and nobody would notice.
+    """
+    for before in pipeline.stages[index].after:
+        outputs = signatures[before].outputs
+        if outputs and not any(s.name == UNSURE and s.datatype == "BOOL" for s in outputs):
+            problem = f"{_stage(pipeline, before)} has no output {UNSURE!r} of type BOOL"
+            raise _mismatch(pipeline, index, f"runs only if unsure; {problem}")
 
 
 def _producers(

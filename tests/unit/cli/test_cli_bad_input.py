@@ -196,6 +196,7 @@ def test_options(options: list[str], message: str) -> None:
         (["reproduce", "kaas-traces", "--all"], "reproduce: Give a NAME or --all, not both."),
         (["bench", "nosuch"], "'nosuch': unknown benchmark (allowed: "),
         (["fuzz"], "fuzz: Missing option '--policy'."),
+        (["demo"], "demo: Missing command. Try: headgate demo --help"),
         (["fuzz", "--policy", "nosuch"], "--policy: 'nosuch': unknown policy (allowed: "),
     ],
 )

@@ -129,6 +129,9 @@ def test_client_overheads_are_drawn_for_each_request(log: Path, tmp_path: Path) 
 
 def test_bad_input(log: Path, tmp_path: Path) -> None:
     assert "would be overwritten" in headgate("calibrate", log, "--trace", log).err
+    both = tmp_path / "both"
+    assert "--trace: " in headgate("calibrate", log, "--out", both, "--trace", both).err
+    assert not both.exists()
     assert "--client-overhead" in headgate("calibrate", log, "--client-overhead", "fast").err
     ended = headgate("calibrate", log, "--out", tmp_path / "nowhere" / "app.yaml")
     assert (ended.code, "--out" in ended.err) == (2, True)

@@ -36,6 +36,11 @@ def test_policies() -> None:
     assert "settings clairvoyant=false, bucket_ratio=2.0 (above 1)" in shown
 
 
+def test_init_suggests_a_command_for_a_shell(tmp_path: Path) -> None:
+    ended = headgate("init", tmp_path / "my models")
+    assert f"  cd '{tmp_path / 'my models'}'\n" in ended.out
+
+
 def test_schema() -> None:
     assert json.loads(headgate("schema").out) == json_schema()
 

@@ -47,6 +47,16 @@ def test_check_lists_unmeasured_functions(unmeasured: str) -> None:
     assert "not measured" not in known.out
 
 
+def test_check_names_models_that_are_not_there(unmeasured: str, tmp_path: Path) -> None:
+    ended = headgate("check", unmeasured)
+    assert ended.code == 0, "it can be simulated"
+    assert "not found: new.onnx; headgate serve needs these files" in ended.out
+    assert headgate("check", unmeasured, "--json").json["models_not_found"] == ["new.onnx"]
+    write(tmp_path / "new.onnx", "")
+    assert "not found" not in headgate("check", unmeasured).out
+    assert headgate("check", unmeasured, "--json").json["models_not_found"] == []
+
+
 @pytest.mark.parametrize("command", ["simulate", "compare"])
 def test_unmeasured_functions_are_not_simulated(unmeasured: str, command: str) -> None:
     ended = headgate(command, unmeasured)

@@ -148,6 +148,11 @@ def test_the_table_says_how_well_the_log_is_predicted(log: Path) -> None:
         (["--set", "patience=4"], "unknown setting"),
         (["--policy", "balanced"], "unknown policy, did you mean balance?"),
         (["--rate-scale", "0"], "--rate-scale"),
+        *((["--rate-scale", x], "--rate-scale: ") for x in ("nan", "inf", "1e12")),
+        (
+            ["--workers", "2", "--set", "pools.gpu.nodes=3"],
+            "--workers: 2: cannot be given together",
+        ),
         (["--workers", "0"], "--workers"),
     ],
 )

@@ -59,7 +59,8 @@ def test_unknown_sizes_are_checked_per_request() -> None:
 
 def test_input_may_come_from_a_stage_further_up_or_from_the_request() -> None:
     """The large model of a cascade takes what the small one took."""
-    x, y, z = {"x": "FP32[-1]"}, {"y": "FP32[-1]"}, {"z": "FP32[-1]"}
+    x, y = {"x": "FP32[-1]"}, {"y": "FP32[-1]"}
+    z = {"z": "FP32[-1]", "unsure": "BOOL[-1]"}
     last = {"function": "c", "after": ["b"], "only_if_unsure": True}
     stages: dict[str, object] = {"a": FIRST, "b": THEN, "c": last}
     assert model(stages, a=(x, y), b=(y, z), c=(y, z))
@@ -83,15 +84,26 @@ def test_input_may_come_from_a_stage_further_up_or_from_the_request() -> None:
 
 def test_input_must_come_from_one_stage_that_always_runs() -> None:
     y = {"y": "FP32[-1]"}
+    unsure = {**y, "unsure": "BOOL[-1]"}
     join = {"function": "c", "after": ["a", "b"]}
     line = line_of({"a": FIRST, "b": THEN, "c": join}, a=({}, y), b=({}, y), c=(y, {}))
     assert line == "pipelines.p: stage c takes 'y' as FP32[-1]; several stages output it"
     late = {"function": "c", "after": ["b"]}
     stages: dict[str, object] = {"a": FIRST, "b": IF_UNSURE, "c": late}
-    line = line_of(stages, a=({}, y), b=({}, y), c=(y, {}))
+    line = line_of(stages, a=({}, unsure), b=({}, y), c=(y, {}))
     assert line.endswith("takes 'y' as FP32[-1]; stage b does not always run")
     stages["c"] = {**late, "only_if_unsure": True}
-    assert model(stages, a=({}, y), b=({}, y), c=(y, {}))
+    assert model(stages, a=({}, unsure), b=({}, unsure), c=(y, {}))
+
+
+@pytest.mark.parametrize("outputs", [{"y": "FP32[-1]"}, {"unsure": "FP32[-1]"}])
+def test_a_stage_that_cannot_be_unsure_is_found_at_start(outputs: dict[str, str]) -> None:
+    """The next stage of its cascade would never run."""
+    stages: dict[str, object] = {"a": FIRST, "b": IF_UNSURE}
+    line = line_of(stages, a=({}, outputs), b=({}, {}))
+    problem = "runs only if unsure; stage a has no output 'unsure' of type BOOL"
+    assert line == f"pipelines.p: stage b {problem}"
+    assert model(stages, a=({}, {}), b=({}, {})), "which outputs there are is not known"
 
 
 def test_first_stages_must_accept_the_same_request() -> None:
@@ -115,5 +127,6 @@ def test_first_stages_must_accept_the_same_request() -> None:
 def test_cascade_publishes_outputs_common_to_all_ends(
     first: dict[str, str], second: dict[str, str], published: dict[str, str]
 ) -> None:
-    cascade = model({"a": FIRST, "b": IF_UNSURE}, a=({}, first), b=({}, second))
+    unsure = {"unsure": "BOOL[-1]"} if first else {}  # without any they are not known
+    cascade = model({"a": FIRST, "b": IF_UNSURE}, a=({}, {**unsure, **first}), b=({}, second))
     assert cascade.outputs == parse_specs(published, "")

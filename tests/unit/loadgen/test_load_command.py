@@ -71,6 +71,11 @@ def test_a_closed_loop_warns() -> None:
         (("--concurrency", "1", "--header", "nothing"), "is not a header"),
         (("--concurrency", "1", "--payload", "no/such/file"), "cannot be read"),
         (("--concurrency", "1", "--model", "m"), "cannot be reached"),
+        *(
+            (("--concurrency", "1", option, value), f"Invalid value for '{option}'")
+            for option in ("--timeout-ms", "--slo-ms")
+            for value in ("nan", "inf", "1e300", "0")
+        ),
     ],
 )
 def test_bad_input_is_a_one_line_error(arguments: tuple[str, ...], problem: str) -> None:

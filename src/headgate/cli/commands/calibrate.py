@@ -19,6 +19,7 @@ from headgate.cli.calibration import (
 )
 from headgate.cli.options import OutputPath, check_not_read, json_option
 from headgate.cli.output import show, show_json
+from headgate.core.errors import ConfigError
 from headgate.core.states import OUTCOME_NAMES
 from headgate.metrics.from_log import CalibrationResult, LoggedColumns
 from headgate.metrics.summary import count_outcomes
@@ -52,6 +53,9 @@ def command(
     """
     for path, option in ((out, "--out"), (trace, "--trace")):
         check_not_read(path, option, [log])
+    if out is not None and trace is not None and out.resolve() == trace.resolve():
+        problem = "is the file of --out as well, which would be overwritten"
+        raise ConfigError(problem, where="--trace", value=str(trace), allowed="another file")
     read = read_calibrated(log)
     if out is not None:
         write_app(out, "--out", read.spec(overheads_ns))

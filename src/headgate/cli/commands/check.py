@@ -56,6 +56,7 @@ def command(app: str, traces: Path | None, as_json: bool) -> None:
             "app": app,
             "policies": policies_for(config.app),
             "unmeasured": list(config.unmeasured),
+            "models_not_found": _models_not_found(app, config),
             "spec": config.spec,
         }
         show_json(content)
@@ -82,7 +83,17 @@ def _show(name: str, config: AppConfig) -> None:
         names = ", ".join(config.unmeasured)
         remedy = f"headgate serve measures at start, headgate profile {name} now"
         show(Text(f"not measured: {names}; {remedy}; simulations need `exec_time`", "yellow"))
+    if paths := _models_not_found(name, config):
+        show(Text(f"not found: {', '.join(paths)}; headgate serve needs these files", "yellow"))
     show(Text(f"{name} is valid", "green"))
+
+
+def _models_not_found(name: str, config: AppConfig) -> list[str]:
+    """Return the ONNX files that are not there. A simulation needs none of them."""
+    is_file = name.endswith((".yaml", ".yml"))
+    base = Path(name).parent if is_file else Path.cwd()
+    models = [source.model for source in config.sources if source is not None]
+    return [model for model in models if model is not None and not (base / model).is_file()]
 
 
 def _supported_by(app: App, policy: str) -> str:

@@ -32,7 +32,7 @@ _DISTURBED: Final = 0.2  # cores that others use while the demonstration runs
 MODEL: Final = Path(headgate.__file__).parents[2] / "examples/recommender/recommender.onnx"
 
 
-@click.group("demo")
+@click.group("demo", no_args_is_help=False)
 def command() -> None:
     """Demonstrate Headgate on this machine."""
 

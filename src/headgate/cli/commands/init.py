@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 from pathlib import Path
+from shlex import quote
 
 import click
 
@@ -34,7 +35,7 @@ def command(directory: Path) -> None:
         problem = f"cannot be written: {error.strerror}"
         raise ConfigError(problem, where=str(directory)) from None
     click.echo(f"{directory}: wrote app.yaml, sentiment.py and request.json. Next:")
-    click.echo(f"  cd {directory}")
+    click.echo(f"  cd {quote(str(directory))}")
     click.echo("  headgate serve app.yaml")
     url = "http://127.0.0.1:8080/v2/models/sentiment/infer"
     click.echo(f"  curl -d @request.json {url}    # in another terminal")

@@ -11,6 +11,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from headgate.cli.options import (
+    Milliseconds,
     WorkloadOptions,
     json_option,
     make_directory,
@@ -106,14 +107,14 @@ def header(text: str) -> tuple[str, str]:
 )
 @click.option(
     "--timeout-ms",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Milliseconds(),
     default=30_000,
     metavar="N",
     help="Timeout of a request after its scheduled time, in ms. Default: 30000.",
 )
 @click.option(
     "--slo-ms",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Milliseconds(),
     metavar="N",
     help="Latency objective in ms; later responses count as late. Default: the server's.",
 )

@@ -10,7 +10,7 @@ from headgate.config.reference import schema_text
 @click.command("schema")
 @click.option("--json", is_flag=True, expose_value=False, help="Print JSON; this is always so.")
 def command() -> None:
-    """Print the JSON Schema of APP, for an editor that completes and checks.
+    """Print the JSON Schema of application files, for an editor that completes and checks.
 
     \b
     headgate schema > headgate.schema.json

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -31,6 +32,10 @@ from headgate.live.supervisor import Supervisor
 from headgate.live.telemetry import logs
 from headgate.live.telemetry.logs import reopen_standard_fds
 from headgate.policies import find_policy, policy_names
+
+_LOG: Final = logging.getLogger(__name__)
+# Keys of `serve:` that hold for as long as the server runs. gRPC may be added later.
+_FIXED_SETTINGS: Final = ("host", "port", "grpc_port", "gateways", "log")
 
 
 def _parser(setting: SchemaKey, option: str) -> Callable[[str], object]:
@@ -108,6 +113,11 @@ def command(
     def prepare() -> Deployment:
         return _deployment(app, given, policy=policy, slo=slo, workers=workers, admission=admission)
 
+    def prepare_again() -> Deployment:
+        _warn_of_fixed_settings(app, serve, from_command)
+        return prepare()
+
+    from_command = {*given, *([] if log is None else ["log"])}
     first = prepare()
     warn_of_unreachable_objectives(first.load(), app)
     serve = first.load().serve
@@ -116,7 +126,8 @@ def command(
     if log is not None and (log.is_dir() or not log.parent.is_dir()):
         raise ConfigError("cannot be written", where=str(log), key="--log")
     with ExitStack() as sockets:
-        given["gateways"] = serve.gateways  # as the ports: for as long as the server runs
+        # As the ports: for as long as the server runs.
+        given.update(host=serve.host, gateways=serve.gateways)
         if serve.gateways == 1:
             listener = sockets.enter_context(_bind(serve.host, serve.port))
             listener.listen(BACKLOG)
@@ -127,7 +138,7 @@ def command(
             reserved = sockets.enter_context(_reserve(serve.host, serve.grpc_port))
             given["grpc_port"] = reserved.getsockname()[1]
         supervisor = Supervisor(
-            prepare,
+            prepare_again,
             listener,
             log_path=log,
             watched_state=(lambda: _stamp(app)) if reloads else None,
@@ -136,6 +147,17 @@ def command(
         # Logging can neither block nor end the supervisor, even if nobody reads stderr any more.
         with logs.configured(serve, "supervisor"):
             return supervisor.run()
+
+
+def _warn_of_fixed_settings(app: str, running: ServeSpec, from_command: Collection[str]) -> None:
+    """Log which settings of a file that has changed wait for the next start."""
+    serve = _load(app).serve
+    for name in _FIXED_SETTINGS:
+        value, is_value = getattr(serve, name), getattr(running, name)
+        is_added = name == "grpc_port" and is_value is None
+        if value != is_value and name not in from_command and not is_added:
+            problem = f"needs a new start of the server; it stays {is_value!r}"
+            _LOG.warning("%s: serve.%s: %r: %s", app, name, value, problem)
 
 
 def _deployment(

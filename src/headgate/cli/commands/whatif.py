@@ -38,6 +38,7 @@ from headgate.metrics.from_log import BatchColumns, LogColumnsReader, calibrate
 from headgate.metrics.table import rows_table
 from headgate.sim.interfaces import Observer
 from headgate.workload import superpose
+from headgate.workload.arrivals import ARRIVALS_MAX
 
 _REPLICATES: Final = 40  # draws of windows from each simulation
 _LEVEL: Final = 0.95
@@ -165,6 +166,10 @@ def predict(
     if log.header.peers > 1:
         problem = f"is the log of one of {log.header.peers} gateways, and has only its requests"
         raise ConfigError(problem, where=str(log.path), allowed="the log of a single gateway")
+    if len(log.columns.requests) * changes.rate_scale > ARRIVALS_MAX or isnan(changes.rate_scale):
+        allowed = f"above 0, and up to {ARRIVALS_MAX:,} requests"
+        value = changes.rate_scale
+        raise ConfigError("is out of range", where="--rate-scale", value=value, allowed=allowed)
     config, selected = _changed(log, changes, client_overheads_ns)
     figures: list[dict[str, float]] = []
     draws: list[RunFigures] = []
@@ -256,7 +261,7 @@ def _changed(
             variant = _variant(log.config.app, key)
             section["exec_time"] = [f"{ns}ns" for ns in variant.profile.exec_ns[: max(1, value)]]
     if changes.workers is not None:
-        _set_workers(spec, log, changes.workers)
+        _set_workers(spec, log, changes.workers, keys)
     config = from_spec(spec, "--set" if keys else str(log.path))
     given = {key: value for key, value in changes.settings if "." not in key}
     return config, select_policy(config, str(log.path), changes.policy, given)
@@ -314,12 +319,20 @@ def _with_larger_batches(log: CalibratedLog, keys: Sequence[tuple[str, object]])
     return replace(log, header=header, config=config, results=results)
 
 
-def _set_workers(spec: dict[str, Any], log: CalibratedLog, workers: int) -> None:
+def _set_workers(
+    spec: dict[str, Any],
+    log: CalibratedLog,
+    workers: int,
+    settings: Sequence[tuple[str, object]],
+) -> None:
     pools = [pool.name for pool in log.config.app.pools if pool.faas is None]
     if len(pools) != 1:
         problem = f"{len(pools)} pools have nodes: which one?" if pools else "no pool has nodes"
         allowed = ", ".join(f"--set pools.{name}.nodes={workers}" for name in pools)
         raise ConfigError(problem, where="--workers", value=workers, allowed=allowed or None)
+    if any(key == f"pools.{pools[0]}.nodes" for key, _ in settings):
+        problem = f"cannot be given together with --set pools.{pools[0]}.nodes"
+        raise ConfigError(problem, where="--workers", value=workers, allowed="either of them")
     sections = dict(spec.get("pools") or {})
     sections[pools[0]] = {**sections.get(pools[0], {"tier": "dedicated"}), "nodes": workers}
     spec["pools"] = sections

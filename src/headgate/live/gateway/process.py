@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shlex
 import signal
 import socket
 import ssl
@@ -211,6 +212,7 @@ class GatewayProcess:
             self._app_config.policy.name,
             models,
             problems(self._runtime),
+            needs_key=any(tenant.key is not None for tenant in self._app_config.tenants),
         )
         os.write(self._pipe_fd, message)
         while True:
@@ -348,7 +350,13 @@ def _shared_listener(host: str, port: int) -> socket.socket:
 
 
 def ready_message(
-    url: str, grpc: str, policy: str, models: list[ServedModel], problems: Mapping[str, str]
+    url: str,
+    grpc: str,
+    policy: str,
+    models: list[ServedModel],
+    problems: Mapping[str, str],
+    *,
+    needs_key: bool,
 ) -> bytes:
     """The line of JSON for the supervisor. `problems` are those of models that are not ready."""
     example = next((model for model in models if model.name not in problems), models[0])
@@ -360,7 +368,7 @@ def ready_message(
             {"name": model.name, "signature": problems.get(model.name) or _signature(model)}
             for model in models
         ],
-        "curl": _curl(url, example),
+        "curl": _curl(url, example, needs_key=needs_key),
     }
     return msgspec.json.encode(content) + b"\n"
 
@@ -372,9 +380,11 @@ def _signature(model: ServedModel) -> str:
     return f"{inputs or 'any inputs'} -> {outputs or 'any outputs'}"
 
 
-def _curl(url: str, model: ServedModel) -> str:
+def _curl(url: str, model: ServedModel, *, needs_key: bool) -> str:
     """A command that runs the model, or shows its metadata if its inputs are large."""
     path = f"{url}/v2/models/{model.name}"
+    if needs_key:  # which one only the client knows: the server has its hash
+        path = f"-H 'X-API-Key: KEY' {path}"
     is_small = all(_elements(spec.shape) <= _EXAMPLE_ELEMENTS_MAX for spec in model.inputs)
     if not model.inputs or not is_small:
         return f"curl {path}"
@@ -388,7 +398,7 @@ def _curl(url: str, model: ServedModel) -> str:
         for spec in model.inputs
     ]
     body = msgspec.json.encode({"inputs": inputs}).decode()
-    return f"curl {path}/infer -d '{body}'"
+    return f"curl {path}/infer -d {shlex.quote(body)}"
 
 
 def _elements(shape: tuple[int, ...]) -> int:

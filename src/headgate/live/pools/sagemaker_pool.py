@@ -20,6 +20,7 @@ from headgate.config.providers import Provider
 from headgate.functions.error_text import error_text, sendable
 from headgate.functions.tensor import (
     ITEM_BYTES,
+    UNSURE,
     Signature,
     TaskInputs,
     TaskResult,
@@ -42,7 +43,6 @@ from headgate.live.pools.remote_pool import (
 
 THROTTLES: Final = (429, 503)
 MODEL_ERROR: Final = 424
-UNSURE: Final = "unsure"
 _JSON: Final = "application/json"
 _LIMITS: Final = GatewayConfig()
 

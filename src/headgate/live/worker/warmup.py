@@ -30,6 +30,7 @@ from headgate.system.process import private_bytes
 
 BUDGET_NS: Final = 400_000_000  # to measure one function
 BUDGET_ALL_NS: Final = 1_000_000_000
+ONCE_MS: Final = 1_000.0  # and beyond that, for the first run of a larger batch
 SAMPLES_MIN: Final = 10  # per batch size, if there is time
 _LOG: Final = logging.getLogger(__name__)
 
@@ -112,7 +113,7 @@ class MeasuredSizes:
     """The times of a function by batch size, and the largest size that works."""
 
     def __init__(self, runner: BatchRunner, batch_max: int, budget_ns: int) -> None:
-        """Measure until the time is over. Sizes beyond the time budget are extrapolated.
+        """Measure until the time is over, then one larger size. Sizes beyond are extrapolated.
 
         There are no sizes if the model has no example, or fails on it.
         """
@@ -129,16 +130,37 @@ class MeasuredSizes:
         self._measure(runner, example, monotonic_ns() + budget_ns)
 
     def _measure(self, runner: BatchRunner, example: list[Tensor], until_ns: int) -> None:
-        for size in batch_sizes(self.batch_max):
+        sizes = batch_sizes(self.batch_max)
+        for size in sizes:
             left_ms = (until_ns - monotonic_ns()) / 1e6
             if self.by_size and left_ms < 2 * max(time.p50_ms for time in self.by_size.values()):
+                self._measure_larger(runner, example, sizes)
                 break
-            request = MeasureRequest(1, size, max(0.0, left_ms / 2e3), SAMPLES_MIN)
-            try:
-                self.by_size[size] = measure(example_call(runner, example, size), request)
-            except ConfigError:  # the runner has logged why
-                self.batch_max = max(self.by_size, default=0)
+            if not self._measure_size(runner, example, size, max(0.0, left_ms / 2e3)):
                 break
+
+    def _measure_larger(self, runner: BatchRunner, example: list[Tensor], sizes: list[int]) -> None:
+        """Measure the largest size that takes `ONCE_MS` at most, even in proportion.
+
+        Where many items take hardly longer than one, a proportion is far off: requests of many
+        items would be refused, and as nobody runs them, nothing would ever correct it.
+        """
+        known, time = max(self.by_size.items())
+        larger = [size for size in sizes if size > known and size * time.p50_ms <= ONCE_MS * known]
+        if larger:
+            self._measure_size(runner, example, larger[-1], 0.0)
+
+    def _measure_size(
+        self, runner: BatchRunner, example: list[Tensor], size: int, length_s: float
+    ) -> bool:
+        """Measure a size; return whether it works."""
+        request = MeasureRequest(1, size, length_s, SAMPLES_MIN)
+        try:
+            self.by_size[size] = measure(example_call(runner, example, size), request)
+        except ConfigError:  # the runner has logged why
+            self.batch_max = max(self.by_size, default=0)
+            return False
+        return True
 
     def exec_ns(self) -> tuple[int, ...]:
         """Return times of all sizes: monotone, linear between and beyond measured sizes."""
@@ -146,10 +168,13 @@ class MeasuredSizes:
         return fill_sizes(times_ns, self.batch_max)
 
     def __str__(self) -> str:
-        return ", ".join(
+        lines = [
             f"a batch of {size} takes {format_value('time_ms', time.p50_ms)}{_interval(time)}"
             for size, time in self.by_size.items()
-        )
+        ]
+        if max(self.by_size, default=0) < self.batch_max:
+            lines.append("larger ones are assumed to take longer in proportion")
+        return ", ".join(lines)
 
 
 def batch_sizes(batch: int) -> list[int]:

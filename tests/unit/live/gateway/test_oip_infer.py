@@ -250,6 +250,22 @@ def test_a_refusal_says_why_and_what_would_have_been_accepted() -> None:
     run(scenario)
 
 
+def test_an_error_leaves_out_what_is_not_known() -> None:
+    async def scenario(rig: Rig) -> None:
+        for mode, also in (
+            ("refuse", set()),
+            ("infeasible", set()),
+            ("over_cost", {"accepted_usd"}),
+        ):
+            rig.runtime.mode = mode
+            reply = await rig.infer(body())
+            known = {name for name in reply.json if name.endswith(("_usd", "_ms"))}
+            assert known - {"deadline_ms", "predicted_usd"} == also
+            assert 0 not in reply.json.values(), "a zero is not known, and nobody's objective"
+
+    run(scenario)
+
+
 def test_overload_can_be_503() -> None:
     async def scenario(rig: Rig) -> None:
         rig.runtime.mode = "overloaded"

@@ -126,8 +126,9 @@ def error_fields(error: RequestError, request_id: bytes) -> ErrorJson:
     if error.settlement is not None:
         fields.deadline_ms = fields.deadline_ms or _ms(error.settlement.objective_ns)
         for name, source in _OF_SETTLEMENT:
-            value = getattr(error.settlement, source)
-            setattr(fields, name, _ms(value) if source.endswith("_ns") else value)
+            # A zero is not known, and msgspec omits a default by its identity.
+            if value := getattr(error.settlement, source):
+                setattr(fields, name, _ms(value) if source.endswith("_ns") else value)
     return fields
 
 
