@@ -418,23 +418,26 @@ class Feasibility:
         if build.own is not None:
             own_bucket = build.own.bucket(now_ns, latest_ns)
             own_work_ns, own_batches = work_ns / weight, batches / weight
-            if not build.own.fit(
+            if not build.own.fits(
                 now_ns, latest_ns, own_bucket, own_work_ns, own_batches, 1.0, default_ns
             ):
                 return False
-        fit = calendar.fit(now_ns, latest_ns, bucket, work_ns, batches, weight, default_ns)
-        if fit is None:
+        if not calendar.fits(now_ns, latest_ns, bucket, work_ns, batches, weight, default_ns):
             return False
-        ahead_ns, slack_ns = fit
         load, shares = self._loads.get(build.pool.id), self._shares[build.pool.id]
         if load is None:
             return True
         left_ns = min(latest_ns, calendar.covered_ns(bucket)) - now_ns
         reserved_ns = shares.reserved_ns(load, left_ns)
+        part = 0.0  # of the calendar that it leaves to others
         if self._must_yield(build.pool.id, load, work_ns):
-            reserved_ns += _LEFT_TO_OTHERS * max(0, slack_ns + ahead_ns)
+            part = _LEFT_TO_OTHERS
         elif shares.wants_more(load):
-            reserved_ns += _LEFT_BY_LARGE * max(0, slack_ns + ahead_ns)
+            part = _LEFT_BY_LARGE
+        if part == 0.0 and reserved_ns <= 0.0:
+            return True
+        ahead_ns, slack_ns, _ = calendar.slack(now_ns, bucket)
+        reserved_ns += part * max(0, slack_ns + ahead_ns)
         # Nobody who comes could start in less. What other gateways promise is not known here.
         is_alone = self._view.gateways == 1 and not shares.has_several
         if is_alone and not load.has_more_urgent(self._priority):
