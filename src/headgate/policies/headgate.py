@@ -205,6 +205,8 @@ class Headgate(Policy):
 
     def _call(self, function_id: int) -> None:
         """Call for tasks that were promised a call, or run nowhere else: the most urgent first."""
+        if self._builds.faas[function_id] is None:
+            return
         while (send := self._dispatch.to_platform_of(function_id)) is not None:
             self._send(send)
         if (at_ns := self._dispatch.retry_call_at_ns(function_id)) is not None:

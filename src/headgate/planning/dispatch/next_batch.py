@@ -164,10 +164,7 @@ class Dispatcher:
         """The most urgent queue of which the node should run a batch now."""
         passed_over: list[EdfQueue] = []
         send: Send | None = None
-        while send is None and len(passed_over) < _HEADS_EXAMINED:
-            queue = heads.first()
-            if queue is None:
-                break
+        while send is None and (queue := heads.first()) is not None:
             task = self._batching.prune(queue)
             if task is None:
                 continue
@@ -182,10 +179,13 @@ class Dispatcher:
             if send is None:
                 heads.remove(queue)
                 passed_over.append(queue)
-        for queue in passed_over:
-            heads.push(queue)
-        if send is None and len(passed_over) == _HEADS_EXAMINED:
-            return self._of_what_it_holds(node, is_best_effort=is_best_effort)
+                if len(passed_over) == _HEADS_EXAMINED:
+                    break
+        if passed_over:
+            for queue in passed_over:
+                heads.push(queue)
+            if send is None and len(passed_over) == _HEADS_EXAMINED:
+                return self._of_what_it_holds(node, is_best_effort=is_best_effort)
         return send
 
     def _of_what_it_holds(self, node: Node, *, is_best_effort: bool) -> Send | None:
@@ -400,7 +400,7 @@ class Dispatcher:
             return None
         items, now_ns = task.request.items, self._view.now_ns
         left_ns = self._builds.latest_ns(task.request, task.id % STAGES_MAX) - now_ns
-        wait_ns = promise.build.narrowest().free_in_ns(now_ns)
+        wait_ns = promise.build.narrowest.free_in_ns(now_ns)
         if wait_ns + promise.build.cautious_ns(items, _LATE_Z) <= left_ns:
             return None
         if items > faas.items_max or faas.cautious_ns(items, _LATE_Z) > left_ns:

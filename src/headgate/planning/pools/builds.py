@@ -143,8 +143,9 @@ class Builds:
         """
         best_ns = inf
         for build in self.of_function[function_id]:
-            time_ns = build.fastest_ns(min(items, build.items_max), as_observed=as_observed)
-            best_ns = min(best_ns, time_ns)
+            most = build.items_max
+            time_ns = build.fastest_ns(items if items < most else most, as_observed=as_observed)
+            best_ns = time_ns if time_ns < best_ns else best_ns
         return 0.0 if best_ns == inf else best_ns
 
     def latest_ns(self, request: Request, stage: int) -> float:
@@ -164,7 +165,8 @@ class Builds:
         if self._view.gateways > 1:
             share = self._gateway_shares[pool_id]
             share.observe(self._view.now_ns, work_ns, self._view.gateways)
-        self._review(pool_id)
+        if self._is_scarce[pool_id]:
+            self._review(pool_id)
 
     def observe_elsewhere(self, build: Build, work_ns: float) -> None:
         """Record work that is promised to a build though its function prefers another one.
@@ -178,7 +180,7 @@ class Builds:
 
     def _review(self, pool_id: int) -> None:
         self._until_review[pool_id] -= 1
-        if self._is_scarce[pool_id] and self._until_review[pool_id] < 0:
+        if self._until_review[pool_id] < 0:
             self._until_review[pool_id] = max(_REVIEW, len(self.on_pool[pool_id]))
             self._divide_memory(pool_id)
 
@@ -197,8 +199,10 @@ class Builds:
 
     def is_left_to_others(self, pool_id: int) -> bool:
         """Whether what promises leave of a pool here is for the promises of other gateways."""
-        gateways, share = self._view.gateways, self._gateway_shares[pool_id]
-        return gateways > 1 and share.is_contended(self._view.now_ns, gateways)
+        gateways = self._view.gateways
+        return gateways > 1 and self._gateway_shares[pool_id].is_contended(
+            self._view.now_ns, gateways
+        )
 
     def on_gateways_changed(self) -> None:
         """Count on another part of every pool."""
@@ -363,11 +367,13 @@ class Builds:
 
     def on_sent(self, build: Build, batch: Batch, start_ns: int) -> None:
         """A batch was sent; `start_ns` is the time that its instance needs first."""
-        expected_ns = build.lane_ns_in(batch.items, batch.shape_id)
-        spread_ns = int(build.lane_ns_in(batch.items, batch.shape_id, 1.0) - expected_ns)
+        items, shape_id = batch.items, batch.shape_id
+        expected_ns = build.lane_ns_in(items, shape_id)
+        spread_ns = int(build.lane_ns_in(items, shape_id, 1.0) - expected_ns)
         end_ns = self._view.now_ns + int(start_ns + expected_ns + _END_CAUTION * spread_ns)
-        lanes = build.take_lanes(batch.shape_id)
-        build.on_sent(batch.items, batch.shape_id)
+        lanes = build.take_lanes(shape_id)
+        if len(build.shape_ids) > 1:
+            build.learn_mix(items, shape_id)
         build.calendar.occupy(end_ns, lanes, spread_ns)
         if build.warm_pool is not None:
             build.warm_pool.lanes.occupy(end_ns, 1, spread_ns)
@@ -390,9 +396,10 @@ class Builds:
             build.warm_pool.lanes.release(end_ns)
         if build.own is not None:
             build.own.release(end_ns)
-        if batch.state == BATCH_FINISHED and batch.id not in self._cold:
+        if batch.id in self._cold:
+            self._cold.remove(batch.id)
+        elif batch.state == BATCH_FINISHED:
             build.observe(batch.items, took_ns, batch.shape_id)
-        self._cold.discard(batch.id)
 
     def fits_call(self, task: Task) -> bool:
         """Whether a call can carry a task; its function may have no FaaS target."""

@@ -220,8 +220,10 @@ class Calendar(Lanes):
         Batches that are smaller than planned, lanes that stand idle between batches, batches that
         cannot be preempted: whatever makes starts late in spite of the test makes it stricter.
         """
-        step = _LATE_START_STEP if slip_ns > 0 else -_LATE_START_STEP * _LATE_STARTS
-        self.inflation = min(_INFLATION_MAX, max(1.0, self.inflation + step))
+        if slip_ns > 0:
+            self.inflation = min(_INFLATION_MAX, self.inflation + _LATE_START_STEP)
+        elif self.inflation > 1.0:
+            self.inflation = max(1.0, self.inflation - _LATE_START_STEP * _LATE_STARTS)
 
     def bucket(self, now_ns: int, deadline_ns: int) -> int:
         """The number of the bucket of a deadline."""
@@ -231,7 +233,7 @@ class Calendar(Lanes):
         if number >= self._base + self._size:
             self._reach(now_ns, number)
             number = min(number, self._base + self._size - 1)
-        return max(number, self._base)
+        return number if number > self._base else self._base
 
     def covered_ns(self, bucket: int) -> int:
         """The end of a bucket: a deadline beyond the last one counts as due then."""
@@ -245,7 +247,7 @@ class Calendar(Lanes):
         """Book work that is due in a bucket; a negative amount takes it back. O(1)."""
         self.work_ns += work_ns
         self.batches += batches
-        leaf = max(0, bucket - self._base)
+        leaf = bucket - self._base if bucket > self._base else 0
         self._works[leaf] += work_ns
         self._changed.add(leaf)
 
