@@ -50,7 +50,6 @@ _CALL_SLACK: Final = 0.5
 _MET: Final = int(Outcome.MET)
 _JUDGED: Final = (_MET, int(Outcome.LATE), int(Outcome.EXPIRED))  # outcomes of promises
 _ROUNDING: Final = 1.001  # of a length, so that it is enough after it was rounded down
-_ALONE: Final = (1.0,)  # a stage that has all of a pipeline's time
 
 
 @final
@@ -199,10 +198,11 @@ class AdmissionControl:
         self.budgets.close(request.id)
         if promises is None:
             return
-        for stage in range(len(promises)):
-            promise = self._booked.pop(request.id * STAGES_MAX + stage, None)
-            if promise is not None:
-                promise.release()
+        if self._booked:
+            for stage in range(len(promises)):
+                promise = self._booked.pop(request.id * STAGES_MAX + stage, None)
+                if promise is not None:
+                    promise.release()
         if outcome in _JUDGED:
             was_kept = outcome == _MET
             self.margins.observe(request.pipeline.id, was_kept=was_kept)
@@ -223,7 +223,10 @@ class AdmissionControl:
         """Book every stage in one of several ways; else nothing, and return one that is late."""
         allowed_ns, z = self._allowed(request, float(deadline_ns - self._view.now_ns))
         if len(request.tasks) == 1:  # it has all of the time
-            return self._book(request, allowed_ns, z, _ALONE, promises)
+            now_ns = self._view.now_ns
+            self.budgets.open(request)
+            due_ns = now_ns + int(allowed_ns)
+            return None if self._book_stage(request, 0, now_ns, due_ns, z, promises) else 0
         waits_ns = [self._wait_ns(request, index) for index in range(len(request.tasks))]
         for index, siblings in enumerate(self._siblings[request.pipeline.id]):
             waits_ns[index] += sum(self._beside_ns(request, index, i) for i in siblings)
@@ -440,22 +443,35 @@ class AdmissionControl:
         The time is given to the stages in proportion to their lengths. Of a cost objective, the
         least is set aside for the stages that follow, or `stages_usd`.
         """
-        now_ns, budgets, pipeline = self._view.now_ns, self.budgets, request.pipeline
-        budgets.open(request, stages_usd)
-        all_siblings = self._siblings[pipeline.id]
-        ends = _ALONE if len(lengths_ns) == 1 else _ends(pipeline, lengths_ns)
-        for index, end in enumerate(ends):
-            after, siblings = pipeline.stages[index].after, all_siblings[index]
+        now_ns, pipeline = self._view.now_ns, request.pipeline
+        self.budgets.open(request, stages_usd)
+        for index, end in enumerate(_ends(pipeline, lengths_ns)):
+            after, siblings = pipeline.stages[index].after, self._siblings[pipeline.id][index]
             ready_ns = max([promises[i].due_ns for i in after]) if after else now_ns
             due_ns = now_ns + int(allowed_ns * end)
             beside = [promises[i] for i in siblings if i < index] if siblings else ()
-            promise = self.feasibility.fit(request, index, ready_ns, due_ns, z, beside)
-            if promise is None:
+            if not self._book_stage(request, index, ready_ns, due_ns, z, promises, beside):
                 return index
-            promise.book(now_ns)
-            budgets.set_aside(request.tasks[index], promise.usd)
-            promises.append(promise)
         return None
+
+    def _book_stage(
+        self,
+        request: Request,
+        stage: int,
+        ready_ns: int,
+        due_ns: int,
+        z: float,
+        promises: list[Promise],
+        beside: Sequence[Promise] = (),
+    ) -> bool:
+        """Book a stage between two times, if it fits; whether it does."""
+        promise = self.feasibility.fit(request, stage, ready_ns, due_ns, z, beside)
+        if promise is None:
+            return False
+        promise.book(self._view.now_ns)
+        self.budgets.set_aside(request.tasks[stage], promise.usd)
+        promises.append(promise)
+        return True
 
     def _margin_ns(self, request: Request, z: float, allowed_ns: float, least_ns: float) -> float:
         """The time to keep between the promise and the deadline, beside that of the stages.

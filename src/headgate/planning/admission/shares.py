@@ -120,7 +120,8 @@ class PoolShares:
         self._by_objective: list[ClassLoad] = []  # all classes
         self._by_window: list[ClassLoad] = []
         self._objectives_ns: list[float] = []  # ascending
-        self._sums: list[tuple[float, float]] = [(0.0, 0.0)]  # of lanes, and of lanes x objective
+        # Of lanes, and of lanes x objective, by objective; empty until somebody asks.
+        self._sums: list[tuple[float, float]] = []
         self._windows_ns: list[float] = []  # of the classes that are active, ascending
         self._window_lanes: list[float] = [0.0]  # sums of lanes, by window
         self._stale_ns = NEVER_NS  # when the first of them will not be active any more
@@ -170,6 +171,8 @@ class PoolShares:
 
     def reserved_ns(self, load: ClassLoad, window_ns: float) -> float:
         """Lane time that other classes with shorter objectives will need within a window."""
+        if not self._sums:
+            self._sum_up()
         index = bisect_left(self._objectives_ns, window_ns)
         lanes, moment = self._sums[index]
         reserved_ns = lanes * window_ns - moment
@@ -207,23 +210,30 @@ class PoolShares:
             load.allotted = min(offered[index], load.entitled)
             left -= load.allotted
             weight_sum = max(1e-9, weight_sum - weights[index])
-        self._sum_up(now_ns)
+        self._sums = []
+        self._sum_up_active(now_ns)
 
-    def _sum_up(self, now_ns: int) -> None:
-        """Sum what is allotted, by objective and, of the classes that are active, by window."""
+    def _sum_up(self) -> None:
+        """Sum what is allotted, by objective."""
         self._objectives_ns = [load.objective_ns for load in self._by_objective]
         lanes = moment = 0.0
-        self._sums = [(lanes, moment)]
+        self._sums.append((lanes, moment))
         for load in self._by_objective:
             lanes += load.allotted
             moment += load.allotted * load.objective_ns
             self._sums.append((lanes, moment))
-        self._stale_ns, lanes = NEVER_NS, 0.0
-        self._windows_ns, self._window_lanes = [], [lanes]
+
+    def _sum_up_active(self, now_ns: int) -> None:
+        """Sum what is allotted to the classes that are active now, by window."""
+        stale_ns, lanes = NEVER_NS, 0.0
+        windows_ns: list[float] = []
+        window_lanes = [lanes]
         for load in self._by_window:
             until_ns = load.active_until_ns()
             if until_ns > now_ns:
-                self._stale_ns = min(self._stale_ns, until_ns)
-                self._windows_ns.append(load.window_ns)
+                stale_ns = until_ns if until_ns < stale_ns else stale_ns
+                windows_ns.append(load.window_ns)
                 lanes += load.allotted
-                self._window_lanes.append(lanes)
+                window_lanes.append(lanes)
+        self._stale_ns = stale_ns
+        self._windows_ns, self._window_lanes = windows_ns, window_lanes

@@ -95,8 +95,7 @@ class Batching:
         it can run. With a `choice`, those join for whom it is the best one too; if they are fewer,
         the shape is chosen again.
         """
-        admission = self._admission
-        entry = queue.head()
+        admission, entry = self._admission, queue.head()
         assert entry is not None
         head = entry[1]
         promise = admission.booked(head)
@@ -110,6 +109,7 @@ class Batching:
         items = booked_ns = 0
         while entry is not None:
             task = entry[1]
+            own_items = task.request.items
             booked = admission.booked(task) if batch else promise
             if booked is not None:
                 if batch and booked.build is not build and not self._pays(task, build):
@@ -119,10 +119,9 @@ class Batching:
                 elif batch and not self._gains(build, task, start_ns, choice):
                     break
             bytes_max -= task.payload_bytes
-            is_full = items + task.request.items > items_max or bytes_max < 0
-            if batch and (is_full or task.must_run_alone):
+            if batch and (items + own_items > items_max or bytes_max < 0 or task.must_run_alone):
                 break
-            items += task.request.items
+            items += own_items
             batch.append(queue.pop())
             booked_ns += admission.release_task(task)
             if task.must_run_alone:

@@ -147,7 +147,7 @@ class Dispatcher:
 
         A call can be the answer, too: of a task that waits for this node and would be late.
         """
-        if node.id not in self._view.free_nodes or self._placement.is_held_back(node):
+        if node.id not in self._view.free_nodes or self._placement.busy.is_held_back(node):
             return None
         queues, pool_id = self._queues, node.pool.id
         promised, best_effort = queues.promised_heads[pool_id], queues.best_effort_heads[pool_id]

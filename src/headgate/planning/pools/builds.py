@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import islice
 from math import ceil, inf
 from typing import Final, final
 
@@ -89,6 +88,8 @@ class Builds:
             self.faas.append(build)
             self.of_function[function.id].append(build)
         self._loads = [0.0 for _ in self.all]  # by build id: nodes that its load takes
+        # By build id: the instances of its variant where each of them is one node that holds it.
+        self._holders = [self._countable(build) for build in self.all]
         self._ends: dict[int, tuple[Build, int, int]] = {}  # by batch id
         self._node_ends_ns: dict[int, int] = {}  # by node id: predicted end of what was sent last
         self._cold: set[int] = set()  # batches that waited for a start: their time teaches nothing
@@ -230,13 +231,20 @@ class Builds:
 
     def count_instances(self, build: Build) -> int:
         """Number of nodes of the pool that hold a build or are starting it."""
-        instances = self._view.instances_of[build.variant.id]
-        pool_id = build.pool.id
+        holders = self._holders[build.id]
+        if holders is not None:
+            return len(holders)
+        instances, pool_id = self._view.instances_of[build.variant.id], build.pool.id
         if build.replicas > 1:
             return sum(1 for i in instances.values() if i.pool.id == pool_id and _is_first(i))
-        if len(build.variant.pool_ids) == 1 and not self._is_scarce[pool_id]:
-            return len(instances)
         return sum(1 for i in instances.values() if i.pool.id == pool_id and i.residency != ON_HOST)
+
+    def _countable(self, build: Build) -> dict[int, Instance] | None:
+        """The instances of a build's variant, if there are as many nodes that hold the build."""
+        is_elsewhere = len(build.variant.pool_ids) > 1 or self._is_scarce[build.pool.id]
+        if build.replicas > 1 or is_elsewhere:
+            return None
+        return self._view.instances_of[build.variant.id]
 
     def start_ns(self, build: Build, node: Node) -> int:
         """Time until a build can run on a node: a load of weights, a cold start, or nothing."""
@@ -306,16 +314,20 @@ class Builds:
 
     def free_in_ns(self, build: Build) -> int:
         """Time until a node that holds a build is free, as far as a few of them tell."""
-        soonest_ns = NEVER_NS
-        instances = self._view.instances_of[build.variant.id].values()
-        holders = (i for i in instances if i.pool is build.pool and i.residency != ON_HOST)
-        for instance in islice(holders, _HOLDERS_MAX):
+        soonest_ns, left = NEVER_NS, _HOLDERS_MAX
+        for instance in self._view.instances_of[build.variant.id].values():
+            if instance.pool is not build.pool or instance.residency == ON_HOST:
+                continue
+            if left == 0:
+                break
+            left -= 1
             node = instance.node
             if node is None:
                 continue
             if node.running < build.lanes:
                 return 0
-            soonest_ns = min(soonest_ns, self._node_ends_ns.get(node.id, 0))
+            end_ns = self._node_ends_ns.get(node.id, 0)
+            soonest_ns = end_ns if end_ns < soonest_ns else soonest_ns
         return max(0, soonest_ns - self._view.now_ns)
 
     def ready_in_ns(self, build: Build, *, may_swap_in: bool = False) -> int:
