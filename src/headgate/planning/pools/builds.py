@@ -234,10 +234,10 @@ class Builds:
         holders = self._holders[build.id]
         if holders is not None:
             return len(holders)
-        instances, pool_id = self._view.instances_of[build.variant.id], build.pool.id
+        instances, pool = self._view.instances_of[build.variant.id].values(), build.pool
         if build.replicas > 1:
-            return sum(1 for i in instances.values() if i.pool.id == pool_id and _is_first(i))
-        return sum(1 for i in instances.values() if i.pool.id == pool_id and i.residency != ON_HOST)
+            return len([i for i in instances if i.pool is pool and _is_first(i)])
+        return len([i for i in instances if i.residency != ON_HOST and i.pool is pool])
 
     def _countable(self, build: Build) -> dict[int, Instance] | None:
         """The instances of a build's variant, if there are as many nodes that hold the build."""

@@ -81,14 +81,6 @@ class Lanes:
             busy_ns += 2 * (now_ns - ends_ns[index])
         return busy_ns
 
-    def _end_ns(self, now_ns: int, index: int) -> int:
-        """When something that runs will end: what is overdue takes as long again as it is overdue.
-
-        The longer it is overdue, the less is known of it but that it takes long.
-        """
-        end_ns = self._ends_ns[index]
-        return end_ns if end_ns >= now_ns else 2 * now_ns - end_ns
-
     def last_end_ns(self) -> int:
         """When the last of what runs is predicted to end; 0 if nothing runs."""
         return self._ends_ns[-1] if self._ends_ns else 0
@@ -144,8 +136,10 @@ class Lanes:
         ended = bisect_right(ends_ns, at_ns)
         step = 1 + ended // _LANES_EXAMINED
         # With more runs than lanes (a node was lost), the first to end free no lane.
-        for index in range(max(0, -idle), ended, step):
-            end_ns = self._end_ns(now_ns, index)
+        for index in range(-idle if idle < 0 else 0, ended, step):
+            end_ns = ends_ns[index]
+            if end_ns < now_ns:
+                end_ns = _overdue_end_ns(now_ns, end_ns)
             if end_ns + self._spreads_ns[index] > at_ns:
                 continue
             each = 1 + int((at_ns - end_ns) / batch_ns)
@@ -168,13 +162,23 @@ class Lanes:
         step = 1 + ended // _LANES_EXAMINED
         each_lane = min(1.0, supply / max(1, len(ends_ns)))
         for index in range(0, ended, step):
-            end_ns = self._end_ns(now_ns, index)
+            end_ns = ends_ns[index]
+            if end_ns < now_ns:
+                end_ns = _overdue_end_ns(now_ns, end_ns)
             if end_ns + self._spreads_ns[index] <= at_ns:
                 each = each_lane * (1.0 + (at_ns - end_ns) / batch_ns)
                 starts += each * min(step, ended - index)
                 if starts >= needed:
                     return True
         return False
+
+
+def _overdue_end_ns(now_ns: int, end_ns: int) -> int:
+    """When what should have ended will end: it takes as long again as it is overdue.
+
+    The longer it is overdue, the less is known of it but that it takes long.
+    """
+    return 2 * now_ns - end_ns
 
 
 @final
