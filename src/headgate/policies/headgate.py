@@ -166,10 +166,11 @@ class Headgate(Policy):
             else:
                 self._call(task.function.id)
         self._offer_given_up()
-        for build in self._builds.of_function[task.function.id]:
+        for build in self._placement.prestarted[task.function.id]:
             # Only now: a start must not take the node that the task itself can have.
             is_awaited = task.state == TASK_READY
-            self._start(build, self._placement.prestart_node(build, is_awaited=is_awaited))
+            if (node := self._placement.prestart_node(build, is_awaited=is_awaited)) is not None:
+                self._start(build, node)
 
     def _offer_best_effort(self, function_id: int) -> None:
         """Offer free nodes to the best effort of a function, and calls to what cannot use them."""
@@ -205,6 +206,8 @@ class Headgate(Policy):
 
     def _call(self, function_id: int) -> None:
         """Call for tasks that were promised a call, or run nowhere else: the most urgent first."""
+        if self._builds.faas[function_id] is None:
+            return
         while (send := self._dispatch.to_platform_of(function_id)) is not None:
             self._send(send)
         if (at_ns := self._dispatch.retry_call_at_ns(function_id)) is not None:

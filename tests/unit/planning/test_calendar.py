@@ -240,7 +240,7 @@ def test_a_lane_counts_only_if_it_is_free_in_time_even_when_it_takes_longer() ->
 
 def fits(calendar: Calendar, latest_ns: int, work_ns: int = 4 * WIDTH_NS) -> bool:
     bucket = calendar.bucket(0, latest_ns)
-    return calendar.fit(0, latest_ns, bucket, work_ns, 1.0, 1.0, work_ns) is not None
+    return calendar.fits(0, latest_ns, bucket, work_ns, 1.0, 1.0, work_ns)
 
 
 def test_from_when_on_a_newcomer_fits() -> None:

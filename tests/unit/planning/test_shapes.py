@@ -161,7 +161,7 @@ def test_what_follows_is_stretched_by_what_was_observed() -> None:
 def test_a_plan_takes_the_size_and_shape_of_least_work_that_fit_a_window() -> None:
     build = ShapesRig(latency_ms=1_000, stages=1).build
     for _ in range(400):
-        build.on_sent(1, 1)  # the GPU is what limits
+        build.learn_mix(1, 1)  # the GPU is what limits
     assert build.plan_within(1, 1_000 * MS, 0.0) == (2, 0)  # batches may grow to two
     assert build.plan_within(1, 45 * MS, 0.0) == (2, 1)  # 31 ms of a seventh an item, alone 40
     assert build.plan_within(1, 11 * MS, 0.0) == (1, 1)
@@ -173,6 +173,6 @@ def test_work_is_counted_in_the_compute_that_is_scarce() -> None:
     build = ShapesRig(latency_ms=1_000, stages=1).build
     assert build.weight_of(1) < 5.0
     for _ in range(400):
-        build.on_sent(1, 1)
+        build.learn_mix(1, 1)
     assert build.weight_of(1) == pytest.approx(5.0)
     assert build.weight_of(0) == pytest.approx(1.0)

@@ -21,6 +21,26 @@ def water_level(offered: list[float], weights: list[float], lanes: float) -> flo
     return high
 
 
+def observe(
+    shares: PoolShares,
+    now_ns: int,
+    key: tuple[int, int],
+    objective_ns: float,
+    window_ns: float,
+    weight: float,
+    work_ns: float,
+    lanes: float,
+    declared_ns: float,
+) -> ClassLoad:
+    """Record an arrival of a class, which may be its first."""
+    load = shares.of_class(key)
+    if load is None:
+        load = ClassLoad(now_ns, objective_ns, window_ns, weight, declared_ns)
+        shares.add(key, load)
+    shares.observe(now_ns, load, work_ns, lanes)
+    return load
+
+
 def draw(rng: Random, lanes: int) -> tuple[PoolShares, list[ClassLoad], int]:
     """Classes of clients with one pipeline each, that have all arrived by now."""
     shares, now_ns = PoolShares(), 0
@@ -37,8 +57,16 @@ def draw(rng: Random, lanes: int) -> tuple[PoolShares, list[ClassLoad], int]:
     for client, objective_ns, window_ns, weight in arrivals:
         now_ns += rng.randint(0, S // 10)
         work_ns = rng.choice((0.01, 1.0, 20.0)) * S
-        load = shares.observe(
-            now_ns, (client, 0), objective_ns, window_ns, weight, work_ns, lanes, objective_ns
+        load = observe(
+            shares,
+            now_ns,
+            (client, 0),
+            objective_ns,
+            window_ns,
+            weight,
+            work_ns,
+            lanes,
+            objective_ns,
         )
         loads.append(load)
     return shares, loads, now_ns
@@ -86,7 +114,7 @@ def test_blocked_are_those_with_shorter_windows(seed: int) -> None:
 def test_nobody_is_blocked_who_has_been_silent_for_long() -> None:
     """No arrival tells of it: whoever asks does."""
     shares = PoolShares()
-    load = shares.observe(0, (0, 0), S, 0.1 * S, 1.0, 0.5 * S, 1, S)
+    load = observe(shares, 0, (0, 0), S, 0.1 * S, 1.0, 0.5 * S, 1, S)
     lanes, window_ns = shares.blocked(10 * S, 1.0, S)
     assert (lanes, window_ns) == (load.allotted, 0.1 * S)
     assert lanes > 0.0
@@ -96,11 +124,11 @@ def test_nobody_is_blocked_who_has_been_silent_for_long() -> None:
 def test_a_silent_client_takes_nothing() -> None:
     """It was there once. An hour later all that it would be due is lent."""
     shares = PoolShares()
-    quiet = shares.observe(0, (0, 0), S, S, 1.0, 5.0 * S, 2, S)
-    busy = shares.observe(0, (1, 0), S, S, 1.0, 5.0 * S, 2, S)
+    quiet = observe(shares, 0, (0, 0), S, S, 1.0, 5.0 * S, 2, S)
+    busy = observe(shares, 0, (1, 0), S, S, 1.0, 5.0 * S, 2, S)
     assert quiet.allotted == pytest.approx(1.0)
     for second in range(3_600, 3_800):
-        busy = shares.observe(second * S, (1, 0), S, S, 1.0, 5.0 * S, 2, S)
+        busy = observe(shares, second * S, (1, 0), S, S, 1.0, 5.0 * S, 2, S)
     assert quiet.allotted == pytest.approx(0.0, abs=1e-6)
     assert busy.allotted == pytest.approx(2.0)
     assert shares.reserved_ns(busy, 10.0 * S) == pytest.approx(0.0, abs=1.0)
@@ -108,22 +136,22 @@ def test_a_silent_client_takes_nothing() -> None:
 
 def test_many_pipelines_do_not_multiply_the_share_of_a_client() -> None:
     shares = PoolShares()
-    loads = [shares.observe(0, (0, number), S, S, 1.0, 9.0 * S, 4, S) for number in range(5)]
-    other = shares.observe(0, (1, 0), S, S, 1.0, 90.0 * S, 4, S)
+    loads = [observe(shares, 0, (0, number), S, S, 1.0, 9.0 * S, 4, S) for number in range(5)]
+    other = observe(shares, 0, (1, 0), S, S, 1.0, 90.0 * S, 4, S)
     assert other.allotted == pytest.approx(2.0)
     assert sum(load.allotted for load in loads) == pytest.approx(2.0)
 
 
 def test_a_share_binds_only_where_more_is_asked_for_than_there_is() -> None:
     shares = PoolShares()
-    load = shares.observe(0, (0, 0), S, S, 1.0, 0.1 * S, 1, S)
+    load = observe(shares, 0, (0, 0), S, S, 1.0, 0.1 * S, 1, S)
     load.tokens_ns = 0.0
     assert not shares.has_used_its_share(load, 0.1 * S)  # there is enough for all
     assert not shares.wants_more(load)
-    load = shares.observe(0, (0, 0), S, S, 1.0, 8.9 * S, 1, S)
-    shares.observe(0, (1, 0), S, S, 1.0, 9.0 * S, 1, S)
+    load = observe(shares, 0, (0, 0), S, S, 1.0, 8.9 * S, 1, S)
+    observe(shares, 0, (1, 0), S, S, 1.0, 9.0 * S, 1, S)
     assert shares.has_used_its_share(load, 0.1 * S)
-    load = shares.observe(S, (0, 0), S, S, 1.0, 0.1 * S, 1, S)  # half a lane for a second
+    load = observe(shares, S, (0, 0), S, S, 1.0, 0.1 * S, 1, S)  # half a lane for a second
     assert not shares.has_used_its_share(load, 0.4 * S)
     assert shares.wants_more(load)
     assert shares.has_used_its_share(load, 0.7 * S)
@@ -131,9 +159,9 @@ def test_a_share_binds_only_where_more_is_asked_for_than_there_is() -> None:
 
 def test_a_class_that_comes_has_its_share_at_once() -> None:
     shares = PoolShares()
-    flood = shares.observe(0, (0, 0), S, S, 1.0, 9.0 * S, 1, S)
+    flood = observe(shares, 0, (0, 0), S, S, 1.0, 9.0 * S, 1, S)
     flood.tokens_ns -= 9.0 * S
-    quiet = shares.observe(S, (1, 0), S, S, 1.0, 0.01 * S, 1, S)
+    quiet = observe(shares, S, (1, 0), S, S, 1.0, 0.01 * S, 1, S)
     assert shares.is_contended
     assert shares.has_used_its_share(flood, 0.01 * S) and shares.wants_more(flood)
     assert not shares.has_used_its_share(quiet, 0.4 * S) and not shares.wants_more(quiet)
@@ -147,8 +175,8 @@ def test_a_claimed_deadline_does_not_hide_a_load(claimed_ns: int) -> None:
     """
     shares = PoolShares()
     for number in range(50):
-        load = shares.observe(
-            number * S // 50, (0, 0), claimed_ns, claimed_ns, 1.0, 0.1 * S, 1, float(S)
+        load = observe(
+            shares, number * S // 50, (0, 0), claimed_ns, claimed_ns, 1.0, 0.1 * S, 1, float(S)
         )
     assert shares.is_contended
     assert load.offered(S) == pytest.approx(5.0 * 50 / 75, rel=0.05)
@@ -169,6 +197,6 @@ def test_the_usual_load_is_that_of_quiet_times() -> None:
     for work_s, arrivals in ((0.12, 2_000), (0.6, 300)):
         for _ in range(arrivals):
             now_ns += S // 10
-            shares.observe(now_ns, (0, 0), S, S, 1.0, work_s * S, 2, S)
+            observe(shares, now_ns, (0, 0), S, S, 1.0, work_s * S, 2, S)
         assert shares.is_contended is (work_s > 0.2)
         assert shares.usual_lanes == pytest.approx(1.2, rel=0.3)

@@ -17,10 +17,12 @@ components.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf, sqrt
 from typing import Final, final
 
 from headgate.core.clock import NEVER_NS, SECOND_NS
+from headgate.core.model import Pipeline
 from headgate.core.records import STAGES_MAX, Request, Task
 from headgate.core.states import Outcome
 from headgate.core.view import View
@@ -64,7 +66,7 @@ class Margins:
         """Move `z` so that misses are as frequent as the objective allows."""
         missed = 0.0 if was_kept else 1.0
         z = self.z[pipeline_id] + _Z_STEP * (missed - self._allowed[pipeline_id])
-        self.z[pipeline_id] = min(_Z_MAX, max(0.0, z))
+        self.z[pipeline_id] = min(_Z_MAX, z) if z > 0.0 else 0.0
 
 
 @final
@@ -196,10 +198,11 @@ class AdmissionControl:
         self.budgets.close(request.id)
         if promises is None:
             return
-        for stage in range(len(promises)):
-            promise = self._booked.pop(request.id * STAGES_MAX + stage, None)
-            if promise is not None:
-                promise.release()
+        if self._booked:
+            for stage in range(len(promises)):
+                promise = self._booked.pop(request.id * STAGES_MAX + stage, None)
+                if promise is not None:
+                    promise.release()
         if outcome in _JUDGED:
             was_kept = outcome == _MET
             self.margins.observe(request.pipeline.id, was_kept=was_kept)
@@ -220,13 +223,17 @@ class AdmissionControl:
         """Book every stage in one of several ways; else nothing, and return one that is late."""
         allowed_ns, z = self._allowed(request, float(deadline_ns - self._view.now_ns))
         if len(request.tasks) == 1:  # it has all of the time
-            return self._book(request, allowed_ns, z, [0.0], promises)
+            now_ns = self._view.now_ns
+            self.budgets.open(request)
+            due_ns = now_ns + int(allowed_ns)
+            return None if self._book_stage(request, 0, now_ns, due_ns, z, promises) else 0
         waits_ns = [self._wait_ns(request, index) for index in range(len(request.tasks))]
         for index, siblings in enumerate(self._siblings[request.pipeline.id]):
             waits_ns[index] += sum(self._beside_ns(request, index, i) for i in siblings)
         late: int | None = None
         for _ in range(_TRIES):
-            late = self._book(request, allowed_ns, z, waits_ns, promises)
+            lengths_ns = self._divide(request, waits_ns, allowed_ns, z)
+            late = self._book(request, allowed_ns, z, lengths_ns, promises)
             if late is None:
                 return None
             for promise in promises:
@@ -238,7 +245,8 @@ class AdmissionControl:
         if request.cost_usd < inf and self._book_plan(request, allowed_ns, z, promises):
             return None
         if any(self._can_call_now(task) for task in request.tasks):
-            if self._book(request, allowed_ns, z, waits_ns, promises, for_calls=True) is None:
+            lengths_ns = self._divide_for_calls(request, allowed_ns, z)
+            if self._book(request, allowed_ns, z, lengths_ns, promises) is None:
                 return None
             for promise in promises:
                 promise.release()
@@ -250,10 +258,15 @@ class AdmissionControl:
 
         An idle system always tries, or a margin that is too large would never shrink.
         """
-        if self.margins.z[request.pipeline.id] == 0.0 or self._is_idle(request):
+        pipeline_id = request.pipeline.id
+        z = self.margins.z[pipeline_id]
+        if z == 0.0 or self._is_idle(request):
             return allowed_ns, 0.0
-        allowed_ns -= self._margin_ns(request, allowed_ns)
-        return allowed_ns, min(self.stage_z(request.tasks[0]), self._z_max(request, allowed_ns))
+        least_ns = self._builds.isolated_ns(request, as_observed=True)
+        allowed_ns -= self._margin_ns(request, z, allowed_ns, least_ns)
+        return allowed_ns, min(
+            z / self._depth_roots[pipeline_id], self._z_max(request, allowed_ns, least_ns)
+        )
 
     def _book_plan(
         self, request: Request, allowed_ns: float, z: float, promises: list[Promise]
@@ -262,9 +275,7 @@ class AdmissionControl:
         plan = self.budgets.fastest_plan(request)
         if plan is None:
             return False
-        late = self._book(
-            request, allowed_ns, z, plan.stages_ns, promises, stages_usd=plan.stages_usd
-        )
+        late = self._book(request, allowed_ns, z, plan.stages_ns, promises, plan.stages_usd)
         if late is None:
             return True
         for promise in promises:
@@ -323,7 +334,7 @@ class AdmissionControl:
         now_ns = self._view.now_ns
         best_ns: float | None = None
         for build in self._builds.of_function[request.tasks[stage].function.id]:
-            calendar = build.narrowest()
+            calendar = build.narrowest
             if build.warm_pool is not None and best_ns is not None:
                 continue
             if calendar.lanes <= 0 or request.items > build.items_max:
@@ -344,7 +355,7 @@ class AdmissionControl:
         if not builds or not others or builds[0].calendar is not others[0].calendar:
             return 0.0
         other, items = others[0], request.items
-        lanes = max(1.0, other.narrowest().supply)
+        lanes = max(1.0, other.narrowest.supply)
         if other is builds[0] and 2 * items <= other.items_best:  # in one batch
             return (other.lane_ns(2 * items) - other.lane_ns(items)) / lanes
         return other.lane_ns(min(items, other.items_max)) / lanes
@@ -423,57 +434,61 @@ class AdmissionControl:
         request: Request,
         allowed_ns: float,
         z: float,
-        wanted_ns: list[float],
+        lengths_ns: Sequence[float],
         promises: list[Promise],
-        *,
-        for_calls: bool = False,
         stages_usd: list[float] | None = None,
     ) -> int | None:
         """Book the stages in turn within a time; return the first that does not fit, or None.
 
-        Of a cost objective, the least is set aside for the stages that follow; or `stages_usd`, of
-        a plan in which the stages take `wanted_ns`.
+        The time is given to the stages in proportion to their lengths. Of a cost objective, the
+        least is set aside for the stages that follow, or `stages_usd`.
         """
-        now_ns = self._view.now_ns
+        now_ns, pipeline = self._view.now_ns, request.pipeline
         self.budgets.open(request, stages_usd)
-        pipeline = request.pipeline
-        ends = [1.0]
-        if len(wanted_ns) > 1:
-            if for_calls:
-                lengths_ns = self._divide_for_calls(request, allowed_ns, z)
-            elif stages_usd is not None:
-                lengths_ns = wanted_ns
-            else:
-                lengths_ns = self._divide(request, wanted_ns, allowed_ns, z)
-            to_ns, from_ns = pipeline.longest_to(lengths_ns), pipeline.longest_from(lengths_ns)
-            ends = [
-                to / max(1.0, to + after - own)
-                for to, after, own in zip(to_ns, from_ns, lengths_ns, strict=True)
-            ]
-        for index, end in enumerate(ends):
+        for index, end in enumerate(_ends(pipeline, lengths_ns)):
             after, siblings = pipeline.stages[index].after, self._siblings[pipeline.id][index]
             ready_ns = max([promises[i].due_ns for i in after]) if after else now_ns
             due_ns = now_ns + int(allowed_ns * end)
             beside = [promises[i] for i in siblings if i < index] if siblings else ()
-            promise = self.feasibility.fit(request, index, ready_ns, due_ns, z, beside)
-            if promise is None:
+            if not self._book_stage(request, index, ready_ns, due_ns, z, promises, beside):
                 return index
-            promise.book(now_ns)
-            self.budgets.set_aside(request.tasks[index], promise.usd)
-            promises.append(promise)
         return None
 
-    def _margin_ns(self, request: Request, allowed_ns: float) -> float:
-        """The time to keep between the promise and the deadline, beside that of the stages."""
-        most_ns = _MARGIN_MAX * (allowed_ns - self._builds.isolated_ns(request))
-        return max(0.0, min(most_ns, self.margins.z[request.pipeline.id] * _UNIT * allowed_ns))
+    def _book_stage(
+        self,
+        request: Request,
+        stage: int,
+        ready_ns: int,
+        due_ns: int,
+        z: float,
+        promises: list[Promise],
+        beside: Sequence[Promise] = (),
+    ) -> bool:
+        """Book a stage between two times, if it fits; whether it does."""
+        promise = self.feasibility.fit(request, stage, ready_ns, due_ns, z, beside)
+        if promise is None:
+            return False
+        promise.book(self._view.now_ns)
+        self.budgets.set_aside(request.tasks[stage], promise.usd)
+        promises.append(promise)
+        return True
 
-    def _z_max(self, request: Request, allowed_ns: float) -> float:
+    def _margin_ns(self, request: Request, z: float, allowed_ns: float, least_ns: float) -> float:
+        """The time to keep between the promise and the deadline, beside that of the stages.
+
+        `least_ns` is the latency on an idle system as observed. By the profile it may be less.
+        """
+        margin_ns = z * _UNIT * allowed_ns
+        if margin_ns > _MARGIN_MAX * (allowed_ns - least_ns):
+            most_ns = _MARGIN_MAX * (allowed_ns - self._builds.isolated_ns(request))
+            margin_ns = min(most_ns, margin_ns)
+        return max(0.0, margin_ns)
+
+    def _z_max(self, request: Request, allowed_ns: float, least_ns: float) -> float:
         """The largest margin of stages for which a request may be refused: a part of its slack.
 
         Where nothing is admitted, nothing is learnt, and a margin that is too large stays.
         """
-        least_ns = self._builds.isolated_ns(request, as_observed=True)
         slack_ns = max(0.0, allowed_ns - least_ns)
         return _MARGIN_MAX * slack_ns / max(1.0, least_ns * self._deviation(request))
 
@@ -482,7 +497,7 @@ class AdmissionControl:
         most = 0.0
         for task in request.tasks:
             for build in self._builds.of_function[task.function.id]:
-                most = max(most, build.deviation)
+                most = build.deviation if build.deviation > most else most
         return most
 
     def _is_idle(self, request: Request) -> bool:
@@ -528,3 +543,12 @@ class AdmissionControl:
 
     def sent_z(self, task: Task) -> float:
         return _SENT_MARGIN * self.stage_z(task)
+
+
+def _ends(pipeline: Pipeline, lengths_ns: Sequence[float]) -> list[float]:
+    """By stage: the part of a pipeline's time after which it is due."""
+    to_ns, from_ns = pipeline.longest_to(lengths_ns), pipeline.longest_from(lengths_ns)
+    return [
+        to / max(1.0, to + after - own)
+        for to, after, own in zip(to_ns, from_ns, lengths_ns, strict=True)
+    ]

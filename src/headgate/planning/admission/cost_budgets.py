@@ -61,7 +61,8 @@ class CostBudgets:
 
     def open(self, request: Request, stages_usd: list[float] | None = None) -> None:
         """Set aside the least that each stage costs, or so much; nothing without an objective."""
-        if self.limit_usd(request) < inf:
+        limit_usd = request.cost_usd if self.trial_usd is None else self.trial_usd
+        if limit_usd < inf:
             self._aside[request.id] = self._least(request) if stages_usd is None else stages_usd
 
     def limit_usd(self, request: Request) -> float:
@@ -94,7 +95,7 @@ class CostBudgets:
     def left_usd(self, task: Task) -> float:
         """The most that a task may cost; without end if there is no objective."""
         request = task.request
-        limit_usd = self.limit_usd(request)
+        limit_usd = request.cost_usd if self.trial_usd is None else self.trial_usd
         if limit_usd == inf:
             return inf
         aside = self._aside.get(request.id) or self._least(request)

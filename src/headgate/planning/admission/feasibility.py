@@ -90,9 +90,10 @@ class Promise:
         build.pending_ns += work_ns
         build.pending_batches += batches
         build.calendar.add(self.bucket, work_ns, batches)
-        if build.own is not None:
+        own = build.own
+        if own is not None:
             own_ns = sign * int(self.work_ns / build.weight)
-            build.own.add(self.own_bucket, own_ns, batches / build.weight)
+            own.add(self.own_bucket, own_ns, batches / build.weight)
 
 
 @final
@@ -117,37 +118,42 @@ class Feasibility:
 
     def observe(self, request: Request) -> None:
         """A request is at hand: record what it offers to each pool that it prefers."""
-        view, items = self._view, request.items
+        tasks, items, works, preferred = request.tasks, request.items, self._works, self._preferred
         self._priority = request.priority
         self.was_share_used = False
-        works = self._works
         works.clear()
-        self._preferred.clear()
-        window_ns = float(request.deadline_ns - view.now_ns)
-        for task in request.tasks:
+        preferred.clear()
+        window_ns = float(request.deadline_ns - self._view.now_ns)
+        for task in tasks:
             builds = self._budgets.affordable(task)
             if builds:
                 build = builds[0]
-                size = build.items_within(window_ns / len(request.tasks), 0.0)
+                size = build.items_within(window_ns / len(tasks), 0.0)
                 work_ns = build.lane_ns(size) / size * items * build.weight
                 self._builds.observe_load(build, work_ns)
-                self._preferred.add(build.id)
-                works[build.pool.id] = works.get(build.pool.id, 0.0) + work_ns
+                preferred.add(build.id)
+                pool_id = build.pool.id
+                works[pool_id] = works.get(pool_id, 0.0) + work_ns
         self._loads.clear()
-        isolated_ns = self._builds.isolated_ns(request)
-        client = view.app.clients[request.client]
         for pool_id, work_ns in works.items():
-            self._loads[pool_id] = self._shares[pool_id].observe(
-                view.now_ns,
-                (request.client, request.pipeline.id),
-                window_ns,
-                max(0.0, window_ns - isolated_ns),
-                client.weight,
-                work_ns,
-                self._builds.calendars[pool_id].lanes / view.gateways,
-                self._declared_ns[request.pipeline.id],
-                request.priority,
-            )
+            self._loads[pool_id] = self._observe_class(request, pool_id, window_ns, work_ns)
+
+    def _observe_class(
+        self, request: Request, pool_id: int, window_ns: float, work_ns: float
+    ) -> ClassLoad:
+        """Record that the class of a request offers work to a pool."""
+        now_ns, shares = self._view.now_ns, self._shares[pool_id]
+        key = (request.client, request.pipeline.id)
+        load = shares.of_class(key)
+        if load is None:
+            wait_ns = max(0.0, window_ns - self._builds.isolated_ns(request))
+            weight = self._view.app.clients[request.client].weight
+            declared_ns = self._declared_ns[request.pipeline.id]
+            load = ClassLoad(now_ns, window_ns, wait_ns, weight, declared_ns)
+            shares.add(key, load)
+        lanes = self._builds.calendars[pool_id].lanes / self._view.gateways
+        shares.observe(now_ns, load, work_ns, lanes, request.priority)
+        return load
 
     def usual_load(self, pool_id: int) -> float:
         """The part of a pool's lanes that what arrives takes while there is enough for all."""
@@ -156,14 +162,16 @@ class Feasibility:
 
     def on_promised(self, promises: list[Promise]) -> None:
         """The request at hand was admitted: its class pays for it."""
-        for pool_id, work_ns in self._works.items():
-            self._builds.observe_admitted(pool_id, work_ns)
+        if self._view.gateways > 1:
+            for pool_id, work_ns in self._works.items():
+                self._builds.observe_admitted(pool_id, work_ns)
         for promise in promises:
-            load = self._loads.get(promise.build.pool.id)
+            build = promise.build
+            load = self._loads.get(build.pool.id)
             if load is not None:
                 load.tokens_ns -= promise.work_ns
-            if promise.build.id not in self._preferred:
-                self._builds.observe_elsewhere(promise.build, promise.base_ns)
+            if build.id not in self._preferred:
+                self._builds.observe_elsewhere(build, promise.base_ns)
 
     def on_admitted_before(self) -> None:
         """A request that was admitted is at hand again: its class owes nothing more."""
@@ -253,7 +261,7 @@ class Feasibility:
         return sorted(builds, key=lambda build: self._cost(build, task.request.items, window_ns))
 
     def _cost(self, build: Build, items: int, window_ns: int) -> float:
-        calendar = build.narrowest()
+        calendar = build.narrowest
         if build.warm_pool is not None or calendar.lanes <= 0 or items > build.items_max:
             return inf
         backlog_ns = calendar.work_ns + calendar.busy_ns(self._view.now_ns)
@@ -315,17 +323,18 @@ class Feasibility:
         """The largest batch for a window, and the work and the part of a batch that a task adds."""
         fitting = build.items_within(window_ns, z)
         size = max(items, min(fitting, build.likely_items()))
-        filled = build.pending_items % size
-        added_ns = build.lane_ns(items)
+        weight, filled = build.weight, build.pending_items % size
         if filled > 0 and filled + items <= size:
             added_ns = build.lane_ns(filled + items) - build.lane_ns(filled)
-        return max(items, fitting), added_ns * build.weight, build.weight * items / size
+        else:
+            added_ns = build.lane_ns(items)
+        return fitting if fitting > items else items, added_ns * weight, weight * items / size
 
     def _fit_build(
         self, build: Build, items: int, ready_ns: int, due_ns: int, z: float
     ) -> Promise | None:
         """The promise of a build to run a stage between two times; None if it cannot."""
-        now_ns, calendar, narrowest = self._view.now_ns, build.calendar, build.narrowest()
+        now_ns, calendar, narrowest = self._view.now_ns, build.calendar, build.narrowest
         alone_ns = build.cautious_ns(items, z)
         if build.cold_start_ns > 0:
             start_ns = self._start_ns(build, due_ns - int(alone_ns), alone_ns)
@@ -396,7 +405,7 @@ class Feasibility:
         work_ns, batches = base_ns * build.overrun, weight * items / size
         latest_ns = due_ns - int(time_ns + start_ns)
         bucket = calendar.bucket(now_ns, latest_ns)
-        is_idle = calendar.work_ns == 0 and build.narrowest().has_free_lane(now_ns)
+        is_idle = calendar.work_ns == 0 and build.narrowest.has_free_lane(now_ns)
         if not is_idle and not self._balances(build, latest_ns, bucket, work_ns, batches, weight):
             return None
         return Promise(
@@ -418,23 +427,26 @@ class Feasibility:
         if build.own is not None:
             own_bucket = build.own.bucket(now_ns, latest_ns)
             own_work_ns, own_batches = work_ns / weight, batches / weight
-            if not build.own.fit(
+            if not build.own.fits(
                 now_ns, latest_ns, own_bucket, own_work_ns, own_batches, 1.0, default_ns
             ):
                 return False
-        fit = calendar.fit(now_ns, latest_ns, bucket, work_ns, batches, weight, default_ns)
-        if fit is None:
+        if not calendar.fits(now_ns, latest_ns, bucket, work_ns, batches, weight, default_ns):
             return False
-        ahead_ns, slack_ns = fit
         load, shares = self._loads.get(build.pool.id), self._shares[build.pool.id]
         if load is None:
             return True
         left_ns = min(latest_ns, calendar.covered_ns(bucket)) - now_ns
         reserved_ns = shares.reserved_ns(load, left_ns)
+        part = 0.0  # of the calendar that it leaves to others
         if self._must_yield(build.pool.id, load, work_ns):
-            reserved_ns += _LEFT_TO_OTHERS * max(0, slack_ns + ahead_ns)
+            part = _LEFT_TO_OTHERS
         elif shares.wants_more(load):
-            reserved_ns += _LEFT_BY_LARGE * max(0, slack_ns + ahead_ns)
+            part = _LEFT_BY_LARGE
+        if part == 0.0 and reserved_ns <= 0.0:
+            return True
+        ahead_ns, slack_ns, _ = calendar.slack(now_ns, bucket)
+        reserved_ns += part * max(0, slack_ns + ahead_ns)
         # Nobody who comes could start in less. What other gateways promise is not known here.
         is_alone = self._view.gateways == 1 and not shares.has_several
         if is_alone and not load.has_more_urgent(self._priority):

@@ -233,13 +233,13 @@ class Refusals:
             for build in self._admission.budgets.affordable(task)
             if request.items <= build.items_max
             and self._builds.is_usable(build)
-            and build.narrowest().lanes > 0
+            and build.narrowest.lanes > 0
         ]
         return min(usable, key=self._wait_ns, default=None)
 
     def _wait_ns(self, build: Build) -> int:
         """How long what is promised keeps the lanes of a build busy."""
-        calendar = build.narrowest()
+        calendar = build.narrowest
         return int((calendar.work_ns + calendar.busy_ns(self._view.now_ns)) / calendar.supply)
 
     def _retry_ns(self, request: Request, build: Build | None, wait_ns: int) -> int:
@@ -251,7 +251,7 @@ class Refusals:
         size = max(items, build.items_within(window_ns, 0.0))
         work_ns = build.lane_ns(size) / size * items * build.weight
         left = max(_SHARE_MIN, 1.0 - self._admission.feasibility.usual_load(build.pool.id))
-        spacing_ns = work_ns / (build.narrowest().supply * left)
+        spacing_ns = work_ns / (build.narrowest.supply * left)
         return self._retry_times.tell(
             now_ns, build.pool.id, request.client, now_ns + wait_ns, spacing_ns
         )

@@ -18,9 +18,10 @@ the claim of a minute would be found too low for many seconds, and the pool not 
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import Counter
 from math import exp
+from operator import attrgetter
 from typing import Final, final
 
 from headgate.core.clock import NEVER_NS
@@ -44,6 +45,7 @@ class ClassLoad:
         "allotted",
         "declared_ns",
         "entitled",
+        "is_new",
         "memory_ns",
         "objective_ns",
         "tokens_ns",
@@ -67,6 +69,7 @@ class ClassLoad:
         self.entitled = 0.0  # lanes of its fair share
         self.allotted = 0.0  # of those, what it asks for
         self.tokens_ns = 0.0  # lane time that its share has earned and that it has not used
+        self.is_new = True  # the pool was not divided since it came
         self._work_ns = 0.0
         self._urgency = 0  # the most urgent priority that its client gave of late
         self._urgent_until_ns = 0
@@ -80,17 +83,16 @@ class ClassLoad:
         elapsed_ns = now_ns - self._updated_ns
         if elapsed_ns:
             self._work_ns *= exp(-elapsed_ns / self.memory_ns)
-            most_ns = self._saved_max_ns() + work_ns
-            self.tokens_ns = min(most_ns, self.tokens_ns + elapsed_ns * self.entitled)
+            most_ns = _BURST * self.entitled * self.declared_ns + work_ns
+            saved_ns = self.tokens_ns + elapsed_ns * self.entitled
+            self.tokens_ns = saved_ns if saved_ns < most_ns else most_ns
             self._updated_ns = now_ns
         self._work_ns += work_ns
 
     def save_up(self) -> None:
         """Have all that can be saved up: a class that comes was idle, and its share unused."""
-        self.tokens_ns = self._saved_max_ns()
-
-    def _saved_max_ns(self) -> float:
-        return _BURST * self.entitled * self.declared_ns
+        self.tokens_ns = _BURST * self.entitled * self.declared_ns
+        self.is_new = False
 
     def has_more_urgent(self, priority: int) -> bool:
         """Whether the client has sent requests of late that it finds more urgent."""
@@ -115,8 +117,11 @@ class PoolShares:
         self._classes: dict[tuple[int, int], ClassLoad] = {}  # by (client, pipeline) id
         self._pipelines: Counter[int] = Counter()  # by client id: how many of them it uses
         self._arrivals = 0
+        self._by_objective: list[ClassLoad] = []  # all classes
+        self._by_window: list[ClassLoad] = []
         self._objectives_ns: list[float] = []  # ascending
-        self._sums: list[tuple[float, float]] = [(0.0, 0.0)]  # of lanes, and of lanes x objective
+        # Of lanes, and of lanes x objective, by objective; empty until somebody asks.
+        self._sums: list[tuple[float, float]] = []
         self._windows_ns: list[float] = []  # of the classes that are active, ascending
         self._window_lanes: list[float] = [0.0]  # sums of lanes, by window
         self._stale_ns = NEVER_NS  # when the first of them will not be active any more
@@ -124,38 +129,29 @@ class PoolShares:
         self.usual_lanes = 0.0  # offered load while the pool is not contended, averaged
         self._calm = 0  # divisions while it was not
 
-    def observe(
-        self,
-        now_ns: int,
-        key: tuple[int, int],
-        objective_ns: float,
-        window_ns: float,
-        weight: float,
-        work_ns: float,
-        lanes: float,
-        declared_ns: float,
-        priority: int = 0,
-    ) -> ClassLoad:
-        """Record an arrival, admitted or not.
+    def of_class(self, key: tuple[int, int]) -> ClassLoad | None:
+        """The load of a (client, pipeline); None if none of its requests has come yet."""
+        return self._classes.get(key)
 
-        `objective_ns` is the time that the request has, `declared_ns` the pipeline's objective.
-        """
-        load = self._classes.get(key)
-        is_new = load is None
-        if load is None:
-            load = self._classes[key] = ClassLoad(
-                now_ns, objective_ns, window_ns, weight, declared_ns
-            )
-            self._pipelines[key[0]] += 1
-            self._arrivals = 0
+    def add(self, key: tuple[int, int], load: ClassLoad) -> None:
+        """A class has come: the pool is divided anew with its first arrival."""
+        self._classes[key] = load
+        self._pipelines[key[0]] += 1
+        insort(self._by_objective, load, key=attrgetter("objective_ns"))
+        insort(self._by_window, load, key=attrgetter("window_ns"))
+        self._arrivals = 0
+
+    def observe(
+        self, now_ns: int, load: ClassLoad, work_ns: float, lanes: float, priority: int = 0
+    ) -> None:
+        """Record an arrival of a class, admitted or not."""
         load.observe(now_ns, work_ns, priority)
         self._arrivals -= 1
         if self._arrivals < 0:
             self._arrivals = max(_REVIEW, len(self._classes))
             self._divide(now_ns, lanes)
-        if is_new:
-            load.save_up()
-        return load
+            if load.is_new:
+                load.save_up()
 
     def has_used_its_share(self, load: ClassLoad, work_ns: float) -> bool:
         """Whether a class has used its share of a pool that has not enough for all.
@@ -175,6 +171,8 @@ class PoolShares:
 
     def reserved_ns(self, load: ClassLoad, window_ns: float) -> float:
         """Lane time that other classes with shorter objectives will need within a window."""
+        if not self._sums:
+            self._sum_up()
         index = bisect_left(self._objectives_ns, window_ns)
         lanes, moment = self._sums[index]
         reserved_ns = lanes * window_ns - moment
@@ -191,8 +189,8 @@ class PoolShares:
 
     def _divide(self, now_ns: int, lanes: float) -> None:
         """Divide the lanes: max-min fair by weight (progressive filling). O(n log n)."""
-        loads = [(load.offered(now_ns), load) for load in self._classes.values()]
-        offered_lanes = sum(offered for offered, _ in loads)
+        offered = [load.offered(now_ns) for load in self._classes.values()]
+        offered_lanes = sum(offered)
         self.is_contended = offered_lanes > lanes
         if not self.is_contended:
             self._calm += 1
@@ -204,24 +202,38 @@ class PoolShares:
             for (client_id, _), load in self._classes.items()
         ]
         left, weight_sum = lanes, sum(weights)
-        by_need = sorted(zip(loads, weights, strict=True), key=lambda pair: pair[0][0] / pair[1])
-        for (offered, load), weight in by_need:
-            load.entitled = left * weight / weight_sum
-            load.allotted = min(offered, load.entitled)
+        loads = list(self._classes.values())
+        needs = [need / weight for need, weight in zip(offered, weights, strict=True)]
+        for index in sorted(range(len(loads)), key=needs.__getitem__):
+            load = loads[index]
+            load.entitled = left * weights[index] / weight_sum
+            load.allotted = min(offered[index], load.entitled)
             left -= load.allotted
-            weight_sum = max(1e-9, weight_sum - weight)
-        ascending = sorted((load for _, load in loads), key=lambda load: load.objective_ns)
-        self._objectives_ns = [load.objective_ns for load in ascending]
-        active = [load for _, load in loads if load.active_until_ns() > now_ns]
-        self._stale_ns = min((load.active_until_ns() for load in active), default=NEVER_NS)
-        by_window = sorted(active, key=lambda load: load.window_ns)
-        self._windows_ns = [load.window_ns for load in by_window]
-        self._window_lanes = [0.0]
-        for load in by_window:
-            self._window_lanes.append(self._window_lanes[-1] + load.allotted)
-        self._sums = [(0.0, 0.0)]
-        for load in ascending:
-            sum_lanes, moment = self._sums[-1]
-            self._sums.append(
-                (sum_lanes + load.allotted, moment + load.allotted * load.objective_ns)
-            )
+            weight_sum = max(1e-9, weight_sum - weights[index])
+        self._sums = []
+        self._sum_up_active(now_ns)
+
+    def _sum_up(self) -> None:
+        """Sum what is allotted, by objective."""
+        self._objectives_ns = [load.objective_ns for load in self._by_objective]
+        lanes = moment = 0.0
+        self._sums.append((lanes, moment))
+        for load in self._by_objective:
+            lanes += load.allotted
+            moment += load.allotted * load.objective_ns
+            self._sums.append((lanes, moment))
+
+    def _sum_up_active(self, now_ns: int) -> None:
+        """Sum what is allotted to the classes that are active now, by window."""
+        stale_ns, lanes = NEVER_NS, 0.0
+        windows_ns: list[float] = []
+        window_lanes = [lanes]
+        for load in self._by_window:
+            until_ns = load.active_until_ns()
+            if until_ns > now_ns:
+                stale_ns = until_ns if until_ns < stale_ns else stale_ns
+                windows_ns.append(load.window_ns)
+                lanes += load.allotted
+                window_lanes.append(lanes)
+        self._stale_ns = stale_ns
+        self._windows_ns, self._window_lanes = windows_ns, window_lanes

@@ -77,7 +77,7 @@ class Batching:
         self._admission = admission
         self._queues = queues
         self._shapes = shapes
-        self._formed: FormedBatch | None = None  # last
+        self._formed: FormedBatch | None = None  # last, if a node may refuse it
         self._unconfirmed: dict[int, FormedBatch] = {}  # by batch id: a node may still refuse it
 
     def take(
@@ -95,8 +95,7 @@ class Batching:
         it can run. With a `choice`, those join for whom it is the best one too; if they are fewer,
         the shape is chosen again.
         """
-        admission = self._admission
-        entry = queue.head()
+        admission, entry = self._admission, queue.head()
         assert entry is not None
         head = entry[1]
         promise = admission.booked(head)
@@ -110,6 +109,7 @@ class Batching:
         items = booked_ns = 0
         while entry is not None:
             task = entry[1]
+            own_items = task.request.items
             booked = admission.booked(task) if batch else promise
             if booked is not None:
                 if batch and booked.build is not build and not self._pays(task, build):
@@ -119,10 +119,9 @@ class Batching:
                 elif batch and not self._gains(build, task, start_ns, choice):
                     break
             bytes_max -= task.payload_bytes
-            is_full = items + task.request.items > items_max or bytes_max < 0
-            if batch and (is_full or task.must_run_alone):
+            if batch and (items + own_items > items_max or bytes_max < 0 or task.must_run_alone):
                 break
-            items += task.request.items
+            items += own_items
             batch.append(queue.pop())
             booked_ns += admission.release_task(task)
             if task.must_run_alone:
@@ -133,7 +132,7 @@ class Batching:
             shape_id = self._shapes.refine(build, head, items, left_ns, z, node, choice)
         lane_ns = build.lane_ns_in(items, shape_id)
         slip_ns = self._slip_ns(head, promise, build, lane_ns, choice)
-        self._formed = FormedBatch(
+        formed = FormedBatch(
             build,
             items,
             shape_id,
@@ -146,7 +145,9 @@ class Batching:
         self._queues.forget(batch)
         admission.budgets.on_sent(batch, build, items, shape_id)
         if self._view.gateways == 1 or node is None:
-            self._learn()
+            self._learn(formed)
+        else:
+            self._formed = formed
         self._queues.update_heads(queue, build.function_id, promise)
         return batch, shape_id
 
@@ -159,15 +160,11 @@ class Batching:
     def on_ended(self, batch: Batch) -> None:
         """A batch has ended: learn from it, unless it was refused."""
         if self._unconfirmed:
-            self._formed = self._unconfirmed.pop(batch.id, None)
-            if batch.state == BatchState.REFUSED:
-                self._formed = None
-            self._learn()
+            formed = self._unconfirmed.pop(batch.id, None)
+            if formed is not None and batch.state != BatchState.REFUSED:
+                self._learn(formed)
 
-    def _learn(self) -> None:
-        formed, self._formed = self._formed, None
-        if formed is None:
-            return
+    def _learn(self, formed: FormedBatch) -> None:
         build = formed.build
         self._queues.on_sent(build, formed.lane_ns, was_promised=formed.was_promised)
         if formed.was_promised:
@@ -175,7 +172,7 @@ class Batching:
                 formed.items, formed.booked_ns, formed.shape_id, is_contended=formed.is_contended
             )
         if formed.slip_ns is not None:
-            build.narrowest().on_sent(formed.slip_ns)
+            build.narrowest.on_sent(formed.slip_ns)
 
     def _pays(self, task: Task, build: Build) -> bool:
         return self._admission.budgets.allows(task, build)
@@ -231,7 +228,9 @@ class Batching:
         if len(build.shape_ids) > 1:
             return now_ns > promise.order_ns  # too late for its fastest shape
         left_ns = self._builds.latest_ns(task.request, task.id % STAGES_MAX) - now_ns
-        if self._builds.fastest_ns(task.function.id, items) > left_ns:
+        # No build is faster than the fastest: where its own is in time, none need be compared.
+        is_tight = build.lane_ns(items) > left_ns
+        if is_tight and self._builds.fastest_ns(task.function.id, items) > left_ns:
             return True
         if 2 * items > promise.size or queue.items <= items:
             return False
@@ -239,7 +238,7 @@ class Batching:
         if 2 * items_max >= promise.size or queue.items <= items_max:
             return False
         # Does the calendar still balance with a batch of only these?
-        calendar = build.narrowest()
+        calendar = build.narrowest
         share_ns = calendar.mean_batch_ns(build.lane_ns(1)) * items_max / build.items_best
         least_ns = calendar.slack(now_ns, 0)[2]
         return least_ns + share_ns < build.lane_ns(items_max)

@@ -153,7 +153,7 @@ class Dispatcher:
 
         A call can be the answer, too: of a task that waits for this node and would be late.
         """
-        if node.id not in self._view.free_nodes or self._placement.is_held_back(node):
+        if node.id not in self._view.free_nodes or self._placement.busy.is_held_back(node):
             return None
         if self._emptied_for and (kept_for := self._emptied_for.get(node.id)) is not None:
             waits = self._queues.promised[kept_for.id].items > 0
@@ -177,10 +177,7 @@ class Dispatcher:
         """The most urgent queue of which the node should run a batch now."""
         passed_over: list[EdfQueue] = []
         send: Send | None = None
-        while send is None and len(passed_over) < _HEADS_EXAMINED:
-            queue = heads.first()
-            if queue is None:
-                break
+        while send is None and (queue := heads.first()) is not None:
             task = self._batching.prune(queue)
             if task is None:
                 continue
@@ -197,10 +194,13 @@ class Dispatcher:
             if send is None:
                 heads.remove(queue)
                 passed_over.append(queue)
-        for queue in passed_over:
-            heads.push(queue)
-        if send is None and len(passed_over) == _HEADS_EXAMINED:
-            return self._of_what_it_holds(node, is_best_effort=is_best_effort)
+                if len(passed_over) == _HEADS_EXAMINED:
+                    break
+        if passed_over:
+            for queue in passed_over:
+                heads.push(queue)
+            if send is None and len(passed_over) == _HEADS_EXAMINED:
+                return self._of_what_it_holds(node, is_best_effort=is_best_effort)
         return send
 
     def _of_build(self, node: Node, build: Build) -> Send | None:
@@ -439,7 +439,7 @@ class Dispatcher:
             return None
         items, now_ns = task.request.items, self._view.now_ns
         left_ns = self._builds.latest_ns(task.request, task.id % STAGES_MAX) - now_ns
-        wait_ns = promise.build.narrowest().free_in_ns(now_ns)
+        wait_ns = promise.build.narrowest.free_in_ns(now_ns)
         if wait_ns + promise.build.cautious_ns(items, _LATE_Z) <= left_ns:
             return None
         if items > faas.items_max or faas.cautious_ns(items, _LATE_Z) > left_ns:

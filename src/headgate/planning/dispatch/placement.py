@@ -171,20 +171,20 @@ class Placement:
     ) -> None:
         self._view = view
         self._builds = builds
-        self._busy = busy
+        self.busy = busy
         self._rng = rng or Random(0)
         rows = [[build for build in row if build is not None] for row in builds.on_pool]
         # By pool id: the builds of which a node that joins starts the first instance, or more.
         self._prewarmed = [[build for build in row if self._prewarm_nodes(build)] for row in rows]
         self._replicated = [[build for build in row if build.replicas > 1] for row in rows]
-
-    def is_held_back(self, node: Node) -> bool:
-        """Whether a node is to get no more batches for now: other gateways keep it busy."""
-        return self._busy.is_held_back(node)
+        # By function id: the builds that may be started in advance.
+        self.prestarted = [
+            [build for build in row if _is_prestarted(build)] for row in builds.of_function
+        ]
 
     def _can_take(self, node: Node, build: Build) -> bool:
         """Whether a free node can begin a batch of a build now, in its smallest shape at least."""
-        if self._busy.is_held_back(node):
+        if self.busy.is_held_back(node):
             return False
         if build.replicas > 1 and self._awaits_replica(node, build):
             return False
@@ -275,7 +275,7 @@ class Placement:
         held = node.instances.get(build.variant.id)
         return (
             held is not None
-            and not self._busy.is_held_back(node)
+            and not self.busy.is_held_back(node)
             and held.state != INSTANCE_STARTING
             and held.residency != ON_HOST
             and not (build.replicas > 1 and self._awaits_replica(node, build))
@@ -354,7 +354,7 @@ class Placement:
         load; in the latter case one idle node stays free.
         """
         view = self._view
-        if build.cold_start_ns == 0 or build.warm_pool is not None or build.pool.is_elastic:
+        if not _is_prestarted(build):
             return None
         if not self._is_startable(build, self._builds.nodes.node_count(build.pool.id)):
             return None
@@ -422,34 +422,54 @@ class Placement:
         """
         view = self._view
         fallback: Node | None = None
+        may_take_room: bool | None = None  # asked once: it is the same for all nodes with room
         for node in islice(view.free_by_pool[build.pool.id].values(), _CANDIDATES_MAX):
             if build.variant.id in node.instances and not self._is_on_host(node, build):
                 continue
             if must_be_idle and (node.running > 0 or build.variant.id in node.instances):
                 continue
-            if _is_left_to_plan(node):
-                continue
             if (
-                node.running < self._builds.lanes_on(node, build)
-                and self._can_take(node, build)
-                and self._may_start(node, build, is_urgent=is_urgent)
+                _is_left_to_plan(node)
+                or node.running >= self._builds.lanes_on(node, build)
+                or not self._can_take(node, build)
             ):
-                if has_room(self._view, node, build.variant):
-                    return node
-                fallback = fallback or node
+                continue
+            if not has_room(view, node, build.variant):
+                if fallback is None and self._may_evict(node, build):
+                    fallback = node
+                continue
+            if may_take_room is None:
+                may_take_room = self._may_take_room(build, is_urgent=is_urgent)
+            if may_take_room:
+                return node
         return fallback
 
     def _may_start(self, node: Node, build: Build, *, is_urgent: bool) -> bool:
         """Whether a build may be started on a node that could take it."""
         if _is_left_to_plan(node):
             return False
-        if self._builds.count_instances(build) == 0 and not self._builds.must_leave_nodes(build):
-            return True
-        wants_more = self._builds.wants_instance(build)
         if has_room(self._view, node, build.variant):
-            return is_urgent or (wants_more and not self._is_wait_short(build))
+            return self._may_take_room(build, is_urgent=is_urgent)
+        return self._may_evict(node, build)
+
+    def _may_take_room(self, build: Build, *, is_urgent: bool) -> bool:
+        """Whether a build may be started on a node that has room for it."""
+        if is_urgent or self._has_no_node(build):
+            return True
+        return self._builds.wants_instance(build) and not self._is_wait_short(build)
+
+    def _may_evict(self, node: Node, build: Build) -> bool:
+        """Whether a build may be started on a node where others have to make room."""
+        if self._has_no_node(build):
+            return True
         is_free = build.cold_start_ns == 0 and build.pool.compute == Compute.RESIDENT
-        return (wants_more or is_free) and self._has_surplus(node, build)
+        may_have_more = is_free or self._builds.wants_instance(build)
+        return may_have_more and self._has_surplus(node, build)
+
+    def _has_no_node(self, build: Build) -> bool:
+        """Whether no node holds a build, and one should."""
+        builds = self._builds
+        return builds.count_instances(build) == 0 and not builds.must_leave_nodes(build)
 
     def _is_wait_short(self, build: Build) -> bool:
         """Whether a batch on a node that holds the build would be done before a cold start."""
@@ -515,6 +535,11 @@ class Placement:
             and instance.residency != ON_HOST
             and is_evictable(instance)
         ]
+
+
+def _is_prestarted(build: Build) -> bool:
+    """Whether to start a build before its task has a node can be worth it: a start takes time."""
+    return build.cold_start_ns > 0 and build.warm_pool is None and not build.pool.is_elastic
 
 
 def _missing_bytes(node: Node, build: Build) -> int:

@@ -138,11 +138,11 @@ class Heads:
 
     def push(self, queue: EdfQueue) -> None:
         """Note that the head of a queue may have changed."""
-        head = queue.head()
-        if head is not None and self._keys.get(queue.id) != head[0]:
-            self._keys[queue.id] = head[0]
+        head, keys = queue.head(), self._keys
+        if head is not None and keys.get(queue.id) != head[0]:
+            keys[queue.id] = head[0]
             heappush(self._heap, (head[0], queue.id, queue))
-            if len(self._heap) > 2 * len(self._keys) + _OBSOLETE_MAX:
+            if len(self._heap) > 2 * len(keys) + _OBSOLETE_MAX:
                 self._heap = [entry for entry in self._heap if self._keys.get(entry[1]) == entry[0]]
                 heapify(self._heap)
 
@@ -357,6 +357,6 @@ class TaskQueues:
         credit_ns, pool_id = self._credit_ns, build.pool.id
         if was_promised:
             earned_ns = credit_ns[pool_id] + _BEST_EFFORT_SHARE * lane_ns
-            credit_ns[pool_id] = min(lane_ns, earned_ns)
+            credit_ns[pool_id] = earned_ns if earned_ns < lane_ns else lane_ns
         else:
             credit_ns[pool_id] = max(-lane_ns, credit_ns[pool_id] - lane_ns)

@@ -82,6 +82,7 @@ class Build:
         "items_max",
         "lanes",
         "load",
+        "narrowest",
         "network_ns",
         "overrun",
         "own",
@@ -127,6 +128,7 @@ class Build:
         self.per_node = min(lanes, replicas * variant.concurrency)  # of its own batches on a node
         # Where its concurrency is below the limit of the node: what is promised to it alone.
         self.own = own
+        self.narrowest = calendar if own is None else own  # that with the fewest lanes for it
         self.cold_start_ns = profile.cold_start_ns
         self.network_ns = 2 * pool.network_ns
         self.items_max = variant.items_max(shape_id)
@@ -210,15 +212,10 @@ class Build:
         part = self._mix.cpu_part
         return max(1.0, part * self._cpu_lanes[shape_id] + (1.0 - part) * self._gpu_lanes[shape_id])
 
-    def on_sent(self, items: int, shape_id: int) -> None:
-        """A batch was sent in a shape: learn which compute is scarce."""
-        if len(self.shape_ids) > 1:
-            time_ns = self.lane_ns_in(items, shape_id)
-            cpu_ns, gpu_ns = (
-                self._cpu_lanes[shape_id] * time_ns,
-                self._gpu_lanes[shape_id] * time_ns,
-            )
-            self._mix.observe(cpu_ns, gpu_ns)
+    def learn_mix(self, items: int, shape_id: int) -> None:
+        """A batch was sent in one of several shapes: learn which compute is scarce."""
+        time_ns = self.lane_ns_in(items, shape_id)
+        self._mix.observe(self._cpu_lanes[shape_id] * time_ns, self._gpu_lanes[shape_id] * time_ns)
 
     def usd(self, items: int, *, is_cold: bool = False) -> float:
         """What a task costs at most in any of the batches that it may be in, as observed.
@@ -308,11 +305,8 @@ class Build:
         if self.items_best == 1:
             return 1
         exec_ns = (window_ns - self.network_ns) / (self.ratio * (1.0 + z * self.deviation))
-        return max(1, min(self.items_best, bisect_right(self._times_ns, exec_ns)))
-
-    def narrowest(self) -> Calendar:
-        """The calendar with the fewest lanes for this build: its own, or that of the pool."""
-        return self.calendar if self.own is None else self.own
+        fitting, most = bisect_right(self._times_ns, exec_ns), self.items_best
+        return most if fitting > most else fitting or 1
 
     def mean_pending_ns(self) -> float:
         """Mean time of the batches that are promised to this build; of a single item if none is."""
@@ -349,25 +343,28 @@ class Build:
 
     def fastest_ns(self, items: int, *, as_observed: bool = False) -> float:
         """Time of a batch by the profile, or as observed if that is less, or if that is asked."""
-        ratio = self.ratio if as_observed else min(1.0, self.ratio)
+        ratio = self.ratio
+        if ratio > 1.0 and not as_observed:
+            ratio = 1.0
         return self._fastest_ns[items - 1] * ratio + self.network_ns
 
     def observe(self, items: int, took_ns: int, shape_id: int = 0) -> None:
         """Learn from the time of a batch; two surprises in a row make it forget what was before."""
-        profiled_ns = self._shape_times_ns[shape_id][items - 1]
+        profiled_ns, expected = self._shape_times_ns[shape_id][items - 1], self.ratio
         ratio = (took_ns - self.network_ns) / max(1.0, profiled_ns)
-        ratio = min(max(ratio, self.ratio / _CLIP), self.ratio * _CLIP)
-        error = ratio - self.ratio
-        is_surprise = abs(error) > _SURPRISE * self.ratio * max(self.deviation, _DEVIATION)
+        error = min(max(ratio, expected / _CLIP), expected * _CLIP) - expected
+        is_surprise = abs(error) > _SURPRISE * expected * max(self.deviation, _DEVIATION)
         self._surprises = self._surprises + 1 if is_surprise else 0
         if self._surprises >= 2:
             self._seen = _PRIOR
-        self._seen = min(self._seen + 1, _MEMORY)
+        if self._seen < _MEMORY:
+            self._seen += 1
         step = 1.0 / self._seen
-        self.ratio = max(0.01, self.ratio + step * error)
+        self.ratio = ratio = max(0.01, expected + step * error)
         if not is_surprise:
-            self._variance += step * ((error / self.ratio) ** 2 - self._variance)
-            self.deviation = sqrt(self._variance)
+            variance = self._variance
+            self._variance = variance = variance + step * ((error / ratio) ** 2 - variance)
+            self.deviation = sqrt(variance)
 
 
 def _weight(lanes: int, pool: Pool, shape: Shape) -> float:

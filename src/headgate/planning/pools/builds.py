@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import islice
 from math import ceil, inf
 from typing import Final, final
 
@@ -91,6 +90,8 @@ class Builds:
             self.faas.append(build)
             self.of_function[function.id].append(build)
         self._loads = [0.0 for _ in self.all]  # by build id: nodes that its load takes
+        # By build id: the instances of its variant where each of them is one node that holds it.
+        self._holders = [self._countable(build) for build in self.all]
         self._ends: dict[int, tuple[Build, int, int]] = {}  # by batch id
         self._node_ends_ns: dict[int, int] = {}  # by node id: predicted end of what was sent last
         self._cold: set[int] = set()  # batches that waited for a start: their time teaches nothing
@@ -145,8 +146,9 @@ class Builds:
         """
         best_ns = inf
         for build in self.of_function[function_id]:
-            time_ns = build.fastest_ns(min(items, build.items_max), as_observed=as_observed)
-            best_ns = min(best_ns, time_ns)
+            most = build.items_max
+            time_ns = build.fastest_ns(items if items < most else most, as_observed=as_observed)
+            best_ns = time_ns if time_ns < best_ns else best_ns
         return 0.0 if best_ns == inf else best_ns
 
     def latest_ns(self, request: Request, stage: int) -> float:
@@ -166,7 +168,8 @@ class Builds:
         if self._view.gateways > 1:
             share = self._gateway_shares[pool_id]
             share.observe(self._view.now_ns, work_ns, self._view.gateways)
-        self._review(pool_id)
+        if self._is_scarce[pool_id]:
+            self._review(pool_id)
 
     def observe_elsewhere(self, build: Build, work_ns: float) -> None:
         """Record work that is promised to a build though its function prefers another one.
@@ -180,7 +183,7 @@ class Builds:
 
     def _review(self, pool_id: int) -> None:
         self._until_review[pool_id] -= 1
-        if self._is_scarce[pool_id] and self._until_review[pool_id] < 0:
+        if self._until_review[pool_id] < 0:
             self._until_review[pool_id] = max(_REVIEW, len(self.on_pool[pool_id]))
             self._divide_memory(pool_id)
 
@@ -199,8 +202,10 @@ class Builds:
 
     def is_left_to_others(self, pool_id: int) -> bool:
         """Whether what promises leave of a pool here is for the promises of other gateways."""
-        gateways, share = self._view.gateways, self._gateway_shares[pool_id]
-        return gateways > 1 and share.is_contended(self._view.now_ns, gateways)
+        gateways = self._view.gateways
+        return gateways > 1 and self._gateway_shares[pool_id].is_contended(
+            self._view.now_ns, gateways
+        )
 
     def on_gateways_changed(self) -> None:
         """Count on another part of every pool."""
@@ -228,13 +233,20 @@ class Builds:
 
     def count_instances(self, build: Build) -> int:
         """Number of nodes of the pool that hold a build or are starting it."""
-        instances = self._view.instances_of[build.variant.id]
-        pool_id = build.pool.id
+        holders = self._holders[build.id]
+        if holders is not None:
+            return len(holders)
+        instances, pool = self._view.instances_of[build.variant.id].values(), build.pool
         if build.replicas > 1:
-            return sum(1 for i in instances.values() if i.pool.id == pool_id and _is_first(i))
-        if len(build.variant.pool_ids) == 1 and not self._is_scarce[pool_id]:
-            return len(instances)
-        return sum(1 for i in instances.values() if i.pool.id == pool_id and i.residency != ON_HOST)
+            return len([i for i in instances if i.pool is pool and _is_first(i)])
+        return len([i for i in instances if i.residency != ON_HOST and i.pool is pool])
+
+    def _countable(self, build: Build) -> dict[int, Instance] | None:
+        """The instances of a build's variant, if there are as many nodes that hold the build."""
+        is_elsewhere = len(build.variant.pool_ids) > 1 or self._is_scarce[build.pool.id]
+        if build.replicas > 1 or is_elsewhere:
+            return None
+        return self._view.instances_of[build.variant.id]
 
     def start_ns(self, build: Build, node: Node) -> int:
         """Time until a build can run on a node: a load of weights, a cold start, or nothing."""
@@ -304,16 +316,20 @@ class Builds:
 
     def free_in_ns(self, build: Build) -> int:
         """Time until a node that holds a build is free, as far as a few of them tell."""
-        soonest_ns = NEVER_NS
-        instances = self._view.instances_of[build.variant.id].values()
-        holders = (i for i in instances if i.pool is build.pool and i.residency != ON_HOST)
-        for instance in islice(holders, _HOLDERS_MAX):
+        soonest_ns, left = NEVER_NS, _HOLDERS_MAX
+        for instance in self._view.instances_of[build.variant.id].values():
+            if instance.pool is not build.pool or instance.residency == ON_HOST:
+                continue
+            if left == 0:
+                break
+            left -= 1
             node = instance.node
             if node is None:
                 continue
             if node.running < build.lanes:
                 return 0
-            soonest_ns = min(soonest_ns, self._node_ends_ns.get(node.id, 0))
+            end_ns = self._node_ends_ns.get(node.id, 0)
+            soonest_ns = end_ns if end_ns < soonest_ns else soonest_ns
         return max(0, soonest_ns - self._view.now_ns)
 
     def ready_in_ns(self, build: Build, *, may_swap_in: bool = False) -> int:
@@ -365,11 +381,13 @@ class Builds:
 
     def on_sent(self, build: Build, batch: Batch, start_ns: int) -> None:
         """A batch was sent; `start_ns` is the time that its instance needs first."""
-        expected_ns = build.lane_ns_in(batch.items, batch.shape_id)
-        spread_ns = int(build.lane_ns_in(batch.items, batch.shape_id, 1.0) - expected_ns)
+        items, shape_id = batch.items, batch.shape_id
+        expected_ns = build.lane_ns_in(items, shape_id)
+        spread_ns = int(build.lane_ns_in(items, shape_id, 1.0) - expected_ns)
         end_ns = self._view.now_ns + int(start_ns + expected_ns + _END_CAUTION * spread_ns)
-        lanes = build.take_lanes(batch.shape_id)
-        build.on_sent(batch.items, batch.shape_id)
+        lanes = build.take_lanes(shape_id)
+        if len(build.shape_ids) > 1:
+            build.learn_mix(items, shape_id)
         build.calendar.occupy(end_ns, lanes, spread_ns)
         if build.warm_pool is not None:
             build.warm_pool.lanes.occupy(end_ns, 1, spread_ns)
@@ -392,9 +410,10 @@ class Builds:
             build.warm_pool.lanes.release(end_ns)
         if build.own is not None:
             build.own.release(end_ns)
-        if batch.state == BATCH_FINISHED and batch.id not in self._cold:
+        if batch.id in self._cold:
+            self._cold.remove(batch.id)
+        elif batch.state == BATCH_FINISHED:
             build.observe(batch.items, took_ns, batch.shape_id)
-        self._cold.discard(batch.id)
 
     def fits_call(self, task: Task) -> bool:
         """Whether a call can carry a task; its function may have no FaaS target."""

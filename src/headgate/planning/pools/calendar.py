@@ -2,8 +2,8 @@
 
 *Supply* is the time of the pool's lanes (a lane is one batch at a time): each is free from the
 predicted end of what it runs. *Demand* is the work of every admitted task that is not running yet,
-by its deadline. Two questions decide whether a newcomer fits (`fit`), each in O(log buckets + lanes
-examined):
+by its deadline. Two questions decide whether a newcomer fits (`fits`), each in O(log buckets +
+lanes examined):
 
 - Can a newcomer start in time? Starts are counted, not seconds (list scheduling, Graham 1966): of
   the batches that are due before it, fewer must be waiting than the lanes can start by then. A test
@@ -84,14 +84,6 @@ class Lanes:
             busy_ns += 2 * (now_ns - ends_ns[index])
         return busy_ns
 
-    def _end_ns(self, now_ns: int, index: int) -> int:
-        """When something that runs will end: what is overdue takes as long again as it is overdue.
-
-        The longer it is overdue, the less is known of it but that it takes long.
-        """
-        end_ns = self._ends_ns[index]
-        return end_ns if end_ns >= now_ns else 2 * now_ns - end_ns
-
     def last_end_ns(self) -> int:
         """When the last of what runs is predicted to end; 0 if nothing runs."""
         return self._ends_ns[-1] if self._ends_ns else 0
@@ -147,8 +139,10 @@ class Lanes:
         ended = bisect_right(ends_ns, at_ns)
         step = 1 + ended // _LANES_EXAMINED
         # With more runs than lanes (a node was lost), the first to end free no lane.
-        for index in range(max(0, -idle), ended, step):
-            end_ns = self._end_ns(now_ns, index)
+        for index in range(-idle if idle < 0 else 0, ended, step):
+            end_ns = ends_ns[index]
+            if end_ns < now_ns:
+                end_ns = _overdue_end_ns(now_ns, end_ns)
             if end_ns + self._spreads_ns[index] > at_ns:
                 continue
             each = 1 + int((at_ns - end_ns) / batch_ns)
@@ -171,13 +165,23 @@ class Lanes:
         step = 1 + ended // _LANES_EXAMINED
         each_lane = min(1.0, supply / max(1, len(ends_ns)))
         for index in range(0, ended, step):
-            end_ns = self._end_ns(now_ns, index)
+            end_ns = ends_ns[index]
+            if end_ns < now_ns:
+                end_ns = _overdue_end_ns(now_ns, end_ns)
             if end_ns + self._spreads_ns[index] <= at_ns:
                 each = each_lane * (1.0 + (at_ns - end_ns) / batch_ns)
                 starts += each * min(step, ended - index)
                 if starts >= needed:
                     return True
         return False
+
+
+def _overdue_end_ns(now_ns: int, end_ns: int) -> int:
+    """When what should have ended will end: it takes as long again as it is overdue.
+
+    The longer it is overdue, the less is known of it but that it takes long.
+    """
+    return 2 * now_ns - end_ns
 
 
 @final
@@ -203,6 +207,7 @@ class Calendar(Lanes):
         self._inflation_max = _INFLATION_MAX
         self.work_ns = 0  # of everything booked
         self.batches = 0.0  # lanes that the booked work starts on, one per batch or a little more
+        self._capacity_ns = 0  # time of the lanes in a bucket, as the tree knows it
         self._is_stale = True  # the tree does not know the number of lanes yet
 
     def expect_switches(self) -> None:
@@ -227,8 +232,10 @@ class Calendar(Lanes):
         Batches that are smaller than planned, lanes that stand idle between batches, batches that
         cannot be preempted: whatever makes starts late in spite of the test makes it stricter.
         """
-        step = _LATE_START_STEP if slip_ns > 0 else -_LATE_START_STEP * _LATE_STARTS
-        self.inflation = min(self._inflation_max, max(1.0, self.inflation + step))
+        if slip_ns > 0:
+            self.inflation = min(self._inflation_max, self.inflation + _LATE_START_STEP)
+        elif self.inflation > 1.0:
+            self.inflation = max(1.0, self.inflation - _LATE_START_STEP * _LATE_STARTS)
 
     def bucket(self, now_ns: int, deadline_ns: int) -> int:
         """The number of the bucket of a deadline."""
@@ -238,7 +245,7 @@ class Calendar(Lanes):
         if number >= self._base + self._size:
             self._reach(now_ns, number)
             number = min(number, self._base + self._size - 1)
-        return max(number, self._base)
+        return number if number > self._base else self._base
 
     def covered_ns(self, bucket: int) -> int:
         """The end of a bucket: a deadline beyond the last one counts as due then."""
@@ -252,7 +259,7 @@ class Calendar(Lanes):
         """Book work that is due in a bucket; a negative amount takes it back. O(1)."""
         self.work_ns += work_ns
         self.batches += batches
-        leaf = max(0, bucket - self._base)
+        leaf = bucket - self._base if bucket > self._base else 0
         self._works[leaf] += work_ns
         self._changed.add(leaf)
 
@@ -261,7 +268,7 @@ class Calendar(Lanes):
         if self._is_stale:
             self._rebuild()
             return
-        sums, least, capacity_ns = self._sums, self._least, self._capacity_ns()
+        sums, least, capacity_ns = self._sums, self._least, self._capacity_ns
         for leaf in self._changed:
             node, work_ns = leaf + self._size, self._works[leaf]
             total = capacity_ns - work_ns
@@ -272,7 +279,8 @@ class Calendar(Lanes):
                 left = 2 * node
                 sum_left = sums[left]
                 total = sum_left + sums[left + 1]
-                lowest = min(least[left], sum_left + least[left + 1])
+                on_left, on_right = least[left], sum_left + least[left + 1]
+                lowest = on_left if on_left < on_right else on_right
         self._changed.clear()
 
     def slack(self, now_ns: int, bucket: int) -> tuple[int, int, int]:
@@ -293,15 +301,15 @@ class Calendar(Lanes):
                 before += sums[node - 1]
             else:
                 through = inside + least[node + 1]
-                lowest = min(lowest, through)
+                lowest = lowest if lowest < through else through
                 inside += sums[node + 1]
             node >>= 1
-        work_ns = self._capacity_ns() * (leaf + 1) - before - own
+        work_ns = self._capacity_ns * (leaf + 1) - before - own
         start_ns = self._origin(now_ns) + (self._base - 1) * self._width_ns
         offset_ns = self._of_lanes(start_ns - now_ns) - self.busy_ns(now_ns)
         return work_ns, before + own + offset_ns, before + lowest + offset_ns
 
-    def fit(
+    def fits(
         self,
         now_ns: int,
         latest_ns: int,
@@ -310,34 +318,40 @@ class Calendar(Lanes):
         batches: float,
         lanes: float,
         default_ns: float,
-    ) -> tuple[int, int] | None:
-        """Return the work ahead and the slack at a bucket; None if a newcomer does not fit there.
+    ) -> bool:
+        """Whether a newcomer fits at a bucket.
 
         It fits if it can start by `latest_ns` on so many lanes, and if everything that is promised
         for later still can. `batches` is the part of a batch that it adds; a batch takes
         `default_ns` if none is booked.
         """
-        ahead_ns, slack_ns, least_ns = self.slack(now_ns, bucket)
-        mean_ns = self.mean_batch_ns(default_ns)
+        mean_ns, inflation = self.mean_batch_ns(default_ns), self.inflation
+        # What starts by its latest start may end after it: on average half a batch per lane.
+        beyond_ns = mean_ns * max(1.0, _BEYOND * self.lanes) * self.part
+        needed_ns = work_ns + (inflation - 1.0) * self.work_ns
         # Starts are counted up to the time at which all that runs now has ended; from then on the
         # time of the lanes is what counts.
-        inflation = self.inflation
+        last_ns = self._ends_ns[-1] if self._ends_ns else 0
+        if latest_ns >= last_ns and self.part == 1.0:
+            # Where time is plenty, it fits even behind all that is booked: the tree is not asked.
+            least_ns = self.lanes * (self._begins_ns(bucket) - now_ns) - self.busy_ns(now_ns)
+            needed = max(lanes, inflation * self.work_ns / mean_ns + batches)
+            if least_ns - self.work_ns + beyond_ns >= needed_ns and self.can_start(
+                now_ns, latest_ns, mean_ns, needed
+            ):
+                return True
+        ahead_ns, _, least_ns = self.slack(now_ns, bucket)
         # A batch that it joins may be due later: one must start by then in any case.
         needed = max(lanes, inflation * ahead_ns / mean_ns + batches)
         if not self.can_start(now_ns, latest_ns, mean_ns, needed):
-            return None
-        last_ns = self.last_end_ns()
+            return False
         if latest_ns < last_ns and ahead_ns < self.work_ns:
             last_bucket = self.bucket(now_ns, last_ns)
             by_then_ns, _, least_ns = self.slack(now_ns, last_bucket)
             needed = inflation * (by_then_ns + work_ns) / mean_ns
             if by_then_ns > ahead_ns and not self.can_start(now_ns, last_ns, mean_ns, needed):
-                return None
-        # What starts by its latest start may end after it: on average half a batch per lane.
-        beyond_ns = mean_ns * max(1.0, _BEYOND * self.lanes) * self.part
-        if least_ns + beyond_ns < work_ns + (inflation - 1.0) * self.work_ns:
-            return None
-        return ahead_ns, slack_ns
+                return False
+        return least_ns + beyond_ns >= needed_ns
 
     def fits_from_ns(
         self, now_ns: int, work_ns: float, batches: float, lanes: float, default_ns: float
@@ -345,17 +359,17 @@ class Calendar(Lanes):
         """The earliest latest start with which a newcomer fits; None: not within the calendar.
 
         Rounded up to buckets. Later is taken to be no worse, which holds for what is booked in the
-        order of its deadlines. O(log buckets) calls of `fit`.
+        order of its deadlines. O(log buckets) calls of `fits`.
         """
         first = self.bucket(now_ns, now_ns)
         low, high = first - 1, self._base + self._size
         while high - low > 1:
             bucket = (low + high) // 2
             latest_ns = max(now_ns, self._begins_ns(bucket))
-            if self.fit(now_ns, latest_ns, bucket, work_ns, batches, lanes, default_ns) is None:
-                low = bucket
-            else:
+            if self.fits(now_ns, latest_ns, bucket, work_ns, batches, lanes, default_ns):
                 high = bucket
+            else:
+                low = bucket
         return max(now_ns, self._begins_ns(high)) if high < self._base + self._size else None
 
     def lanes_missing(
@@ -378,10 +392,10 @@ class Calendar(Lanes):
         while high - low > 1:
             middle = (low + high) // 2
             self.resize(present + middle)
-            if self.fit(now_ns, latest_ns, bucket, work_ns, batches, lanes, default_ns) is None:
-                low = middle
-            else:
+            if self.fits(now_ns, latest_ns, bucket, work_ns, batches, lanes, default_ns):
                 high = middle
+            else:
+                low = middle
         self.resize(present)
         return high if high <= lanes_max else None
 
@@ -389,10 +403,6 @@ class Calendar(Lanes):
         """The time of all lanes within a time, as far as it is for this gateway."""
         total_ns = self.lanes * time_ns
         return total_ns if self.part == 1.0 else int(self.part * total_ns)
-
-    def _capacity_ns(self) -> int:
-        """The same within a bucket."""
-        return self._of_lanes(self._width_ns)
 
     def _origin(self, now_ns: int) -> int:
         if self._origin_ns is None:
@@ -430,7 +440,8 @@ class Calendar(Lanes):
     def _rebuild(self) -> None:
         self._is_stale = False
         self._changed.clear()
-        size, capacity_ns = self._size, self._capacity_ns()
+        size, capacity_ns = self._size, self._of_lanes(self._width_ns)
+        self._capacity_ns = capacity_ns
         sums, least = self._sums, self._least
         for leaf, work_ns in enumerate(self._works):
             sums[size + leaf] = capacity_ns - work_ns
