@@ -92,9 +92,8 @@ class Headgate(Policy):
             self.orders.start_anywhere(variant, pool, target.shape_id, nth)
 
     def on_arrival(self, request: Request) -> None:
-        if self._provisioner.rents:
-            while (start := self._provisioner.to_wake(request)) is not None:
-                self._start(*start)
+        while self._provisioner.rents and (start := self._provisioner.to_wake(request)) is not None:
+            self._start(*start)
         is_admitted = self._admission.admit(request)
         for build in self._provisioner.on_arrival(request, was_admitted=is_admitted):
             if build.warm_pool is None:
@@ -169,8 +168,7 @@ class Headgate(Policy):
         for build in self._placement.prestarted[task.function.id]:
             # Only now: a start must not take the node that the task itself can have.
             is_awaited = task.state == TASK_READY
-            if (node := self._placement.prestart_node(build, is_awaited=is_awaited)) is not None:
-                self._start(build, node)
+            self._start(build, self._placement.prestart_node(build, is_awaited=is_awaited))
 
     def _offer_best_effort(self, function_id: int) -> None:
         """Offer free nodes to the best effort of a function, and calls to what cannot use them."""

@@ -155,12 +155,23 @@ class MeasuredSizes:
     ) -> bool:
         """Measure a size; return whether it works."""
         request = MeasureRequest(1, size, length_s, SAMPLES_MIN)
+        call = example_call(runner, example, size)
         try:
-            self.by_size[size] = measure(example_call(runner, example, size), request)
+            time = measure(call, request)
+            if time.p50_low_ms is None and self._is_implausible(size, time):
+                time = min(time, measure(call, request), key=lambda each: each.p50_ms)
         except ConfigError:  # the runner has logged why
             self.batch_max = max(self.by_size, default=0)
             return False
+        self.by_size[size] = time
         return True
+
+    def _is_implausible(self, size: int, time: Measurement) -> bool:
+        """Whether a batch took more than its proportion of a smaller one: others disturbed it."""
+        if not self.by_size:
+            return False
+        known, smaller = max(self.by_size.items())
+        return time.p50_ms * known > smaller.p50_ms * size
 
     def exec_ns(self) -> tuple[int, ...]:
         """Return times of all sizes: monotone, linear between and beyond measured sizes."""
@@ -189,14 +200,17 @@ def batch_sizes(batch: int) -> list[int]:
 def fill_sizes(known: dict[int, int], batch: int) -> tuple[int, ...]:
     """Return times for all sizes up to `batch`: monotone, and in proportion beyond the last known.
 
-    >>> fill_sizes({1: 10, 2: 9, 4: 20}, 6)
-    (10, 10, 15, 20, 25, 30)
+    Other processes only ever make a batch slower, so none is taken to be slower than a larger one:
+    otherwise a single disturbed size would count for all that are larger.
+
+    >>> fill_sizes({1: 10, 2: 90, 4: 20}, 6)
+    (10, 20, 20, 20, 25, 30)
     """
     if not known or not batch:
         return ()
-    sizes = sorted(known)
-    monotone = dict(zip(sizes, accumulate((known[size] for size in sizes), max), strict=True))
-    monotone.setdefault(batch, monotone[sizes[-1]] * batch // sizes[-1])
+    sizes = sorted(known, reverse=True)
+    monotone = dict(zip(sizes, accumulate((known[size] for size in sizes), min), strict=True))
+    monotone.setdefault(batch, monotone[sizes[0]] * batch // sizes[0])
     return interpolated(monotone)[:batch]
 
 
