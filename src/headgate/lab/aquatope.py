@@ -4,16 +4,20 @@ Zhou, Zhang and Delimitrou, "AQUATOPE" (ASPLOS 2023), minimises the cost of an a
 to its objective, from noisy runs: a number of random ones first, then rounds in which a model of
 all runs so far proposes the next. Rules marked [own] are ours.
 
-- A trial is a configuration for every stage of every pipeline: variant and pool, GPU share, vCPUs,
-  batch size. It is run on the simulator, in the same environments each time, and yields the cost of
-  a request and the share of requests of each pipeline that met its objective.
-- Cost is minimised subject to each pipeline's quantile. Defaults are Aquatope's: 10 random trials,
-  then 20 rounds of 3 (here 60 rounds of one).
+- Every pipeline has a study of its own, one after the other: a configuration is fixed per
+  application. A trial is a configuration for every stage of the pipeline: variant and pool, GPU
+  share, vCPUs, batch size. It is run on the simulator, in the same environments each time, with the
+  load of all pipelines; the others run as trained so far, or in their plan by profiles.
+- A trial yields the cost of a request and the share of requests of each pipeline that met its
+  objective. Cost is minimised subject to the quantiles of this pipeline and of those trained before
+  it. Defaults are Aquatope's: 10 random trials, then 20 rounds of 3 (here 60 rounds of one).
+- The first two trials of a study are not random [own]: the cheapest plans in time by the profiles,
+  in full batches and one item at a time. Other policies know the profiles as well.
 - The model is optuna's tree-structured Parzen estimator with constraints [own: Aquatope has two
   Gaussian processes and noisy expected improvement; those of optuna need PyTorch]. It takes
   categories as they are, and configurations that do not exist need no penalty.
-- The result is the cheapest trial that kept every objective; if none did, the one that violated
-  them least [own].
+- The result of a study is the cheapest trial that kept these objectives; if none did, the one that
+  violated them least [own].
 
 Everything is drawn from the seed, so equal calls give equal results. Needs the extra `aquatope`.
 
@@ -27,17 +31,25 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isnan
 from statistics import fmean
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Final, final
 
 from headgate.core.errors import ConfigError
-from headgate.core.model import App
+from headgate.core.model import App, Pipeline
 from headgate.lab.harness import Environment, PolicyCase, Scenario, result_of
-from headgate.planning.frontier.candidates import node_candidates, pipeline_graph
-from headgate.planning.frontier.configs import StageConfig
+from headgate.planning.frontier.candidates import (
+    node_candidates,
+    pipeline_graph,
+    priced,
+    visits,
+)
+from headgate.planning.frontier.configs import InfeasibleError, StageConfig
+from headgate.planning.frontier.pipeline import PipelineFrontier
 from headgate.policies.aquatope import StageChoice
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
+
+_TOLERANCE: Final = 0.01  # what a plan by the profiles may cost more than the cheapest
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,39 +85,49 @@ def train(
     except ImportError:
         problem = "training needs optuna: pip install 'headgate[aquatope]'"
         raise ConfigError(problem, where="aquatope") from None
-    sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=random_trials)
-    objective = _Objective([(scenario.environment(each), each) for each in seeds])
+    runs = _Runs([(scenario.environment(each), each) for each in seeds])
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # not a line per trial
+    configs: tuple[str, ...] = ()
     try:
-        study = optuna.create_study(direction="minimize", sampler=sampler)
-        study.optimize(objective, n_trials=trials)
+        for pipeline in runs.app.pipelines:
+            objective = _Objective(runs, pipeline, configs)
+            sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=random_trials)
+            study = optuna.create_study(direction="minimize", sampler=sampler)
+            for first in objective.first_trials():
+                study.enqueue_trial(first, skip_if_exists=True)
+            study.optimize(objective, n_trials=trials)
+            configs = objective.best()
     finally:
         optuna.logging.set_verbosity(verbosity)
-    return objective.best()
+    cost, violations = runs.run(configs)
+    return Trained(configs, cost, violations, runs.count)
 
 
 @final
-class _Objective:
-    """Runs the configurations of a trial in every environment, and keeps what came out."""
+class _Runs:
+    """Runs configurations in every environment, and keeps what came out."""
 
     def __init__(self, environments: Sequence[tuple[Environment, int]]) -> None:
         self._environments = environments
-        self._stages = list(_stages(environments[0][0].app))
         self._found: dict[tuple[str, ...], tuple[float, tuple[float, ...]]] = {}
 
-    def __call__(self, trial: Trial) -> float:
-        """Return the cost of a trial; its violations are the constraints."""
-        configs = tuple(str(stage.suggest(trial)) for stage in self._stages)
-        if configs not in self._found:
-            self._found[configs] = self._run(configs)
-        cost, violations = self._found[configs]
-        for number, violation in enumerate(violations):
-            trial.set_constraint(str(number), violation)
-        return cost
+    @property
+    def app(self) -> App:
+        return self._environments[0][0].app
 
-    def _run(self, configs: tuple[str, ...]) -> tuple[float, tuple[float, ...]]:
+    @property
+    def count(self) -> int:
+        """How many different configurations were run."""
+        return len(self._found)
+
+    def run(self, configs: tuple[str, ...]) -> tuple[float, tuple[float, ...]]:
         """Return the cost of a request, and by pipeline how far its objective was missed."""
+        if configs not in self._found:
+            self._found[configs] = self._simulate(configs)
+        return self._found[configs]
+
+    def _simulate(self, configs: tuple[str, ...]) -> tuple[float, tuple[float, ...]]:
         costs: list[float] = []
         missed: list[list[float]] = []
         for environment, seed in self._environments:
@@ -125,13 +147,49 @@ class _Objective:
             )
         return fmean(costs), tuple(max(0.0, fmean(each)) for each in zip(*missed, strict=True))
 
-    def best(self) -> Trained:
-        """Return the cheapest of what violated the objectives least."""
-        configs = min(
-            self._found, key=lambda each: (sum(self._found[each][1]), self._found[each][0])
+
+@final
+class _Objective:
+    """What the study of one pipeline minimises, the pipelines before it as they were trained."""
+
+    def __init__(self, runs: _Runs, pipeline: Pipeline, before: tuple[str, ...]) -> None:
+        self._runs = runs
+        self._pipeline = pipeline
+        self._before = before
+        self._stages = list(_stages(runs.app, pipeline))
+        self._tried: dict[tuple[str, ...], tuple[float, float]] = {}  # violation and cost
+
+    def __call__(self, trial: Trial) -> float:
+        """Return the cost of a trial; the violations of pipelines trained so far constrain it."""
+        configs = (*self._before, *(str(stage.suggest(trial)) for stage in self._stages))
+        cost, violations = self._runs.run(configs)
+        kept = violations[: self._pipeline.id + 1]
+        for number, violation in enumerate(kept):
+            trial.set_constraint(str(number), violation)
+        self._tried[configs] = (sum(kept), cost)
+        return cost
+
+    def first_trials(self) -> Iterator[dict[str, str | int]]:
+        """Yield the cheapest plans in time by the profiles: in full batches, and one by one."""
+        pipeline, app = self._pipeline, priced(self._runs.app)
+        candidates = node_candidates(app, pipeline)
+        frontier = PipelineFrontier(
+            pipeline_graph(pipeline), candidates, visits=visits(pipeline), tolerance=_TOLERANCE
         )
-        cost, violations = self._found[configs]
-        return Trained(configs, cost, violations, len(self._found))
+        smallest = max(min(config.batch for config in configs) for configs in candidates)
+        for plans in (frontier, frontier.capped(smallest)):
+            try:
+                configs = plans.plan(pipeline.slo.latency_ns).configs
+            except InfeasibleError:
+                configs = plans.plan_at(0).configs
+            params: dict[str, str | int] = {}
+            for stage, config in zip(self._stages, configs, strict=True):
+                params |= stage.params(config)
+            yield params
+
+    def best(self) -> tuple[str, ...]:
+        """Return the cheapest of what violated the objectives least."""
+        return min(self._tried, key=self._tried.__getitem__)
 
 
 @final
@@ -144,22 +202,16 @@ class _Stage:
         self._stage = stage
         self._by_build: dict[str, list[StageConfig]] = {}  # by variant and pool
         for config in configs:
-            build = f"{app.variants[config.build].name} on {app.pools[config.place].name}"
-            self._by_build.setdefault(build, []).append(config)
+            self._by_build.setdefault(self._build(config), []).append(config)
 
     def suggest(self, trial: Trial) -> StageChoice:
         """Return the configuration nearest to what the sampler suggests."""
-        name = f"{self._pipeline} {self._stage}"
         builds = list(self._by_build)
-        build = trial.suggest_categorical(name, builds) if len(builds) > 1 else builds[0]
+        build = trial.suggest_categorical(self._name, builds) if len(builds) > 1 else builds[0]
         configs = self._by_build[build]
         gpu_sevenths, cpu_milli, batch = (
-            values[trial.suggest_int(f"{name}: {build}, {key}", 0, len(values) - 1)]
-            for key, values in (
-                ("GPU share", sorted({config.gpu_sevenths for config in configs})),
-                ("vCPUs", sorted({config.cpu_milli for config in configs})),
-                ("batch", sorted({config.batch for config in configs})),
-            )
+            values[trial.suggest_int(name, 0, len(values) - 1)]
+            for name, values in self._values(build).items()
         )
         # Not every shape and batch size need exist.
         nearest = min(
@@ -179,9 +231,39 @@ class _Stage:
             nearest.batch,
         )
 
+    def params(self, config: StageConfig) -> dict[str, str | int]:
+        """Return the parameters with which a configuration is suggested."""
+        build = self._build(config)
+        values = zip(
+            self._values(build).items(),
+            (config.gpu_sevenths, config.cpu_milli, config.batch),
+            strict=True,
+        )
+        params: dict[str, str | int] = {name: each.index(value) for (name, each), value in values}
+        return {self._name: build, **params} if len(self._by_build) > 1 else params
 
-def _stages(app: App) -> Iterator[_Stage]:
-    for pipeline in app.pipelines:
-        names = pipeline_graph(pipeline).names
-        for name, configs in zip(names, node_candidates(app, pipeline), strict=True):
-            yield _Stage(app, pipeline.name, name, configs)
+    @property
+    def _name(self) -> str:
+        return f"{self._pipeline} {self._stage}"
+
+    def _build(self, config: StageConfig) -> str:
+        variants, pools = self._app.variants, self._app.pools
+        return f"{variants[config.build].name} on {pools[config.place].name}"
+
+    def _values(self, build: str) -> dict[str, list[int]]:
+        """Return the values of each parameter of a build, by the name of the parameter."""
+        configs = self._by_build[build]
+        return {
+            f"{self._name}: {build}, {key}": sorted(values)
+            for key, values in (
+                ("GPU share", {config.gpu_sevenths for config in configs}),
+                ("vCPUs", {config.cpu_milli for config in configs}),
+                ("batch", {config.batch for config in configs}),
+            )
+        }
+
+
+def _stages(app: App, pipeline: Pipeline) -> Iterator[_Stage]:
+    names = pipeline_graph(pipeline).names
+    for name, configs in zip(names, node_candidates(app, pipeline), strict=True):
+        yield _Stage(app, pipeline.name, name, configs)

@@ -6,8 +6,9 @@ configurations of the whole pipeline once, at its first function, with a limit o
 search. Recalled from both; rules marked [own] are ours.
 
 - When a request arrives, `planning/rivals/orion_search.py` finds the cheapest configurations of
-  all stages with which the request is in time; when it has made `expansions_max` expansions, it
-  settles for the fastest that it has found. That module says what of the search is Orion's.
+  all stages with which the request is in time. When it has made `expansions_max` expansions it goes
+  on from the fastest that it has found, by the step that is fastest, until it is in time; without
+  `goes_on` it settles for the fastest so far. That module says what of it is Orion's.
 - Batches are planned no larger than the items that wait at the first stage now, the request's own
   included [own: no one knows what will wait at later stages].
 - The configurations stay as they are, whatever happens. A batch runs in that of its oldest
@@ -46,7 +47,8 @@ _PLANS_KEPT_MAX: Final = 10_000
 class Config(PolicyConfig):
     """Settings of `orion`."""
 
-    expansions_max: int = field(default=20_000, metadata=bounded(ge=1))  # of a search
+    expansions_max: int = field(default=1_000, metadata=bounded(ge=1))  # of a search
+    goes_on: bool = True  # at the limit, by steps of lowest latency until the plan is in time
     margin: float = field(default=0.02, metadata=bounded(ge=0, lt=1))  # of the time left
     prewarm: bool = True  # start successors on the node of their predecessor
 
@@ -58,6 +60,7 @@ class Orion(StagePolicy):
     def __init__(self, context: Context, config: Config) -> None:
         super().__init__(context, config, prewarms=config.prewarm, margin=config.margin)
         self._expansions_max = config.expansions_max
+        self._goes_on = config.goes_on
         self._plans: dict[int, tuple[StageConfig, ...]] = {}  # by request id, of open requests
         # By pipeline id, smallest and largest batch; and then also by time left.
         self._searches: dict[tuple[int, int, int], OrionSearch] = {}
@@ -71,7 +74,9 @@ class Orion(StagePolicy):
         key = (request.pipeline.id, request.items, waiting + request.items)
         found = self._found.get((*key, budget_ns))
         if found is None:
-            found = self._search(key).search(budget_ns, expansions_max=self._expansions_max)
+            found = self._search(key).search(
+                budget_ns, expansions_max=self._expansions_max, goes_on=self._goes_on
+            )
             if len(self._found) >= _PLANS_KEPT_MAX:
                 self._found.clear()
             self._found[*key, budget_ns] = found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -23,9 +23,24 @@ from headgate.core.model import (
 )
 from headgate.lab.aquatope import Trained, train
 from headgate.lab.harness import Environment, PolicyCase
-from headgate.workload import poisson
+from headgate.workload import assign, poisson
 
 MS = MILLISECOND_NS
+SLOW_MS, FAST_MS = 100, 35
+
+
+@dataclass(frozen=True)
+class TwoPipelines:
+    """The pipeline of `TwoStages` twice, with objectives of their own."""
+
+    def environment(self, seed: int) -> Environment:
+        one = TwoStages(SLOW_MS).environment(seed)
+        slow = one.app.pipelines[0]
+        fast = replace(slow, id=1, name="q", slo=Slo(FAST_MS * MS, quantile=0.9))
+        arrivals = assign(
+            poisson(20.0, 2 * SECOND_NS, seed=seed), {"p": 1.0, "q": 1.0}, {"client": 1.0}, seed=0
+        )
+        return Environment(replace(one.app, pipelines=(slow, fast)), arrivals)
 
 
 @dataclass(frozen=True)
@@ -69,6 +84,25 @@ def test_the_cheapest_configurations_in_time_are_found() -> None:
     assert sorted(shapes(found)) == ["shape 0", "shape 1"]
     assert found.is_feasible
     assert found.runs <= 4 * 4  # what was run once is not run again
+
+
+def test_every_pipeline_has_a_study_of_its_own() -> None:
+    """Both are as cheap as their objectives allow, after as many trials for each as for one."""
+    pytest.importorskip("optuna")
+    found = train(TwoPipelines(), seeds=(5,), trials=40)
+    assert [config.split()[0] for config in found.configs] == ["p", "p", "q", "q"]
+    assert shapes(found)[:2] == ["shape 0", "shape 0"]
+    assert sorted(shapes(found)[2:]) == ["shape 0", "shape 1"]
+    assert found.violations == (0.0, 0.0)
+
+
+def test_the_plans_by_the_profiles_are_tried_first() -> None:
+    """Two trials are enough where a plan by the profiles is the best: none of them is random."""
+    pytest.importorskip("optuna")
+    assert shapes(train(TwoStages(100), trials=2)) == ["shape 0", "shape 0"]
+    found = train(TwoStages(35), trials=2)
+    assert sorted(shapes(found)) == ["shape 0", "shape 1"]
+    assert found.runs <= 2
 
 
 def test_where_no_trial_is_in_time_the_least_violation_is_taken() -> None:

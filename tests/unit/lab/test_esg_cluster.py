@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +14,13 @@ import pytest
 
 from headgate.core.clock import SECOND_NS
 from headgate.core.errors import ConfigError
+from headgate.lab.experiments.esg_cluster.charges import (
+    EVENT_US,
+    EXPANSION_US,
+    ByCell,
+    event_ns,
+    expansion_ns,
+)
 from headgate.lab.experiments.esg_cluster.environment import (
     CELLS,
     Cell,
@@ -34,6 +43,7 @@ from headgate.lab.harness import PolicyCase
 from headgate.lab.stage_configs import measured_configs
 from headgate.planning.frontier.configs import COST_UNITS_PER_USD
 
+REPOSITORY = Path(__file__).parents[3]
 STRICT, MODERATE, RELAXED = CELLS
 SHORT = ClusterScenario(RECALLED, MODERATE, duration_s=2.0, warm_up_s=1.0)
 
@@ -132,6 +142,47 @@ def test_a_run_charges_the_work_of_policies() -> None:
     assert 0 < esg.busy < 1
     assert np.isnan(esg.misses), "it plans at dispatch"
     assert run_cell(ClusterCase(PolicyCase("esg"), SHORT), 0).hit_rate == esg.hit_rate
+
+
+def test_charges_are_those_that_the_benchmark_measured() -> None:
+    """The last table of `headgate bench planner` in docs/frontier.md has the same numbers."""
+    text = (REPOSITORY / "docs" / "frontier.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^(\w+) +(measured|recalled), (\S+) +([\d.,]+) +[\d.,]+ +[\d.,]+ +(\S+)$",
+        text,
+        re.MULTILINE,
+    )
+    cells = [cell.name for cell in CELLS]
+    events: dict[str, dict[str, list[float]]] = {}
+    expansions: dict[str, dict[str, list[float]]] = {}
+    for policy, profiles, _, us_per_event, us_per_expansion in sorted(
+        rows, key=lambda row: cells.index(row[2])
+    ):
+        if policy in EVENT_US:
+            of_set = events.setdefault(policy, {}).setdefault(profiles, [])
+            of_set.append(float(us_per_event.replace(",", "")))
+        if policy in EXPANSION_US:
+            of_set = expansions.setdefault(policy, {}).setdefault(profiles, [])
+            of_set.append(float(us_per_expansion))
+    assert events == _lists(EVENT_US)
+    assert expansions == _lists(EXPANSION_US)
+
+
+def _lists(charges: Mapping[str, ByCell]) -> dict[str, dict[str, list[float]]]:
+    return {
+        policy: {profiles: list(each) for profiles, each in by_set.items()}
+        for policy, by_set in charges.items()
+    }
+
+
+def test_each_policy_is_charged_its_own_price() -> None:
+    """Searches by their expansions, policies that report none by their events."""
+    assert expansion_ns("esg", SHORT) == round(1000 * EXPANSION_US["esg"][RECALLED][1])
+    assert event_ns("esg", SHORT) == 0
+    assert expansion_ns("headgate", SHORT) == 0
+    strict = replace(SHORT, profiles=INFLESS, cell=STRICT)
+    assert event_ns("headgate", strict) == round(1000 * EVENT_US["headgate"][MEASURED][0])
+    assert (expansion_ns("aquatope", SHORT), event_ns("aquatope", SHORT)) == (0, 0)
 
 
 def test_plans_of_orion_are_judged() -> None:

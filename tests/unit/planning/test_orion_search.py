@@ -63,6 +63,22 @@ def test_a_higher_limit_is_never_slower(seed: int) -> None:
     assert whole.expansions <= len(stages[0]) * len(stages[1]) * len(stages[2]) * len(stages[3])
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_a_search_that_goes_on_at_its_limit_is_in_time(seed: int) -> None:
+    """With any limit; it costs no less than the optimum, and takes a step per size at most."""
+    stages = random_stages(4, Random(seed))
+    search = OrionSearch(DIAMOND, stages)
+    fastest_ns = DIAMOND.makespan_ns([min(c.time_ns for c in configs) for configs in stages])
+    for budget_ns in (fastest_ns, round(1.3 * fastest_ns)):
+        whole = search.search(budget_ns)
+        for limit in range(1, whole.expansions + 2):
+            plan = search.search(budget_ns, expansions_max=limit, goes_on=True)
+            assert plan.time_ns <= budget_ns
+            assert plan.cost >= whole.cost
+            assert plan.expansions <= limit + sum(len(configs) - 1 for configs in stages)
+            assert plan.is_complete == (limit >= whole.expansions)
+
+
 def test_a_stage_without_configurations_is_one_clear_line() -> None:
     with pytest.raises(ConfigError, match="stage 1: has no feasible configuration"):
         OrionSearch(StageGraph([[], [0]]), [[StageConfig(1, 1)], []])

@@ -68,11 +68,20 @@ def test_requests_of_several_items_are_planned_for_batches_of_as_many() -> None:
 @pytest.mark.parametrize(("expansions_max", "shapes"), [(1, 0), (3, 1), (4, 2)])
 def test_at_the_limit_the_fastest_plan_so_far_is_taken(expansions_max: int, shapes: int) -> None:
     """20 ms need both stages large: the fourth state, after small ones and one large."""
-    settings = {"expansions_max": expansions_max}
+    settings = {"expansions_max": expansions_max, "goes_on": False}
     rig = StageRig(TWO, 20, policy="orion", settings=settings)
     sent = run_alone(rig, 1)
     assert sum(each.shape_id for each in sent) == shapes
     assert rig.scheduler.work == expansions_max
+
+
+@pytest.mark.parametrize(("expansions_max", "work"), [(1, 3), (3, 4), (4, 4)])
+def test_it_goes_on_at_the_limit_until_the_plan_is_in_time(expansions_max: int, work: int) -> None:
+    """From both small two steps, from one large a step; each is reported."""
+    rig = StageRig(TWO, 20, policy="orion", settings={"expansions_max": expansions_max})
+    sent = run_alone(rig, 1)
+    assert [each.shape_id for each in sent] == [1, 1]
+    assert rig.scheduler.work == work
 
 
 def test_expansions_are_reported_for_every_request() -> None:

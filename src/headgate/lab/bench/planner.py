@@ -11,7 +11,8 @@ Four kinds of measurement, all in this process and on the same tables of candida
   tenth has passed. Its time includes sorting the candidates, because the queue length changes
   which there are. *Plain* is the search without the three steps that the paper does not have
   (`headgate.planning.rivals.esg_search`);
-- *policies*: all that a Scheduler does per event, in the cells of `headgate reproduce esg`.
+- *policies*: all that a Scheduler does per event, and an expansion of a search, in the cells of
+  `headgate reproduce esg` (`headgate.lab.bench._cluster_events`).
 
 Objectives are 0.8, 1.0 and 1.2 times the time at the smallest configuration, as in the paper. In
 the measured tables that time is close to the shortest, because a single image decodes no faster on
@@ -35,12 +36,11 @@ from typing import TYPE_CHECKING, Final
 
 from headgate.core.model import Shape
 from headgate.core.rng import stream
+from headgate.lab.bench._cluster_events import measure_policy
 from headgate.lab.experiments import Check, Progress, Result, Row
 from headgate.lab.experiments.esg_cluster.environment import CELLS, ClusterScenario
 from headgate.lab.experiments.esg_cluster.profiles import MEASURED, RECALLED
-from headgate.lab.experiments.esg_cluster.runs import DecisionTimer
 from headgate.lab.figures import draw_lines, write_figures
-from headgate.lab.harness import PolicyCase
 from headgate.lab.stage_configs import ESG_BASE_MS, law_configs, measured_configs
 from headgate.metrics.report.style import INK, new_figure, number_log_axis, style_axes
 from headgate.planning.frontier.configs import InfeasibleError, StageConfig
@@ -49,7 +49,6 @@ from headgate.planning.frontier.graph import StageGraph
 from headgate.planning.frontier.pipeline import PipelineFrontier
 from headgate.planning.frontier.slo_split import split_slo
 from headgate.planning.rivals.esg_search import ConfigPath, EsgSearch, brute_force
-from headgate.sim.run import Setup
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -203,7 +202,7 @@ def run(*, progress: Progress, out: Path | None = None) -> Result:
     progress("brute force: 3 functions")
     compared, brute = _compare_with_brute_force()
     progress("policies in the cells of `headgate reproduce esg`")
-    policies = [_measure_policy(name, scenario) for scenario in _CELLS for name in _POLICIES]
+    policies = [measure_policy(name, scenario) for scenario in _CELLS for name in _POLICIES]
     base = [
         each for each in decided if (each.stages, each.configs) == (_BASE_STAGES, _BASE_CONFIGS)
     ]
@@ -420,21 +419,6 @@ def _searches(
         infeasible,
         cut,
     )
-
-
-def _measure_policy(name: str, scenario: ClusterScenario) -> Row:
-    """Measure all that a Scheduler does per event in the experiment on ESG's cluster."""
-    environment, policy = scenario.environment(0), PolicyCase(name)
-    timer = DecisionTimer(Setup(environment.app, *policy.build()))
-    columns = environment.simulate(policy, 0, observer=timer)
-    requests = len(columns.requests)
-    return {
-        "policy": name,
-        "cell": f"{scenario.profiles}, {scenario.cell.name}",
-        "us_per_event": round(timer.took_ns / 1e3 / timer.events, 1),
-        "us_per_request": round(timer.took_ns / 1e3 / requests, 1),
-        "work_per_request": round(columns.work / requests, 1),
-    }
 
 
 def _compare_with_brute_force() -> tuple[Check, Row]:

@@ -13,15 +13,17 @@ the pipeline is within the objective. What is kept of it, and what is ours [own]
 - The state with the lowest cost is expanded first, as ESG's comparison frames it: the first state
   in time is the cheapest one [own: Orion's public code goes on from the one state of lowest
   latency; it finds a state in time sooner, and pays more than needed].
-- At the limit the fastest state so far is taken. If not even the fastest configurations are in
-  time, they are taken without a search [own].
+- At the limit the fastest state so far is taken, as ESG's comparison frames it; or the search goes
+  on from there as Orion's public code does, by the step of lowest latency, until the state is in
+  time: at most one expansion more for each size of each stage. Either is a choice of the caller
+  [own]. If not even the fastest configurations are in time, they are taken without a search [own].
 
 Unlike ESG_1Q it has no bounds, so the number of expansions is exponential in the number of stages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from operator import attrgetter
@@ -39,7 +41,7 @@ class SizingPlan:
     time_ns: int
     cost: int
     expansions: int  # states that were taken from the heap
-    is_complete: bool = True  # False: the limit was reached before any state was in time
+    is_complete: bool = True  # False: the limit was reached before the cheapest in time was found
 
 
 @final
@@ -52,6 +54,8 @@ class OrionSearch:
     SizingPlan(configs=(...), time_ns=5, cost=11, expansions=2, is_complete=True)
     >>> search.search(6, expansions_max=1).time_ns
     8
+    >>> search.search(6, expansions_max=1, goes_on=True).time_ns
+    5
     """
 
     def __init__(self, graph: StageGraph, stages: Sequence[Sequence[StageConfig]]) -> None:
@@ -63,8 +67,13 @@ class OrionSearch:
         self._costs = [[config.cost for config in sizes] for sizes in self._sizes]
         self._fastest_ns = graph.makespan_ns([times_ns[-1] for times_ns in self._times_ns])
 
-    def search(self, budget_ns: int, *, expansions_max: int | None = None) -> SizingPlan:
-        """Return the cheapest configurations in time, or the fastest so far at the limit."""
+    def search(
+        self, budget_ns: int, *, expansions_max: int | None = None, goes_on: bool = False
+    ) -> SizingPlan:
+        """Return the cheapest configurations in time.
+
+        At the limit return the fastest so far or, if the search `goes_on`, what is in time next.
+        """
         if self._fastest_ns > budget_ns:
             fastest = tuple(len(sizes) - 1 for sizes in self._sizes)
             return self._plan(fastest, self._fastest_ns, 1, is_complete=True)
@@ -90,7 +99,16 @@ class OrionSearch:
                     larger = (*state[:stage], size, *state[stage + 1 :])
                     dearer = cost + costs[size] - costs[size - 1]
                     heappush(heap, (dearer, serial, larger, stage))
+        while goes_on and best_ns > budget_ns:
+            best_ns, best = min((self._time_ns(state), state) for state in self._enlarged(best))
+            expansions += 1
         return self._plan(best, best_ns, expansions, is_complete=False)
+
+    def _enlarged(self, state: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        """Yield the states in which one stage is a size larger; the largest of all has none."""
+        for stage, size in enumerate(state):
+            if size + 1 < len(self._sizes[stage]):
+                yield (*state[:stage], size + 1, *state[stage + 1 :])
 
     def _time_ns(self, state: tuple[int, ...]) -> int:
         times_ns = [times[size] for times, size in zip(self._times_ns, state, strict=True)]

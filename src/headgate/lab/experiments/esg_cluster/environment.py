@@ -48,9 +48,6 @@ from headgate.workload.generators import column_stream
 
 Process = Literal["band", "poisson", "bursty"]
 
-# Time per expansion of a search, at which the work of policies is charged. In `headgate bench
-# planner` it is the column `us_per_expansion`, 5 to 7 us where searches are long (the law's table).
-EXPANSION_NS: Final = 6_000
 PRICES: Final = Prices()
 CV: Final = 0.01  # the GPU table's 95th percentiles are on average 1.5 % above the medians
 _BAND: Final = (10.0, 16.8)  # ms between requests, heavy, as recalled: only their ratio is used
@@ -120,7 +117,6 @@ class ClusterScenario:
                 scale=tuple(errors[i % len(errors)] for i in range(functions)) if errors else (),
             ),
             since_ns=since_ns,
-            work_unit_ns=EXPANSION_NS,
             faults=_failures(self.failed_nodes, since_ns, counted_ns).actions(),
         )
 

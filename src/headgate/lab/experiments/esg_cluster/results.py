@@ -377,12 +377,13 @@ def condition_label(scenario: ClusterScenario) -> str:
 
 
 def limit_rows(runs: Runs) -> list[Row]:
-    """Return the hit rate of Orion by its limit on expansions."""
+    """Return the hit rate of Orion by its limit on expansions and what it does there."""
     return [
         {
             "profiles": case.scenario.profiles,
             "cell": case.scenario.cell.name,
-            "Orion's limit": case.policy.settings_text.partition("=")[2],
+            "Orion's limit": str(dict(case.policy.settings)["expansions_max"]),
+            "and then it": "goes on" if dict(case.policy.settings)["goes_on"] else "stops",
             "hit %": 100 * fmean(run.hit_rate for run in results),
             "± hit %": 100 * margin([run.hit_rate for run in results]),
             "cost": 1e6 * fmean(run.usd_per_request for run in results),

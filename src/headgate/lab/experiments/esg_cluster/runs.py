@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import nan
-from time import thread_time_ns
 from typing import Final, final
 
 import numpy as np
 
 from headgate.core.actions import Action, Dispatch
-from headgate.core.clock import MICROSECOND_NS, MILLISECOND_NS
+from headgate.core.clock import MILLISECOND_NS
 from headgate.core.events import Event
 from headgate.core.states import Outcome
 from headgate.lab.aquatope import Trained, train
-from headgate.lab.experiments.esg_cluster.environment import CELLS, ClusterScenario
-from headgate.lab.experiments.esg_cluster.profiles import MEASURED, RECALLED
+from headgate.lab.experiments.esg_cluster.charges import event_ns, expansion_ns
+from headgate.lab.experiments.esg_cluster.environment import ClusterScenario
 from headgate.lab.harness import Case, Floats, count_unserved, request_times
 from headgate.lab.plan_misses import PlanMisses, PlansAhead
 from headgate.sim.interfaces import Observer
-from headgate.sim.run import Setup, build_scheduler
+from headgate.sim.run import Setup
 
 ClusterCase = Case[ClusterScenario]
 QUANTILES: Final = (0.5, 0.95, 0.99)
@@ -29,14 +28,6 @@ _CURVE: Final = np.linspace(0.0, 1.0, 201)  # quantiles kept of a run, for figur
 
 _TRAINING_SEED: Final = 1_000
 _FIRST_SEED: Final = 3_000  # of the runs: no setting of a policy was chosen on these seeds
-# Charged per event, in us, for policies that report no work: what `headgate bench planner` measures
-# in these cells; INFless's set, which it does not measure, is charged as the measured one. Nothing
-# is decided by `aquatope`.
-_DECISION_US: Final[Mapping[str, Mapping[str, tuple[int, int, int]]]] = {
-    "headgate": {MEASURED: (140, 170, 260), RECALLED: (190, 240, 270)},
-    "infless": {MEASURED: (30, 50, 60), RECALLED: (120, 240, 170)},
-    "fast_gshare": {MEASURED: (30, 40, 50), RECALLED: (120, 200, 90)},
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,22 +68,19 @@ def run_changed(case: ClusterCase, seed: int) -> ClusterRun:
 
 
 def train_aquatope(case: TrainingCase, seed: int) -> Trained:
-    """Train the configurations of a scenario on seeds that no run has. For worker processes."""
-    return train(case.scenario, seeds=(_TRAINING_SEED + seed,), trials=case.trials, seed=seed)
+    """Train the configurations of a scenario on a seed that no run has. For worker processes.
 
-
-def _decision_ns(case: ClusterCase) -> int:
-    """Return what an event is charged, besides the work that the policy reports."""
-    measured = _DECISION_US.get(case.policy.name)
-    if measured is None:
-        return 0
-    scenario = case.scenario
-    by_cell = measured[RECALLED if scenario.profiles == RECALLED else MEASURED]
-    return by_cell[CELLS.index(scenario.cell)] * MICROSECOND_NS
+    The seed is that of the sampler: whatever it is, trials are run in the same environment.
+    """
+    return train(case.scenario, seeds=(_TRAINING_SEED,), trials=case.trials, seed=seed)
 
 
 def _run(case: ClusterCase, seed: int, *, judges_plans: bool) -> ClusterRun:
-    environment = replace(case.scenario.environment(seed), decision_ns=_decision_ns(case))
+    environment = replace(
+        case.scenario.environment(seed),
+        decision_ns=event_ns(case.policy.name, case.scenario),
+        work_unit_ns=expansion_ns(case.policy.name, case.scenario),
+    )
     kind, config = case.policy.build()
     counter = _DispatchCounter()
     observers: list[Observer] = [counter]
@@ -125,21 +113,6 @@ def _curve(ratios: Floats) -> tuple[float, ...]:
     if not len(ratios):
         return (nan,) * len(_CURVE)
     return tuple(np.quantile(ratios, _CURVE).tolist())
-
-
-@final
-class DecisionTimer(Observer):
-    """Measures what a policy's decisions take, in CPU time, by a second Scheduler."""
-
-    def __init__(self, setup: Setup) -> None:
-        self.took_ns = self.events = 0
-        self._scheduler = build_scheduler(setup, 0)
-
-    def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
-        started = thread_time_ns()
-        self._scheduler.handle(now_ns, event)
-        self.took_ns += thread_time_ns() - started
-        self.events += 1
 
 
 @final
