@@ -167,7 +167,10 @@ class Dispatcher:
         send: Send | None = None
         if queues.is_best_effort_due(pool_id):
             send = self._first(node, best_effort, is_best_effort=True)
-        send = send or self._first(node, promised) or self._from_other_pool(node)
+        send = send or self._first(node, promised)
+        if send is None and node.id in self._emptied_for:
+            return None
+        send = send or self._from_other_pool(node)
         if send is None and self._builds.is_left_to_others(pool_id):
             self._has_left = True
             return None
