@@ -14,13 +14,6 @@ import pytest
 
 from headgate.core.clock import SECOND_NS
 from headgate.core.errors import ConfigError
-from headgate.lab.experiments.esg_cluster.charges import (
-    EVENT_US,
-    EXPANSION_US,
-    ByCell,
-    event_ns,
-    expansion_ns,
-)
 from headgate.lab.experiments.esg_cluster.environment import (
     CELLS,
     Cell,
@@ -38,7 +31,16 @@ from headgate.lab.experiments.esg_cluster.profiles import (
     profile_set,
 )
 from headgate.lab.experiments.esg_cluster.results import CellTable, condition_label
-from headgate.lab.experiments.esg_cluster.runs import ClusterCase, ClusterRun, run_cell
+from headgate.lab.experiments.esg_cluster.runs import (
+    EVENT_US,
+    EXPANSION_US,
+    ByCell,
+    ClusterCase,
+    ClusterRun,
+    event_ns,
+    expansion_ns,
+    run_cell,
+)
 from headgate.lab.harness import PolicyCase
 from headgate.lab.stage_configs import measured_configs
 from headgate.planning.frontier.configs import COST_UNITS_PER_USD

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import nan
 from typing import Final, final
@@ -10,12 +10,12 @@ from typing import Final, final
 import numpy as np
 
 from headgate.core.actions import Action, Dispatch
-from headgate.core.clock import MILLISECOND_NS
+from headgate.core.clock import MICROSECOND_NS, MILLISECOND_NS
 from headgate.core.events import Event
 from headgate.core.states import Outcome
 from headgate.lab.aquatope import Trained, train
-from headgate.lab.experiments.esg_cluster.charges import event_ns, expansion_ns
-from headgate.lab.experiments.esg_cluster.environment import ClusterScenario
+from headgate.lab.experiments.esg_cluster.environment import CELLS, ClusterScenario
+from headgate.lab.experiments.esg_cluster.profiles import MEASURED, RECALLED
 from headgate.lab.harness import Case, Floats, count_unserved, request_times
 from headgate.lab.plan_misses import PlanMisses, PlansAhead
 from headgate.sim.interfaces import Observer
@@ -26,6 +26,22 @@ QUANTILES: Final = (0.5, 0.95, 0.99)
 _CURVE: Final = np.linspace(0.0, 1.0, 201)  # quantiles kept of a run, for figures
 
 
+# What planning is charged, in us: what the last table of `headgate bench planner` has in
+# docs/frontier.md, which a test compares. INFless's set, which the benchmark does not measure, is
+# charged as the measured one. `esg` and `orion` are charged their searches alone, each at the price
+# of its own expansions, and `aquatope`, which decides nothing, is charged nothing. The others
+# report no work, and are charged all that a Scheduler does for an event.
+ByCell = Mapping[str, tuple[float, float, float]]  # by profile set, then in the order of `CELLS`
+
+EXPANSION_US: Final[Mapping[str, ByCell]] = {
+    "esg": {MEASURED: (2.8, 2.9, 2.9), RECALLED: (2.5, 3, 3.1)},
+    "orion": {MEASURED: (4.9, 4.6, 4.7), RECALLED: (3.2, 3.8, 4.6)},
+}
+EVENT_US: Final[Mapping[str, ByCell]] = {
+    "headgate": {MEASURED: (83.4, 103.2, 161.1), RECALLED: (120.8, 149.1, 176.3)},
+    "infless": {MEASURED: (21.7, 29.1, 34.6), RECALLED: (72.6, 141.9, 101)},
+    "fast_gshare": {MEASURED: (19.6, 23.8, 29.3), RECALLED: (74, 114.5, 56.8)},
+}
 _TRAINING_SEED: Final = 1_000
 _FIRST_SEED: Final = 3_000  # of the runs: no setting of a policy was chosen on these seeds
 
@@ -73,6 +89,24 @@ def train_aquatope(case: TrainingCase, seed: int) -> Trained:
     The seed is that of the sampler: whatever it is, trials are run in the same environment.
     """
     return train(case.scenario, seeds=(_TRAINING_SEED,), trials=case.trials, seed=seed)
+
+
+def expansion_ns(policy: str, scenario: ClusterScenario) -> int:
+    """Return what a policy is charged for each expansion that it reports."""
+    return _in_cell(EXPANSION_US, policy, scenario)
+
+
+def event_ns(policy: str, scenario: ClusterScenario) -> int:
+    """Return what a policy is charged for each event, besides its expansions."""
+    return _in_cell(EVENT_US, policy, scenario)
+
+
+def _in_cell(charges: Mapping[str, ByCell], policy: str, scenario: ClusterScenario) -> int:
+    measured = charges.get(policy)
+    if measured is None:
+        return 0
+    by_cell = measured[RECALLED if scenario.profiles == RECALLED else MEASURED]
+    return round(by_cell[CELLS.index(scenario.cell)] * MICROSECOND_NS)
 
 
 def _run(case: ClusterCase, seed: int, *, judges_plans: bool) -> ClusterRun:
