@@ -47,6 +47,7 @@ PLANNING = (
     "admission/refusals",
     "admission/shares",
     "admission/spillover",
+    "constants",
     "forecast",
     "dispatch/batching",
     "dispatch/next_batch",

@@ -31,12 +31,13 @@ from headgate.lab.experiments.autoscaling.environment import (
     SETUPS_S,
     ServiceScenario,
 )
-from headgate.lab.experiments.autoscaling.figures import timeline_figure, usage_figure
 from headgate.lab.experiments.autoscaling.results import (
     OURS,
     REACTIVE,
     STATIC,
     ServiceTables,
+    timeline_figure,
+    usage_figure,
 )
 from headgate.lab.experiments.autoscaling.runs import (
     ServiceCase,

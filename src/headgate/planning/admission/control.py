@@ -29,23 +29,23 @@ from headgate.core.view import View
 from headgate.planning.admission.cost_budgets import CostBudgets
 from headgate.planning.admission.feasibility import Feasibility, Promise
 from headgate.planning.admission.spillover import Spillover
+from headgate.planning.constants import (
+    CALL_SLACK,
+    EQUAL_SHARE,
+    MARGIN_MAX,
+    MARGIN_UNIT,
+    MISS_TARGET,
+    PROBE_EVERY,
+    SENT_MARGIN,
+    TRIES,
+    Z_MAX,
+    Z_START,
+    Z_STEP,
+)
 from headgate.planning.frontier.candidates import has_choice
 from headgate.planning.pools.build import Build
 from headgate.planning.pools.builds import Builds
 
-_Z_START: Final = 3.0
-_Z_MAX: Final = 8.0
-_Z_STEP: Final = 0.25  # of z per miss
-_MISS_TARGET: Final = 0.3  # misses to aim at, relative to what the objective allows
-_MARGIN_MAX: Final = 0.5  # of the slack
-_SENT_MARGIN: Final = 0.33
-_UNIT: Final = 0.01  # share of the allowed time that is kept per unit of z
-_EQUAL_SHARE: Final = 0.25  # of a pipeline's time that is divided equally
-_PROBE_EVERY: Final = 2  # objectives between two probes of a pipeline
-_TRIES: Final = 2  # divisions of a pipeline's time that are tried
-# Slack of a call, relative to that of a stage that waits for a node: the stages before it may be
-# late. Of 0, 0.25 and 0.5 the one with which quantiles are kept in the worlds 70043 and 80026.
-_CALL_SLACK: Final = 0.5
 # CPython reads a module global many times faster than a member of an enum.
 _MET: Final = int(Outcome.MET)
 _JUDGED: Final = (_MET, int(Outcome.LATE), int(Outcome.EXPIRED))  # outcomes of promises
@@ -58,15 +58,15 @@ class Margins:
 
     def __init__(self, view: View) -> None:
         self._allowed = [
-            _MISS_TARGET * (1.0 - pipeline.slo.quantile) for pipeline in view.app.pipelines
+            MISS_TARGET * (1.0 - pipeline.slo.quantile) for pipeline in view.app.pipelines
         ]
-        self.z = [_Z_START for _ in view.app.pipelines]
+        self.z = [Z_START for _ in view.app.pipelines]
 
     def observe(self, pipeline_id: int, *, was_kept: bool) -> None:
         """Move `z` so that misses are as frequent as the objective allows."""
         missed = 0.0 if was_kept else 1.0
-        z = self.z[pipeline_id] + _Z_STEP * (missed - self._allowed[pipeline_id])
-        self.z[pipeline_id] = min(_Z_MAX, z) if z > 0.0 else 0.0
+        z = self.z[pipeline_id] + Z_STEP * (missed - self._allowed[pipeline_id])
+        self.z[pipeline_id] = min(Z_MAX, z) if z > 0.0 else 0.0
 
 
 @final
@@ -231,7 +231,7 @@ class AdmissionControl:
         for index, siblings in enumerate(self._siblings[request.pipeline.id]):
             waits_ns[index] += sum(self._beside_ns(request, index, i) for i in siblings)
         late: int | None = None
-        for _ in range(_TRIES):
+        for _ in range(TRIES):
             lengths_ns = self._divide(request, waits_ns, allowed_ns, z)
             late = self._book(request, allowed_ns, z, lengths_ns, promises)
             if late is None:
@@ -312,7 +312,7 @@ class AdmissionControl:
             return None
         if not self.budgets.fits_profiles(request, [promise.build for promise in promises]):
             return None
-        self._probe_ns[pipeline.id] = now_ns + _PROBE_EVERY * (request.deadline_ns - now_ns)
+        self._probe_ns[pipeline.id] = now_ns + PROBE_EVERY * (request.deadline_ns - now_ns)
         for promise in promises:
             promise.book(self._view.now_ns)
         return promises
@@ -368,7 +368,7 @@ class AdmissionControl:
         Where shapes are chosen, what a stage wants is more than it needs: first the least that each
         needs, then of what it wants as much as fits.
         """
-        floor_ns = _EQUAL_SHARE * allowed_ns / len(wanted_ns)
+        floor_ns = EQUAL_SHARE * allowed_ns / len(wanted_ns)
         if not self._has_choice:
             return [wanted + floor_ns for wanted in wanted_ns]
         least_ns = [self._least_ns(task, z) for task in request.tasks]
@@ -415,7 +415,7 @@ class AdmissionControl:
             longer_ns = lengths_ns.copy()
             longer_ns[index] = max(longer_ns[index], _ROUNDING * build.cautious_ns(items, z))
             if max(pipeline.longest_to(longer_ns)) <= allowed_ns:
-                lengths_ns, waits[index] = longer_ns, _CALL_SLACK
+                lengths_ns, waits[index] = longer_ns, CALL_SLACK
         left_ns = allowed_ns - max(pipeline.longest_to(lengths_ns))
         each_ns = max(0.0, left_ns) / max(1.0, *pipeline.longest_to(waits))
         return [own + each_ns * wait for own, wait in zip(lengths_ns, waits, strict=True)]
@@ -478,9 +478,9 @@ class AdmissionControl:
 
         `least_ns` is the latency on an idle system as observed. By the profile it may be less.
         """
-        margin_ns = z * _UNIT * allowed_ns
-        if margin_ns > _MARGIN_MAX * (allowed_ns - least_ns):
-            most_ns = _MARGIN_MAX * (allowed_ns - self._builds.isolated_ns(request))
+        margin_ns = z * MARGIN_UNIT * allowed_ns
+        if margin_ns > MARGIN_MAX * (allowed_ns - least_ns):
+            most_ns = MARGIN_MAX * (allowed_ns - self._builds.isolated_ns(request))
             margin_ns = min(most_ns, margin_ns)
         return max(0.0, margin_ns)
 
@@ -490,7 +490,7 @@ class AdmissionControl:
         Where nothing is admitted, nothing is learnt, and a margin that is too large stays.
         """
         slack_ns = max(0.0, allowed_ns - least_ns)
-        return _MARGIN_MAX * slack_ns / max(1.0, least_ns * self._deviation(request))
+        return MARGIN_MAX * slack_ns / max(1.0, least_ns * self._deviation(request))
 
     def _deviation(self, request: Request) -> float:
         """The largest relative deviation of the builds that could run a stage of a request."""
@@ -534,7 +534,9 @@ class AdmissionControl:
         request = task.request
         left_ns = float(request.deadline_ns - self._view.now_ns)
         allowed_ns = request.deadline_ns - request.arrival_ns
-        return left_ns - _SENT_MARGIN * self.margins.z[request.pipeline.id] * _UNIT * allowed_ns
+        return (
+            left_ns - SENT_MARGIN * self.margins.z[request.pipeline.id] * MARGIN_UNIT * allowed_ns
+        )
 
     def stage_z(self, task: Task) -> float:
         """Standard deviations of its time that a stage keeps as a margin."""
@@ -542,7 +544,7 @@ class AdmissionControl:
         return self.margins.z[pipeline_id] / self._depth_roots[pipeline_id]
 
     def sent_z(self, task: Task) -> float:
-        return _SENT_MARGIN * self.stage_z(task)
+        return SENT_MARGIN * self.stage_z(task)
 
 
 def _ends(pipeline: Pipeline, lengths_ns: Sequence[float]) -> list[float]:

@@ -18,15 +18,11 @@ from headgate.core.view import View
 from headgate.planning.admission.cost_budgets import CostBudgets
 from headgate.planning.admission.shares import ClassLoad, PoolShares
 from headgate.planning.admission.spillover import Spillover
+from headgate.planning.constants import LEFT_BY_LARGE, LEFT_TO_OTHERS, PRICE_MIN
 from headgate.planning.pools.build import Build
 from headgate.planning.pools.builds import Builds
 
-_LEFT_TO_OTHERS: Final = 0.25  # of the calendar, by a class that has used its share
-# By one that has not, but wants more: it would fill the calendar, and a class with few requests
-# would find it full.
-_LEFT_BY_LARGE: Final = 0.125
 _SHAPE_TIMES: Final = (1.0, 0.7, 0.5, 0.35, 0.25)  # parts of a window in which shapes are tried
-_PRICE_MIN: Final = 0.1  # of the time of a pool without a backlog
 _DEFAULT_OBJECTIVE_NS: Final = 1e9  # where no pipeline has one, and clients claim deadlines
 
 
@@ -265,7 +261,7 @@ class Feasibility:
         if build.warm_pool is not None or calendar.lanes <= 0 or items > build.items_max:
             return inf
         backlog_ns = calendar.work_ns + calendar.busy_ns(self._view.now_ns)
-        price = _PRICE_MIN + backlog_ns / (calendar.supply * max(1, window_ns))
+        price = PRICE_MIN + backlog_ns / (calendar.supply * max(1, window_ns))
         return build.lane_ns(items) * build.weight / calendar.supply * price
 
     def _start_ns(self, build: Build, latest_ns: int, alone_ns: float) -> int | None:
@@ -289,7 +285,7 @@ class Feasibility:
         left_ns = latest_ns - self._view.now_ns
         load = self._loads.get(build.pool.id)
         if load is not None and self._must_yield(build.pool.id, load, alone_ns):
-            left_ns = int((1.0 - _LEFT_TO_OTHERS) * left_ns)
+            left_ns = int((1.0 - LEFT_TO_OTHERS) * left_ns)
         supply = lanes * build.calendar.part
         return build.pending_ns > supply * left_ns or self._builds.free_in_ns(build) > left_ns
 
@@ -440,9 +436,9 @@ class Feasibility:
         reserved_ns = shares.reserved_ns(load, left_ns)
         part = 0.0  # of the calendar that it leaves to others
         if self._must_yield(build.pool.id, load, work_ns):
-            part = _LEFT_TO_OTHERS
+            part = LEFT_TO_OTHERS
         elif shares.wants_more(load):
-            part = _LEFT_BY_LARGE
+            part = LEFT_BY_LARGE
         if part == 0.0 and reserved_ns <= 0.0:
             return True
         ahead_ns, slack_ns, _ = calendar.slack(now_ns, bucket)

@@ -26,14 +26,13 @@ from headgate.core.states import Outcome, Rejection, Settlement
 from headgate.core.view import View
 from headgate.planning.admission.control import AdmissionControl
 from headgate.planning.admission.cost_budgets import IdlePlan
+from headgate.planning.constants import EXCESS_MIN, RETRY_SHARE_MIN
 from headgate.planning.pools.build import Build
 from headgate.planning.pools.builds import Builds
 
 _ANY_COST_USD: Final = 1e12  # an objective that no request exceeds
 _GUESSES: Final = 5  # latencies that are tried, each with twice the excess of the one before
 _NARROWED: Final = 2  # times that the excess is halved
-_EXCESS_MIN: Final = 1 / 16  # of the latency objective: the least excess that is tried
-_SHARE_MIN: Final = 0.1  # of a pool that is left to those who come back
 _HORIZON_NS: Final = 600 * SECOND_NS  # nobody is told to retry later than that
 
 
@@ -84,7 +83,7 @@ class _Acceptable:
         allowed_ns = request.deadline_ns - now_ns
         if self.due_ns and self.due_ns <= request.deadline_ns:
             return False
-        return now_ns - self.made_ns <= _EXCESS_MIN * allowed_ns
+        return now_ns - self.made_ns <= EXCESS_MIN * allowed_ns
 
 
 @final
@@ -201,7 +200,7 @@ class Refusals:
         """
         cost_usd = min(request.cost_usd, _ANY_COST_USD)
         low_ns = refused_ns
-        least_ns = int(_EXCESS_MIN * refused_ns)
+        least_ns = int(EXCESS_MIN * refused_ns)
         high_ns = max(guess_ns, low_ns + least_ns)
         usd: float | None = None
         for _ in range(_GUESSES):
@@ -250,7 +249,7 @@ class Refusals:
         window_ns = (request.deadline_ns - now_ns) / len(request.tasks)
         size = max(items, build.items_within(window_ns, 0.0))
         work_ns = build.lane_ns(size) / size * items * build.weight
-        left = max(_SHARE_MIN, 1.0 - self._admission.feasibility.usual_load(build.pool.id))
+        left = max(RETRY_SHARE_MIN, 1.0 - self._admission.feasibility.usual_load(build.pool.id))
         spacing_ns = work_ns / (build.narrowest.supply * left)
         return self._retry_times.tell(
             now_ns, build.pool.id, request.client, now_ns + wait_ns, spacing_ns

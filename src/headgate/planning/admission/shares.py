@@ -22,14 +22,10 @@ from bisect import bisect_left, insort
 from collections import Counter
 from math import exp
 from operator import attrgetter
-from typing import Final, final
+from typing import final
 
 from headgate.core.clock import NEVER_NS
-
-_MEMORY: Final = 20.0  # time constant of the load estimate, in declared objectives
-_BURST: Final = 1.0  # share that a class may save up, in declared objectives
-_REVIEW: Final = 32  # arrivals between two divisions of the pool, or the number of classes
-_USUAL_STEP: Final = 0.1  # weight of one division in the usual load, but for the first ones
+from headgate.planning.constants import SHARES_BURST, SHARES_MEMORY, SHARES_REVIEW, USUAL_STEP
 
 
 @final
@@ -65,7 +61,7 @@ class ClassLoad:
         self.window_ns = window_ns  # how long its requests can wait for a lane
         self.weight = weight
         self.declared_ns = declared_ns
-        self.memory_ns = _MEMORY * declared_ns
+        self.memory_ns = SHARES_MEMORY * declared_ns
         self.entitled = 0.0  # lanes of its fair share
         self.allotted = 0.0  # of those, what it asks for
         self.tokens_ns = 0.0  # lane time that its share has earned and that it has not used
@@ -83,7 +79,7 @@ class ClassLoad:
         elapsed_ns = now_ns - self._updated_ns
         if elapsed_ns:
             self._work_ns *= exp(-elapsed_ns / self.memory_ns)
-            most_ns = _BURST * self.entitled * self.declared_ns + work_ns
+            most_ns = SHARES_BURST * self.entitled * self.declared_ns + work_ns
             saved_ns = self.tokens_ns + elapsed_ns * self.entitled
             self.tokens_ns = saved_ns if saved_ns < most_ns else most_ns
             self._updated_ns = now_ns
@@ -91,7 +87,7 @@ class ClassLoad:
 
     def save_up(self) -> None:
         """Have all that can be saved up: a class that comes was idle, and its share unused."""
-        self.tokens_ns = _BURST * self.entitled * self.declared_ns
+        self.tokens_ns = SHARES_BURST * self.entitled * self.declared_ns
         self.is_new = False
 
     def has_more_urgent(self, priority: int) -> bool:
@@ -148,7 +144,7 @@ class PoolShares:
         load.observe(now_ns, work_ns, priority)
         self._arrivals -= 1
         if self._arrivals < 0:
-            self._arrivals = max(_REVIEW, len(self._classes))
+            self._arrivals = max(SHARES_REVIEW, len(self._classes))
             self._divide(now_ns, lanes)
             if load.is_new:
                 load.save_up()
@@ -194,7 +190,7 @@ class PoolShares:
         self.is_contended = offered_lanes > lanes
         if not self.is_contended:
             self._calm += 1
-            step = max(_USUAL_STEP, 1.0 / self._calm)
+            step = max(USUAL_STEP, 1.0 / self._calm)
             self.usual_lanes += step * (offered_lanes - self.usual_lanes)
         # A client's weight is divided among its pipelines.
         weights = [

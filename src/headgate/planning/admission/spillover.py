@@ -20,13 +20,11 @@ from headgate.core.model import FaasPlatform
 from headgate.core.records import Batch, Task
 from headgate.core.states import BATCH_FINISHED, BatchState
 from headgate.core.view import View
+from headgate.planning.constants import RESIZES_PER_START, SCALE_IN_BELOW
 from headgate.planning.pools.build import Build
 from headgate.planning.pools.builds import Builds
 from headgate.planning.pools.warm_pool import WarmPool
 
-# Hysteresis: scale the warm pool in only below 70 % of its size.
-_SCALE_IN_BELOW: Final = 0.7
-_RESIZES_PER_START: Final = 50  # debounce: at most one resize per 1/50 of a cold start
 _WITHIN_WINDOW: Final = exp(-1.0)  # what is left of recent work after the length of the window
 
 
@@ -160,7 +158,7 @@ class Spillover:
             or warm_pool.desired(now_ns) <= warm_pool.requested
         ):
             return None
-        at_ns = now_ns + build.cold_start_ns // _RESIZES_PER_START
+        at_ns = now_ns + build.cold_start_ns // RESIZES_PER_START
         self._next_resize_ns[function_id] = at_ns
         return at_ns
 
@@ -173,7 +171,7 @@ class Spillover:
         if not is_provisioned:
             startable = warm_pool.instances.size(now_ns) + self._starts_max(build)
             count = min(count, max(requested, startable))
-        if _SCALE_IN_BELOW * requested <= count <= requested:
+        if SCALE_IN_BELOW * requested <= count <= requested:
             return None
         warm_pool.requested = count
         return Resize(count, is_provisioned)

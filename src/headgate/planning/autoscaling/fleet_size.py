@@ -29,16 +29,18 @@ from headgate.core.model import Slo
 from headgate.planning.autoscaling.execution_times import LogNormalTimes
 from headgate.planning.autoscaling.response_time import least_backends
 from headgate.planning.autoscaling.waiting_time import GlobalQueue
+from headgate.planning.constants import (
+    EXECUTION_CV,
+    HOLD_MIN_NS,
+    REACTION_NS,
+    RISE_DEVIATIONS,
+    SETTLED_AFTER_NS,
+)
 from headgate.planning.forecast import ArrivalForecaster
 
 _BUCKET_NS: Final = SECOND_NS
 _WINDOWS: Final = (2, 4, 8, 16, 32, 64)  # in buckets
 _WINDOW_S: Final = _WINDOWS[-1] * _BUCKET_NS / SECOND_NS
-_DEVIATIONS: Final = 3.0  # by which a shorter window contradicts a longer one
-_REACTION_NS: Final = 3 * SECOND_NS  # until a rise is noticed
-_SETTLED_AFTER_NS: Final = 8 * SECOND_NS  # after the first arrival
-_HOLD_MIN_NS: Final = 5 * SECOND_NS
-_CV: Final = 0.3  # of execution times; the variation of models is low
 _NORMAL: Final = NormalDist()
 _STEPS_PER_E: Final = 100.0  # rates are rounded to 1 %: fewer estimates
 
@@ -74,7 +76,7 @@ def _is_consistent(total: float, length: int, expected: float, window: int) -> b
     Given the count of a window, that of a part of it is binomial.
     """
     deviation = sqrt(max(expected * length, 1.0) * (1.0 - length / window))
-    return abs(total - expected * length) <= _DEVIATIONS * deviation + 0.5
+    return abs(total - expected * length) <= RISE_DEVIATIONS * deviation + 0.5
 
 
 def _expected_excess(work_s: float, capacity_s: float, mean_s: float) -> float:
@@ -83,7 +85,7 @@ def _expected_excess(work_s: float, capacity_s: float, mean_s: float) -> float:
     >>> round(_expected_excess(80.0, 80.0, 0.5), 2), round(_expected_excess(80.0, 95.0, 0.5), 2)
     (2.63, 0.03)
     """
-    deviation_s = sqrt(work_s * mean_s * (1.0 + _CV * _CV))
+    deviation_s = sqrt(work_s * mean_s * (1.0 + EXECUTION_CV * EXECUTION_CV))
     margin = (capacity_s - work_s) / deviation_s
     return deviation_s * (_NORMAL.pdf(margin) - margin * _NORMAL.cdf(-margin))
 
@@ -110,7 +112,7 @@ class FleetSize:
     ) -> None:
         self._nodes_max = nodes_max
         self._standing = standing
-        self._times = LogNormalTimes(exec_ns / SECOND_NS, _CV)
+        self._times = LogNormalTimes(exec_ns / SECOND_NS, EXECUTION_CV)
         # An objective that a single request misses counts as if it were just met.
         self._slo = replace(slo, latency_ns=max(slo.latency_ns, 2 * exec_ns))
         self._concurrency = concurrency
@@ -128,7 +130,7 @@ class FleetSize:
         """Record an arrival, admitted or not: one of those that all gateways receive."""
         if not self._has_arrivals:
             self._has_arrivals = True
-            self._settled_ns = now_ns + _SETTLED_AFTER_NS
+            self._settled_ns = now_ns + SETTLED_AFTER_NS
         self._forecast.observe(now_ns, items)
 
     def desired_nodes(self, now_ns: int, gateways: int = 1) -> int:
@@ -171,7 +173,7 @@ class FleetSize:
         slo, mean_s = self._slo, self._times.mean_s
         erlangs = slo.rate_tolerance * rate_per_s * mean_s
         slack_s = slo.latency_ns / SECOND_NS - mean_s
-        times_s = [(self._ready_after_ns + _REACTION_NS) / SECOND_NS]
+        times_s = [(self._ready_after_ns + REACTION_NS) / SECOND_NS]
         while times_s[-1] > slack_s:
             times_s.append(times_s[-1] / 2)
         for servers in range(least, most):
@@ -188,7 +190,7 @@ class FleetSize:
         held = self._held
         while held and held[-1][1] <= nodes:
             held.pop()
-        held.append((now_ns + max(self._ready_after_ns, _HOLD_MIN_NS), nodes))
+        held.append((now_ns + max(self._ready_after_ns, HOLD_MIN_NS), nodes))
         while held[0][0] <= now_ns:
             held.popleft()
         return held[0][1]

@@ -29,10 +29,25 @@ from dataclasses import dataclass
 from math import ceil, exp
 from typing import Final, final
 
-from headgate.core.clock import HOUR_NS, MINUTE_NS, NEVER_NS, SECOND_NS
+from headgate.core.clock import HOUR_NS, NEVER_NS, SECOND_NS
 from headgate.core.model import UNLIMITED, App, Function, Pipeline, Pool, Slo, Variant
 from headgate.core.policy import Target
 from headgate.planning.autoscaling.fleet_size import FleetSize
+from headgate.planning.constants import (
+    BATCH_SHARE,
+    DISPERSION_MEMORY_NS,
+    DISPERSION_WINDOW_NS,
+    EQUAL_SHARE,
+    IN_USE_NS,
+    MISS_COST,
+    NEEDED_AGAIN_NS,
+    START_REGRET,
+    START_SLACK,
+    STOP_REGRET,
+    STOP_REGRET_MAX,
+    STOP_REGRET_STEP,
+    WORK_MEMORY_NS,
+)
 from headgate.planning.forecast import Dispersion
 from headgate.planning.pools.concurrency import KneeLimits, budgets_ns
 from headgate.planning.pools.node_room import is_scarce
@@ -43,24 +58,9 @@ _OFF: Final = 0
 _BOOTING: Final = 1
 _ON: Final = 2
 
-# Regret, in costs of a boot, that starts a node (for Poisson arrivals) and that stops it.
-_START_REGRET: Final = 0.15
-_STOP_REGRET: Final = 0.25
-_STOP_REGRET_MAX: Final = 4.0
-_STOP_REGRET_STEP: Final = 4.0  # factor if the node was needed again soon after a stop
-_NEEDED_AGAIN_NS: Final = 15 * MINUTE_NS  # "soon"
-_WINDOW_NS: Final = 5 * SECOND_NS  # of the index of dispersion
 # Time that a request may take if it has no objective: a second, or twice what it takes alone.
 _ALLOWED_NS: Final = SECOND_NS
 _ALLOWED_TIMES: Final = 2
-# Cost of a missed request where no FaaS target exists, in rent per request.
-_MISS_COST: Final = 20.0
-_BATCH_SHARE: Final = 0.5  # of the time that a request has, for its batch; the rest is for waiting
-_DISPERSION_MEMORY_NS: Final = 30 * MINUTE_NS  # time constant of the index of dispersion
-_WORK_MEMORY_NS: Final = 5 * MINUTE_NS  # time constant of the parts of functions in a pool's work
-_IN_USE_NS: Final = 15 * MINUTE_NS  # a function that was asked for so recently is on rented nodes
-_EQUAL_SHARE: Final = 0.25  # of a pipeline's time that is divided equally, as in admission
-_START_SLACK: Final = 2.0  # objective, in times from a cold start to the answer, that can wait
 
 
 @final
@@ -83,8 +83,8 @@ class RentalLevel:
         self._state = _ON if is_on else _OFF
         self._regret_usd = 0.0  # what the other option would have saved since it was last 0
         self._boots_until_ns = 0
-        self._released_ns = -_NEEDED_AGAIN_NS
-        self._stop_regret = _STOP_REGRET
+        self._released_ns = -NEEDED_AGAIN_NS
+        self._stop_regret = STOP_REGRET
 
     @property
     def is_wanted(self) -> bool:
@@ -112,7 +112,7 @@ class RentalLevel:
             self._state = _ON
         gained_usd = rent_usd - saved_usd if self._state == _ON else saved_usd - rent_usd
         self._regret_usd = max(0.0, self._regret_usd + gained_usd)
-        threshold = self._stop_regret if self._state == _ON else _START_REGRET * burstiness
+        threshold = self._stop_regret if self._state == _ON else START_REGRET * burstiness
         return self._regret_usd > threshold * boot_usd
 
     def switch(self, now_ns: int, boot_ns: int) -> None:
@@ -124,10 +124,10 @@ class RentalLevel:
             return
         self._state = _BOOTING
         self._boots_until_ns = now_ns + boot_ns
-        if now_ns - self._released_ns < _NEEDED_AGAIN_NS:
-            self._stop_regret = min(_STOP_REGRET_STEP * self._stop_regret, _STOP_REGRET_MAX)
+        if now_ns - self._released_ns < NEEDED_AGAIN_NS:
+            self._stop_regret = min(STOP_REGRET_STEP * self._stop_regret, STOP_REGRET_MAX)
         else:
-            self._stop_regret = max(self._stop_regret / _STOP_REGRET_STEP, _STOP_REGRET)
+            self._stop_regret = max(self._stop_regret / STOP_REGRET_STEP, STOP_REGRET)
 
 
 @final
@@ -173,7 +173,7 @@ class RentalLadder:
         self._levels = [RentalLevel(is_on=number < standing) for number in range(count)]
         self._rent_usd_per_s = rent_usd_per_s
         self._boot_ns = boot_ns
-        self._dispersion = Dispersion(_WINDOW_NS, memory_ns)
+        self._dispersion = Dispersion(DISPERSION_WINDOW_NS, memory_ns)
         self._updated_ns: int | None = None
         self._wanted = min(standing, count)
 
@@ -324,7 +324,7 @@ class NodeAutoscaler:
         `without_place` are the functions that nothing but rented nodes can run now, `waiting` those
         of which a task waits for a node.
         """
-        memory = exp((self._planned_ns - now_ns) / _WORK_MEMORY_NS)
+        memory = exp((self._planned_ns - now_ns) / WORK_MEMORY_NS)
         self._planned_ns = now_ns
         for key in self._work:
             self._work[key] *= memory
@@ -360,7 +360,7 @@ class NodeAutoscaler:
 
     def _part_of(self, now_ns: int, nodes: int, pool: Pool, function_id: int, part: float) -> int:
         """On how many of the rented nodes of a pool a function should be, with its part of work."""
-        in_use_ns = min(_IN_USE_NS, pool.idle_timeout_ns)
+        in_use_ns = min(IN_USE_NS, pool.idle_timeout_ns)
         has_asked = (pool.id, function_id) in self._work
         if now_ns - self._asked_ns[function_id] > in_use_ns:
             return 0
@@ -424,7 +424,7 @@ class NodeAutoscaler:
             standing=min(max(f.prewarm_nodes for f in functions), pool.nodes),
             rent_usd_per_s=self._rent_usd_per_s(pool, [f.id for f in functions]),
             boot_ns=pool.boot_ns + cold_start_ns,
-            memory_ns=_DISPERSION_MEMORY_NS,
+            memory_ns=DISPERSION_MEMORY_NS,
         )
 
     def _rent_usd_per_s(self, pool: Pool, function_ids: Sequence[int]) -> float:
@@ -461,7 +461,7 @@ class NodeAutoscaler:
             others_ns, _ = _path_ns(pipeline, index)
             if alone_ns + others_ns > latency_ns:
                 return None
-            waits_ns = _EQUAL_SHARE * latency_ns / len(pipeline.stages)
+            waits_ns = EQUAL_SHARE * latency_ns / len(pipeline.stages)
             others_ns, path_ns = _path_ns(pipeline, index, waits_ns)
             allowed_ns = max(int(latency_ns * (1.0 - others_ns / path_ns)), alone_ns)
         interval_ns, batch_ns = self._in_batches(pool, variant, allowed_ns)
@@ -472,7 +472,7 @@ class NodeAutoscaler:
         target = self._faas_targets[function_id := variant.function_id]
         payers = self._users[pool.id] if self._shares_nodes else [function_id]
         rent_usd_per_s = self._rent_usd_per_s(pool, payers)
-        miss_usd = _MISS_COST * rent_usd_per_s * interval_ns / SECOND_NS
+        miss_usd = MISS_COST * rent_usd_per_s * interval_ns / SECOND_NS
         saved_usd = miss_usd if target is None else target.call_usd
         return NodeDemand(pool, function_id, interval_ns, allowed_ns, tail_ns, saved_usd)
 
@@ -483,7 +483,7 @@ class NodeAutoscaler:
         interval_ns = batch_ns / concurrency
         for items in range(2, len(profile.exec_ns) + 1):
             time_ns = profile.time_ns(items, concurrency)
-            if time_ns > _BATCH_SHARE * allowed_ns:
+            if time_ns > BATCH_SHARE * allowed_ns:
                 break
             if time_ns / (items * concurrency) < interval_ns:
                 interval_ns, batch_ns = time_ns / (items * concurrency), time_ns
@@ -509,7 +509,7 @@ class NodeAutoscaler:
             p for p in self._app.pipelines if any(s.function is function for s in p.stages)
         ]
         return bool(starts_ns) and all(
-            _START_SLACK * (min(starts_ns) + _path_ns(pipeline, 0)[1]) <= pipeline.slo.latency_ns
+            START_SLACK * (min(starts_ns) + _path_ns(pipeline, 0)[1]) <= pipeline.slo.latency_ns
             for pipeline in pipelines
         )
 

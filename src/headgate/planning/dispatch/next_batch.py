@@ -19,6 +19,7 @@ from headgate.core.states import TASK_READY
 from headgate.core.view import View
 from headgate.planning.admission.control import AdmissionControl
 from headgate.planning.admission.spillover import Spillover
+from headgate.planning.constants import BEST_EFFORT_RETRY_NS, HEADS_EXAMINED, LATE_Z
 from headgate.planning.dispatch.batching import Batching
 from headgate.planning.dispatch.placement import TRY_AGAIN, Placement
 from headgate.planning.dispatch.shapes import Choice, ShapeChooser
@@ -34,10 +35,7 @@ from headgate.planning.pools.build import Build
 from headgate.planning.pools.builds import Builds
 
 MORE: Final = "more"  # a timer with a build id: what waits for more tasks is offered a node again
-_BEST_EFFORT_RETRY_NS: Final = 100_000_000  # while other gateways have need of all slots
-_HEADS_EXAMINED: Final = 8  # queues that are tried for a free node
 _NO_LIMIT_NS: Final = float(1 << 60)
-_LATE_Z: Final = 2.0  # a task is called for if with so many standard deviations a node is too late
 
 
 @final
@@ -144,7 +142,7 @@ class Dispatcher:
         timers = [(MORE, at_ns, build_id) for build_id, at_ns in self._held.items()]
         self._held.clear()
         if self._has_left and (TRY_AGAIN, node.id) not in self._view.timers:
-            timers.append((TRY_AGAIN, self._view.now_ns + _BEST_EFFORT_RETRY_NS, node.id))
+            timers.append((TRY_AGAIN, self._view.now_ns + BEST_EFFORT_RETRY_NS, node.id))
         self._has_left = False
         return timers
 
@@ -197,12 +195,12 @@ class Dispatcher:
             if send is None:
                 heads.remove(queue)
                 passed_over.append(queue)
-                if len(passed_over) == _HEADS_EXAMINED:
+                if len(passed_over) == HEADS_EXAMINED:
                     break
         if passed_over:
             for queue in passed_over:
                 heads.push(queue)
-            if send is None and len(passed_over) == _HEADS_EXAMINED:
+            if send is None and len(passed_over) == HEADS_EXAMINED:
                 return self._of_what_it_holds(node, is_best_effort=is_best_effort)
         return send
 
@@ -249,7 +247,7 @@ class Dispatcher:
                     if entry is not None:
                         waiting.append((entry[0], queue, build))
         waiting.sort(key=itemgetter(0))
-        for _, queue, build in waiting[:_HEADS_EXAMINED]:
+        for _, queue, build in waiting[:HEADS_EXAMINED]:
             task = self._batching.prune(queue) if self._has_lane(node, build) else None
             if task is not None:
                 send = self._of_queue(node, queue, task, build, is_best_effort=is_best_effort)
@@ -401,7 +399,7 @@ class Dispatcher:
         ):
             passed_over: list[EdfQueue] = []
             send: Send | None = None
-            while send is None and len(passed_over) < _HEADS_EXAMINED:
+            while send is None and len(passed_over) < HEADS_EXAMINED:
                 queue = heads.first()
                 if queue is None:
                     break
@@ -443,9 +441,9 @@ class Dispatcher:
         items, now_ns = task.request.items, self._view.now_ns
         left_ns = self._builds.latest_ns(task.request, task.id % STAGES_MAX) - now_ns
         wait_ns = promise.build.narrowest.free_in_ns(now_ns)
-        if wait_ns + promise.build.cautious_ns(items, _LATE_Z) <= left_ns:
+        if wait_ns + promise.build.cautious_ns(items, LATE_Z) <= left_ns:
             return None
-        if items > faas.items_max or faas.cautious_ns(items, _LATE_Z) > left_ns:
+        if items > faas.items_max or faas.cautious_ns(items, LATE_Z) > left_ns:
             return None
         if not self._admission.budgets.allows(task, faas):
             return None

@@ -23,22 +23,21 @@ from headgate.core.model import Compute, Variant
 from headgate.core.records import Batch, Instance, Node, Task
 from headgate.core.states import INSTANCE_STARTING, ON_HOST
 from headgate.core.view import View, has_free_room, is_evictable
+from headgate.planning.constants import (
+    CANDIDATES_MAX,
+    PRESTART_LOAD,
+    RETRY_MAX,
+    RETRY_MIN,
+    RETRY_SLACK,
+    YIELD,
+    YIELD_BATCHES_MAX,
+)
 from headgate.planning.dispatch.task_queues import TaskQueues
 from headgate.planning.pools.build import Build
 from headgate.planning.pools.builds import Builds
 
-_CANDIDATES_MAX: Final = 16  # free nodes looked at for a cold start
-_PRESTART_LOAD: Final = 0.05  # a build with less load, in lanes, is started on demand only
-
 TRY_AGAIN: Final = "try_again"  # the timer with which a node is asked again; its number is its id
 RETRY_MIN_NS: Final = 100_000
-# A node is asked again after a part of the time until the most urgent task must start, within these
-# parts of the time of a batch.
-_RETRY_SLACK: Final = 1 / 8
-_RETRY_MIN: Final = 1 / 16
-_RETRY_MAX: Final = 1 / 2
-_YIELD: Final = 1 / 32  # of that time, for which a slot that is free again is left to others
-_YIELD_BATCHES_MAX: Final = 4
 _REFUSALS_MAX: Final = 1000  # of one task, after which it is refused as for a single gateway
 
 
@@ -138,16 +137,16 @@ class BusyNodes:
 
     def retry_at_ns(self, slack_ns: float, batch_ns: float, refusals: int = 0) -> int:
         """When to ask a node again, if the most urgent task can wait for `slack_ns`."""
-        least_ns, most_ns = _RETRY_MIN * batch_ns, _RETRY_MAX * batch_ns
+        least_ns, most_ns = RETRY_MIN * batch_ns, RETRY_MAX * batch_ns
         if slack_ns == inf:  # best effort: the longer it has waited, the less often
-            most_ns *= 1.0 + _RETRY_MIN * refusals
-        wait_ns = min(most_ns, max(least_ns, _RETRY_SLACK * slack_ns))
+            most_ns *= 1.0 + RETRY_MIN * refusals
+        wait_ns = min(most_ns, max(least_ns, RETRY_SLACK * slack_ns))
         wait_ns = max(RETRY_MIN_NS, wait_ns * self._rng.uniform(0.75, 1.25))
         return self._view.now_ns + int(wait_ns)
 
     def yield_until_ns(self, node: Node, slack_ns: float, batch_ns: float) -> int | None:
         """Until when to leave a slot that is free again to more urgent tasks; None: not at all."""
-        wait_ns = _YIELD * min(slack_ns, _YIELD_BATCHES_MAX * batch_ns)
+        wait_ns = YIELD * min(slack_ns, YIELD_BATCHES_MAX * batch_ns)
         if wait_ns < RETRY_MIN_NS or self.is_held_back(node):
             return None
         return self._view.now_ns + int(wait_ns)
@@ -263,7 +262,7 @@ class Placement:
                 if node is not None and self._has_room_for(node, build, shape_id):
                     return node
         best = offered if self._has_room_for(offered, build, shape_id) else None
-        for node in islice(free.values(), _CANDIDATES_MAX):
+        for node in islice(free.values(), CANDIDATES_MAX):
             if (best is None or _compute_used(node) > _compute_used(best)) and self._has_room_for(
                 node, build, shape_id
             ):
@@ -360,7 +359,7 @@ class Placement:
             return None
         is_worth_it = is_awaited or (
             len(view.free_by_pool[build.pool.id]) > 1
-            and build.load.erlangs(view.now_ns) >= _PRESTART_LOAD
+            and build.load.erlangs(view.now_ns) >= PRESTART_LOAD
         )
         if not is_worth_it or not self._builds.wants_instance(build):
             return None
@@ -423,7 +422,7 @@ class Placement:
         view = self._view
         fallback: Node | None = None
         may_take_room: bool | None = None  # asked once: it is the same for all nodes with room
-        for node in islice(view.free_by_pool[build.pool.id].values(), _CANDIDATES_MAX):
+        for node in islice(view.free_by_pool[build.pool.id].values(), CANDIDATES_MAX):
             if build.variant.id in node.instances and not self._is_on_host(node, build):
                 continue
             if must_be_idle and (node.running > 0 or build.variant.id in node.instances):

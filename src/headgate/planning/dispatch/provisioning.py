@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import ceil
-from typing import Final, final
+from typing import final
 
 from headgate.core.clock import NEVER_NS, SECOND_NS
 from headgate.core.policy import Target
@@ -22,13 +22,11 @@ from headgate.core.records import Node, Request
 from headgate.core.view import View
 from headgate.planning.admission.control import AdmissionControl
 from headgate.planning.autoscaling.rent_or_call import NodeAutoscaler
+from headgate.planning.constants import SURPLUS, SURPLUS_SETUPS
 from headgate.planning.dispatch.placement import Placement
 from headgate.planning.dispatch.task_queues import TaskQueues
 from headgate.planning.pools.build import Build
 from headgate.planning.pools.builds import Builds
-
-_SURPLUS: Final = 1.25  # of the instances wanted, and one: what is beyond that stops at once
-_SURPLUS_SETUPS: Final = 5  # times of a set-up for which surplus instances stay
 
 
 @final
@@ -54,8 +52,8 @@ class SurplusInstances:
         if count != present:
             since_ns = now_ns  # another gateway may have stopped or started one just now
             self._since[key] = (present, since_ns)
-        few = ceil(_SURPLUS * target.count) + 1
-        is_old = now_ns - since_ns >= _SURPLUS_SETUPS * setup_ns
+        few = ceil(SURPLUS * target.count) + 1
+        is_old = now_ns - since_ns >= SURPLUS_SETUPS * setup_ns
         return min(present - 1 if is_old else present, few)
 
 

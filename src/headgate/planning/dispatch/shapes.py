@@ -18,6 +18,7 @@ from headgate.core.model import Compute, Pipeline
 from headgate.core.records import STAGES_MAX, Node, Task
 from headgate.core.view import View, has_free_compute
 from headgate.planning.admission.cost_budgets import CostBudgets
+from headgate.planning.constants import RATE_MEMORY_NS
 from headgate.planning.forecast import OfferedLoad
 from headgate.planning.frontier.candidates import (
     has_choice,
@@ -31,7 +32,6 @@ from headgate.planning.frontier.pipeline import PipelineFrontier
 from headgate.planning.pools.build import Build
 from headgate.planning.pools.builds import Builds
 
-_RATE_MEMORY_NS: Final = 2_000_000_000  # time constant of the rate at which tasks arrive
 _RATE_UNIT_NS: Final = 1e9
 _NO_COST: Final = 1 << 62
 
@@ -80,9 +80,7 @@ class ShapeChooser:
             return
         arrivals = self._arrivals.get(build.id)
         if arrivals is None:
-            arrivals = self._arrivals[build.id] = OfferedLoad(
-                _RATE_MEMORY_NS, _RATE_MEMORY_NS // 20
-            )
+            arrivals = self._arrivals[build.id] = OfferedLoad(RATE_MEMORY_NS, RATE_MEMORY_NS // 20)
         arrivals.observe(self._view.now_ns, items * _RATE_UNIT_NS)
 
     def choose(

@@ -22,12 +22,9 @@ from headgate.core.records import Task
 from headgate.core.states import TASK_READY
 from headgate.planning.admission.cost_budgets import CostBudgets
 from headgate.planning.admission.feasibility import Promise
+from headgate.planning.constants import BEST_EFFORT_SHARE
 from headgate.planning.pools.build import Build
 from headgate.planning.pools.builds import Builds
-
-# Lane time of best-effort tasks relative to that of promised ones, while both wait: a little more
-# than 5 % of all, which the regret search demands (docs/regret.md).
-_BEST_EFFORT_SHARE: Final = 0.055
 
 _OBSOLETE_MAX: Final = 64  # out-of-date entries of `Heads` beyond the number of queues
 # Where a task of best effort may run.
@@ -345,7 +342,7 @@ class TaskQueues:
         pool_id = build.pool.id
         if self._may_block_ns[pool_id] == 0:
             part = build.weight / max(1.0, build.calendar.supply)
-            self._may_block_ns[pool_id] = now_ns + int(lane_ns * part / _BEST_EFFORT_SHARE)
+            self._may_block_ns[pool_id] = now_ns + int(lane_ns * part / BEST_EFFORT_SHARE)
         return self._may_block_ns[pool_id]
 
     def on_blocking(self, pool_id: int) -> None:
@@ -356,7 +353,7 @@ class TaskQueues:
         """Account for a batch that was sent."""
         credit_ns, pool_id = self._credit_ns, build.pool.id
         if was_promised:
-            earned_ns = credit_ns[pool_id] + _BEST_EFFORT_SHARE * lane_ns
+            earned_ns = credit_ns[pool_id] + BEST_EFFORT_SHARE * lane_ns
             credit_ns[pool_id] = earned_ns if earned_ns < lane_ns else lane_ns
         else:
             credit_ns[pool_id] = max(-lane_ns, credit_ns[pool_id] - lane_ns)

@@ -11,24 +11,26 @@ from math import inf, sqrt
 from typing import Final, final
 
 from headgate.core.model import Compute, Pool, Shape, Variant
+from headgate.planning.constants import (
+    BATCH_GROWTH,
+    BATCH_STEP,
+    BATCH_TOLERANCE,
+    LOAD_RUNS,
+    LOAD_STARTS,
+    MIX_GAIN,
+    MIX_STEP,
+    OBSERVATION_CLIP,
+    OBSERVATIONS_KEPT,
+    OVERRUN_MAX,
+    PROFILE_WEIGHT,
+    SURPRISE,
+    TIME_DEVIATION,
+)
 from headgate.planning.forecast import OfferedLoad
 from headgate.planning.pools.calendar import Calendar
 from headgate.planning.pools.warm_pool import WarmPool
 
-_DEVIATION: Final = 0.1  # relative standard deviation of a service time before any was observed
-_PRIOR: Final = 2  # observations that the profile counts for
-_CLIP: Final = 4.0  # one observation counts at most as this much more or less than expected
-_SURPRISE: Final = 4.0  # standard deviations
-_MEMORY: Final = 20  # observations after which older ones are forgotten
-_LOAD_STARTS: Final = 50  # time constant of the load of a build, in cold starts or in runs
-_LOAD_RUNS: Final = 200
-_GROWTH: Final = 1.5  # batches may grow by this factor over recent ones
-_BATCH_STEP: Final = 0.1  # weight of one batch in what is learnt about batches
-_OVERRUN_MAX: Final = 3.0
-_MIX_STEP: Final = 0.01  # weight of one batch in what is learnt about the compute that is taken
-_MIX_GAIN: Final = 4.0  # 12 % more of one than of the other: it alone counts
 _MIX_LEVELS: Final = 8
-_KNEE_TOLERANCE: Final = 1.02
 
 
 @final
@@ -47,10 +49,10 @@ class ComputeMix:
 
     def observe(self, cpu_ns: float, gpu_ns: float) -> None:
         """Record what a batch takes of the CPUs and of the GPU of a node, in time of a node."""
-        self._cpu_ns += _MIX_STEP * (cpu_ns - self._cpu_ns)
-        self._gpu_ns += _MIX_STEP * (gpu_ns - self._gpu_ns)
+        self._cpu_ns += MIX_STEP * (cpu_ns - self._cpu_ns)
+        self._gpu_ns += MIX_STEP * (gpu_ns - self._gpu_ns)
         excess = (self._cpu_ns - self._gpu_ns) / max(1.0, self._cpu_ns + self._gpu_ns)
-        part = min(1.0, max(0.0, 0.5 + _MIX_GAIN * excess))
+        part = min(1.0, max(0.0, 0.5 + MIX_GAIN * excess))
         self.cpu_part = round(_MIX_LEVELS * part) / _MIX_LEVELS
 
 
@@ -153,12 +155,12 @@ class Build:
         self.overrun = 1.0  # mean of the lane time of recent batches over what was booked for them
         self.batch_mean = 1.0  # items of recent batches that were formed while others waited
         self.ratio = 1.0  # mean of observed over profiled time
-        self._variance = _DEVIATION**2  # of that ratio, relative to the mean
-        self.deviation = _DEVIATION  # its root
-        self._seen = _PRIOR
+        self._variance = TIME_DEVIATION**2  # of that ratio, relative to the mean
+        self.deviation = TIME_DEVIATION  # its root
+        self._seen = PROFILE_WEIGHT
         self._surprises = 0
         self.warm_pool = warm_pool  # of a FaaS pool: its instances are the lanes; None for nodes
-        memory_ns = max(_LOAD_STARTS * profile.cold_start_ns, _LOAD_RUNS * profile.exec_ns[0])
+        memory_ns = max(LOAD_STARTS * profile.cold_start_ns, LOAD_RUNS * profile.exec_ns[0])
         self.load = OfferedLoad(memory_ns, 10 * profile.exec_ns[0])
         self.window_ns = 0.0  # the shortest objective of a pipeline that uses it
         self.share = 0.0  # nodes that should hold it, by its load
@@ -323,7 +325,7 @@ class Build:
 
     def likely_items(self) -> int:
         """The largest batch size to plan with: not far above recent batches."""
-        return int(_GROWTH * self.batch_mean) + 1
+        return int(BATCH_GROWTH * self.batch_mean) + 1
 
     def on_formed(
         self, items: int, booked_ns: int, shape_id: int = 0, *, is_contended: bool
@@ -334,12 +336,12 @@ class Build:
         cost little. To learn from it would keep batches small for ever.
         """
         if is_contended or items > self.batch_mean:
-            self.batch_mean += _BATCH_STEP * (items - self.batch_mean)
+            self.batch_mean += BATCH_STEP * (items - self.batch_mean)
         ratio = 1.0
         if is_contended and booked_ns > 0:
             work_ns = self.lane_ns_in(items, shape_id) * self.weight_of(shape_id)
-            ratio = min(_OVERRUN_MAX, work_ns / booked_ns)
-        self.overrun += _BATCH_STEP * (ratio - self.overrun)
+            ratio = min(OVERRUN_MAX, work_ns / booked_ns)
+        self.overrun += BATCH_STEP * (ratio - self.overrun)
 
     def fastest_ns(self, items: int, *, as_observed: bool = False) -> float:
         """Time of a batch by the profile, or as observed if that is less, or if that is asked."""
@@ -352,12 +354,12 @@ class Build:
         """Learn from the time of a batch; two surprises in a row make it forget what was before."""
         profiled_ns, expected = self._shape_times_ns[shape_id][items - 1], self.ratio
         ratio = (took_ns - self.network_ns) / max(1.0, profiled_ns)
-        error = min(max(ratio, expected / _CLIP), expected * _CLIP) - expected
-        is_surprise = abs(error) > _SURPRISE * expected * max(self.deviation, _DEVIATION)
+        error = min(max(ratio, expected / OBSERVATION_CLIP), expected * OBSERVATION_CLIP) - expected
+        is_surprise = abs(error) > SURPRISE * expected * max(self.deviation, TIME_DEVIATION)
         self._surprises = self._surprises + 1 if is_surprise else 0
         if self._surprises >= 2:
-            self._seen = _PRIOR
-        if self._seen < _MEMORY:
+            self._seen = PROFILE_WEIGHT
+        if self._seen < OBSERVATIONS_KEPT:
             self._seen += 1
         step = 1.0 / self._seen
         self.ratio = ratio = max(0.01, expected + step * error)
@@ -388,5 +390,5 @@ def _gpu_share(pool: Pool, shape: Shape) -> float:
 def _knee(times_ns: list[float]) -> int:
     """The smallest batch whose time per item is within a few per cent of the best."""
     per_item_ns = [time_ns / (index + 1) for index, time_ns in enumerate(times_ns)]
-    enough_ns = _KNEE_TOLERANCE * min(per_item_ns)
+    enough_ns = BATCH_TOLERANCE * min(per_item_ns)
     return next(index + 1 for index, item_ns in enumerate(per_item_ns) if item_ns <= enough_ns)

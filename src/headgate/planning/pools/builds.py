@@ -12,6 +12,16 @@ from headgate.core.policy import Target
 from headgate.core.records import Batch, Instance, Node, Request, Task
 from headgate.core.states import BATCH_FINISHED, INSTANCE_STARTING, ON_HOST
 from headgate.core.view import View
+from headgate.planning.constants import (
+    END_CAUTION,
+    HOLDERS_MAX,
+    LOAD_MIN,
+    MEMORY_REVIEW,
+    SPARE_BACKLOG,
+    SPARE_LOAD,
+    SPARE_UNUSED,
+    WARM_MEMORY_NS,
+)
 from headgate.planning.frontier.candidates import planned_shapes
 from headgate.planning.pools.build import Build, ComputeMix
 from headgate.planning.pools.calendar import Calendar
@@ -21,18 +31,6 @@ from headgate.planning.pools.node_room import is_scarce, replicas_of, resident_h
 from headgate.planning.pools.targets import FaasTarget, choose_faas_target, within_host
 from headgate.planning.pools.warm_pool import WarmPool, burst_of
 
-_LOAD_MIN: Final = 0.02  # nodes
-_REVIEW: Final = 64  # arrivals between two divisions of a pool's memory
-_WARM_MEMORY_NS: Final = 3_600_000_000_000  # time constant of the demand for warm instances
-_SPARE_BACKLOG: Final = (
-    0.3  # part of an objective that the backlog may take for a node to be spared
-)
-# Load per node that is left, up to which a build can spare one. The only value tried, on the world
-# with seed 400116.
-_SPARE_LOAD: Final = 0.5
-_UNUSED: Final = 10.0  # objectives for which nothing was sent to a build that is spared
-_END_CAUTION: Final = 1.0  # standard deviations that a lane is expected to be free later
-_HOLDERS_MAX: Final = 16  # nodes that are asked when they will be free
 _DEFAULT_WINDOW_NS: Final = 1_000_000_000
 
 
@@ -84,7 +82,7 @@ class Builds:
             target = within_host(target)
             calendar = self.calendars[target.pool.id]  # all functions share its concurrency
             calendar.resize(target.platform.concurrency_max)
-            warm_pool = WarmPool(target, burst_of(app, function), _WARM_MEMORY_NS)
+            warm_pool = WarmPool(target, burst_of(app, function), WARM_MEMORY_NS)
             build = Build(len(self.all), target.variant, target.pool, 1, calendar, warm_pool)
             self.all.append(build)
             self.faas.append(build)
@@ -184,7 +182,7 @@ class Builds:
     def _review(self, pool_id: int) -> None:
         self._until_review[pool_id] -= 1
         if self._until_review[pool_id] < 0:
-            self._until_review[pool_id] = max(_REVIEW, len(self.on_pool[pool_id]))
+            self._until_review[pool_id] = max(MEMORY_REVIEW, len(self.on_pool[pool_id]))
             self._divide_memory(pool_id)
 
     def observe_admitted(self, pool_id: int, work_ns: float) -> None:
@@ -229,7 +227,7 @@ class Builds:
             self._loads[build.id] = load
             # What a function prefers elsewhere is no reason to keep a node for a little of it.
             least = 1.0 if build is self.of_function[build.function_id][0] else 0.0
-            build.share = min(nodes, max(least, load * scale)) if load > _LOAD_MIN else 0.0
+            build.share = min(nodes, max(least, load * scale)) if load > LOAD_MIN else 0.0
 
     def count_instances(self, build: Build) -> int:
         """Number of nodes of the pool that hold a build or are starting it."""
@@ -280,7 +278,7 @@ class Builds:
         if not any(self.has_instance(other) for other in others):
             return False
         beside = self.on_pool[build.pool.id]
-        unused_ns = self._view.now_ns - _UNUSED * build.window_ns
+        unused_ns = self._view.now_ns - SPARE_UNUSED * build.window_ns
         return all(
             b is None or not (self._has_several(b) or self._is_unused(b, unused_ns)) for b in beside
         )
@@ -293,7 +291,7 @@ class Builds:
     def _has_several(self, build: Build) -> bool:
         """Whether a build has more nodes than one, and more than its load needs."""
         left = self.count_instances(build) - 1
-        return left > 0 and self._loads[build.id] <= _SPARE_LOAD * left
+        return left > 0 and self._loads[build.id] <= SPARE_LOAD * left
 
     def may_start_now(self, build: Build) -> bool:
         """Whether a node could start a build without taking it from another build."""
@@ -307,7 +305,7 @@ class Builds:
         """
         count = self.count_instances(build)
         left_ns = (count - 1) * self.nodes.per_node[build.pool.id] * build.window_ns
-        if build.pending_ns > _SPARE_BACKLOG * left_ns:
+        if build.pending_ns > SPARE_BACKLOG * left_ns:
             return False
         taken = self._loads[taker.id] / max(1, self.count_instances(taker))
         return count - 0.5 >= build.share or (
@@ -316,7 +314,7 @@ class Builds:
 
     def free_in_ns(self, build: Build) -> int:
         """Time until a node that holds a build is free, as far as a few of them tell."""
-        soonest_ns, left = NEVER_NS, _HOLDERS_MAX
+        soonest_ns, left = NEVER_NS, HOLDERS_MAX
         for instance in self._view.instances_of[build.variant.id].values():
             if instance.pool is not build.pool or instance.residency == ON_HOST:
                 continue
@@ -384,7 +382,7 @@ class Builds:
         items, shape_id = batch.items, batch.shape_id
         expected_ns = build.lane_ns_in(items, shape_id)
         spread_ns = int(build.lane_ns_in(items, shape_id, 1.0) - expected_ns)
-        end_ns = self._view.now_ns + int(start_ns + expected_ns + _END_CAUTION * spread_ns)
+        end_ns = self._view.now_ns + int(start_ns + expected_ns + END_CAUTION * spread_ns)
         lanes = build.take_lanes(shape_id)
         if len(build.shape_ids) > 1:
             build.learn_mix(items, shape_id)

@@ -27,17 +27,18 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from typing import Final, final
 
-_BUCKETS_PER_WINDOW: Final = 16  # buckets in the shortest objective: deadlines lose 1/16 of it
+from headgate.planning.constants import (
+    BEYOND,
+    BUCKETS_PER_WINDOW,
+    INFLATION_MAX,
+    INFLATION_MAX_SCARCE,
+    LANES_EXAMINED,
+    LATE_START_STEP,
+    LATE_STARTS,
+)
+
 BUCKETS_MAX: Final = 1 << 14  # deadlines beyond them count as due in the last
 _NOTHING: Final = 1 << 62  # least slack where nothing is promised
-_LATE_STARTS: Final = 0.02  # share of the starts that may be late
-_LATE_START_STEP: Final = 0.02  # inflation of the booked work per late start
-_INFLATION_MAX: Final = 2.0
-# The same where functions take turns in the memory of nodes: then starts, of which the calendar
-# knows nothing, may take many times as long as the work.
-_INFLATION_MAX_SCARCE: Final = 8.0
-_BEYOND: Final = 0.25  # of a batch per lane that may run beyond its latest start, of 0.5 at most
-_LANES_EXAMINED: Final = 48  # of more lanes, every k-th is examined and counts k times
 
 
 class Lanes:
@@ -137,7 +138,7 @@ class Lanes:
         if starts >= needed:
             return True
         ended = bisect_right(ends_ns, at_ns)
-        step = 1 + ended // _LANES_EXAMINED
+        step = 1 + ended // LANES_EXAMINED
         # With more runs than lanes (a node was lost), the first to end free no lane.
         for index in range(-idle if idle < 0 else 0, ended, step):
             end_ns = ends_ns[index]
@@ -162,7 +163,7 @@ class Lanes:
         if starts >= needed:
             return True
         ended = bisect_right(ends_ns, at_ns)
-        step = 1 + ended // _LANES_EXAMINED
+        step = 1 + ended // LANES_EXAMINED
         each_lane = min(1.0, supply / max(1, len(ends_ns)))
         for index in range(0, ended, step):
             end_ns = ends_ns[index]
@@ -191,7 +192,7 @@ class Calendar(Lanes):
     def __init__(self, shortest_ns: float, longest_ns: float) -> None:
         """Cover deadlines up to twice `longest_ns` ahead at first; `shortest_ns` is resolved."""
         super().__init__()
-        width_ns = max(1_000.0, shortest_ns / _BUCKETS_PER_WINDOW)
+        width_ns = max(1_000.0, shortest_ns / BUCKETS_PER_WINDOW)
         size = 64
         while size < min(BUCKETS_MAX, 2.0 * longest_ns / width_ns):
             size *= 2
@@ -204,7 +205,7 @@ class Calendar(Lanes):
         self._least = [0] * (2 * size)
         self._changed: set[int] = set()  # leaves that the tree does not follow yet
         self.inflation = 1.0  # factor on booked work, learnt from starts that were late
-        self._inflation_max = _INFLATION_MAX
+        self._inflation_max = INFLATION_MAX
         self.work_ns = 0  # of everything booked
         self.batches = 0.0  # lanes that the booked work starts on, one per batch or a little more
         self._capacity_ns = 0  # time of the lanes in a bucket, as the tree knows it
@@ -212,7 +213,7 @@ class Calendar(Lanes):
 
     def expect_switches(self) -> None:
         """The nodes cannot hold all functions at once: starts take some of the lanes' time."""
-        self._inflation_max = _INFLATION_MAX_SCARCE
+        self._inflation_max = INFLATION_MAX_SCARCE
 
     def resize(self, lanes: int) -> None:
         """Set the number of lanes; the tree follows when it is used next, in O(buckets)."""
@@ -233,9 +234,9 @@ class Calendar(Lanes):
         cannot be preempted: whatever makes starts late in spite of the test makes it stricter.
         """
         if slip_ns > 0:
-            self.inflation = min(self._inflation_max, self.inflation + _LATE_START_STEP)
+            self.inflation = min(self._inflation_max, self.inflation + LATE_START_STEP)
         elif self.inflation > 1.0:
-            self.inflation = max(1.0, self.inflation - _LATE_START_STEP * _LATE_STARTS)
+            self.inflation = max(1.0, self.inflation - LATE_START_STEP * LATE_STARTS)
 
     def bucket(self, now_ns: int, deadline_ns: int) -> int:
         """The number of the bucket of a deadline."""
@@ -327,7 +328,7 @@ class Calendar(Lanes):
         """
         mean_ns, inflation = self.mean_batch_ns(default_ns), self.inflation
         # What starts by its latest start may end after it: on average half a batch per lane.
-        beyond_ns = mean_ns * max(1.0, _BEYOND * self.lanes) * self.part
+        beyond_ns = mean_ns * max(1.0, BEYOND * self.lanes) * self.part
         needed_ns = work_ns + (inflation - 1.0) * self.work_ns
         # Starts are counted up to the time at which all that runs now has ended; from then on the
         # time of the lanes is what counts.

@@ -10,15 +10,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Final, final
+from typing import final
 
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import UNLIMITED, App, Pipeline, Pool, Profile, Variant
+from headgate.planning.constants import BATCH_SHARE, KNEE_THROUGHPUT, LATENCY_SHARE
 from headgate.planning.frontier.candidates import visits
-
-_KNEE_THROUGHPUT: Final = 0.97  # throughput at the knee, relative to the best
-_BATCH_SHARE: Final = 0.5  # share of a stage's budget for a batch; the rest is for waiting
-_LATENCY_SHARE: Final = 0.7  # share of the SLO that execution may take at the knee
 
 
 class ConcurrencyLimits:
@@ -100,7 +97,7 @@ class KneeLimits(ConcurrencyLimits):
             (kept / least_ns) * (kept / taken) if taken > 0.0 else 0.0
             for kept, taken in zip(kept_ns, taken_ns, strict=True)
         ]
-        enough = _KNEE_THROUGHPUT * max(scores)
+        enough = KNEE_THROUGHPUT * max(scores)
         return next(index + 1 for index, score in enumerate(scores) if score >= enough)
 
     def _capacity(self, function_id: int) -> float:
@@ -132,9 +129,9 @@ class KneeLimits(ConcurrencyLimits):
         alone_ns = profile.exec_ns[0] * slowdown + network_ns
         is_late = profile.exec_ns[0] + network_ns > budget_ns
         has_neighbours = concurrency > 1 and slowdown > 1.0
-        if has_neighbours and alone_ns > _LATENCY_SHARE * budget_ns and not is_late:
+        if has_neighbours and alone_ns > LATENCY_SHARE * budget_ns and not is_late:
             return 0.0
-        allowed_ns = _BATCH_SHARE * budget_ns - network_ns
+        allowed_ns = BATCH_SHARE * budget_ns - network_ns
         items = max(1, bisect_right(profile.exec_ns, allowed_ns / slowdown))
         return concurrency * items / max(1.0, profile.exec_ns[items - 1] * slowdown + network_ns)
 
@@ -212,10 +209,10 @@ def knee_concurrency(profile: Profile, slots: int, latency_ns: int) -> int:
     """
     if len(profile.slowdown) == 1:
         return slots
-    most_ns = _LATENCY_SHARE * latency_ns
+    most_ns = LATENCY_SHARE * latency_ns
     allowed = [c for c in range(1, slots + 1) if profile.time_ns(1, c) <= most_ns] or [1]
     throughputs = {c: c / profile.slowdown_at(c) for c in allowed}
-    enough = _KNEE_THROUGHPUT * max(throughputs.values())
+    enough = KNEE_THROUGHPUT * max(throughputs.values())
     return next(c for c in allowed if throughputs[c] >= enough)
 
 

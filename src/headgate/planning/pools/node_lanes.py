@@ -25,18 +25,19 @@ from typing import Final, final
 from headgate.core.records import Instance, Node
 from headgate.core.states import INSTANCE_STARTING
 from headgate.core.view import View
+from headgate.planning.constants import (
+    CAUTION_MAX,
+    CAUTION_STEP,
+    GATEWAY_DEVIATIONS,
+    GATEWAY_MEMORY,
+    GATEWAY_MEMORY_SLOW,
+    GATEWAY_REVIEW,
+    GATEWAY_STEP,
+)
 from headgate.planning.forecast import OfferedLoad
 from headgate.planning.pools.build import Build
 from headgate.planning.pools.calendar import Calendar
 
-# Of `GatewayShare`.
-_MEMORY: Final = 10  # time constant of the load estimate, in objectives
-_MEMORY_SLOW: Final = 50  # of the part that is admitted
-_CAUTION_MAX: Final = 2.0
-_CAUTION_STEP: Final = 0.1  # per promise that was not kept
-_REVIEW: Final = 8  # arrivals between two divisions
-_DEVIATIONS: Final = 2.0  # by which the recent load contradicts that of a longer time
-_STEP: Final = 1 / 32  # weight of one arrival in the mean work
 _STEPS: Final = 64  # parts are multiples of 1/64: a calendar is rebuilt when its part changes
 
 
@@ -192,8 +193,11 @@ class GatewayShare:
         self._calendar = calendar
         self._own = own  # of builds with fewer lanes than the pool
         self._objective_ns = objective_ns
-        self._offered = OfferedLoad(int(_MEMORY * objective_ns), int(objective_ns) // 10)
-        slow_ns, prior_ns = int(_MEMORY_SLOW * objective_ns), int(_MEMORY * objective_ns)
+        self._offered = OfferedLoad(int(GATEWAY_MEMORY * objective_ns), int(objective_ns) // 10)
+        slow_ns, prior_ns = (
+            int(GATEWAY_MEMORY_SLOW * objective_ns),
+            int(GATEWAY_MEMORY * objective_ns),
+        )
         self._offered_slow = OfferedLoad(slow_ns, prior_ns)
         self._admitted_slow = OfferedLoad(slow_ns, prior_ns)
         self._work_ns = 0.0  # mean of what an arrival adds
@@ -205,11 +209,11 @@ class GatewayShare:
         """Record work that was offered to the pool."""
         self._offered.observe(now_ns, work_ns)
         self._offered_slow.observe(now_ns, work_ns)
-        self._work_ns += (work_ns - self._work_ns) * (_STEP if self._arrivals else 1.0)
+        self._work_ns += (work_ns - self._work_ns) * (GATEWAY_STEP if self._arrivals else 1.0)
         self._until_review -= 1
         if self._until_review < 0:
             self._arrivals += 1
-            self._until_review = min(_REVIEW, self._arrivals // 8)
+            self._until_review = min(GATEWAY_REVIEW, self._arrivals // 8)
             self.divide(now_ns, gateways)
 
     def on_admitted(self, now_ns: int, work_ns: float) -> None:
@@ -220,8 +224,8 @@ class GatewayShare:
         """Learn from what became of a promise: so many may be broken."""
         if not self._was_contended:
             return
-        step = -_CAUTION_STEP * allowed if was_kept else _CAUTION_STEP
-        self._caution = min(_CAUTION_MAX, max(1.0, self._caution + step))
+        step = -CAUTION_STEP * allowed if was_kept else CAUTION_STEP
+        self._caution = min(CAUTION_MAX, max(1.0, self._caution + step))
 
     def is_contended(self, now_ns: int, gateways: int) -> bool:
         """Whether all gateways together are offered more than there is."""
@@ -235,8 +239,8 @@ class GatewayShare:
         """
         recent, slow = self._offered.erlangs(now_ns), self._offered_slow.erlangs(now_ns)
         # Of Poisson arrivals with a memory that decays.
-        variance = max(slow, recent) * self._work_ns / (2 * _MEMORY * self._objective_ns)
-        return slow if abs(recent - slow) <= _DEVIATIONS * sqrt(variance) else recent
+        variance = max(slow, recent) * self._work_ns / (2 * GATEWAY_MEMORY * self._objective_ns)
+        return slow if abs(recent - slow) <= GATEWAY_DEVIATIONS * sqrt(variance) else recent
 
     def divide(self, now_ns: int, gateways: int) -> None:
         """Divide the pool among so many gateways."""

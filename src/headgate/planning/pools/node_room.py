@@ -10,14 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import App, Compute, Pool, Shape, Variant
+from headgate.planning.constants import BATCH_SHARE
 from headgate.planning.frontier.candidates import visits
 from headgate.planning.pools.concurrency import has_replicas
-
-_TIME_SHARE: Final = 0.5  # of a stage's budget, that a batch may take; the rest is for waiting
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,7 @@ def _options(pool: Pool, variant: Variant, budget_ns: int) -> list[Holding]:
     """
     fitting = [id for id, times in enumerate(variant.shapes) if pool.has_room_for(times.shape)]
     fastest_ns = min([variant.exec_ns(1, id) for id in fitting], default=0)
-    limits_ns = [int(share * budget_ns) - 2 * pool.network_ns for share in (_TIME_SHARE, 1.0)]
+    limits_ns = [int(share * budget_ns) - 2 * pool.network_ns for share in (BATCH_SHARE, 1.0)]
     limit_ns = next((limit for limit in limits_ns if limit >= fastest_ns), fastest_ns)
     in_time = [id for id in fitting if variant.exec_ns(1, id) <= limit_ns]
     options: list[Holding] = []

@@ -8,13 +8,12 @@ become ready; the simulator's platform provisions by the same rule.
 from __future__ import annotations
 
 from math import ceil, exp
-from typing import Final, final
+from typing import final
 
 from headgate.core.model import App, FaasPlatform, Function
+from headgate.planning.constants import WARM_HEADROOM
 from headgate.planning.pools.calendar import Lanes
 from headgate.planning.pools.targets import FaasTarget
-
-_HEADROOM: Final = 1.25  # warm instances relative to the largest recent demand
 
 
 @final
@@ -152,7 +151,7 @@ class WarmPool:
         self.lanes = Lanes()  # those instances, and when the busy ones will be free
         self.requested = 0  # warm instances last requested
         self._platform = target.platform
-        self._headroom = max(burst, _HEADROOM)
+        self._headroom = max(burst, WARM_HEADROOM)
         self._memory_ns = memory_ns
         self._peak = 0.0  # largest recent demand in concurrent calls, which decays
         self._peak_ns = 0

@@ -1,0 +1,223 @@
+"""Every constant of the default policy whose value is a choice.
+
+Names, bounds of arrays and units stand where they are used; here is what could have been another
+number. Each was chosen on a few worlds and is tried on others: `tools/sensitivity.py` halves and
+doubles each in worlds on which none was chosen, and docs/constants.md has the table it made: which
+constants matter, and what another value costs. A comment names the experiment that a value comes
+from where there was one of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from headgate.core.clock import HOUR_NS, MINUTE_NS, SECOND_NS
+
+# Service times as they are observed (`pools/build`).
+
+# Relative standard deviation of a service time before any was observed.
+TIME_DEVIATION: Final = 0.1
+# Observations that a profile counts for, before any and after a surprise.
+PROFILE_WEIGHT: Final = 2
+# Observations after which older ones are forgotten.
+OBSERVATIONS_KEPT: Final = 20
+# One observation counts at most as so many times as long, or as short, as expected.
+OBSERVATION_CLIP: Final = 4.0
+# Standard deviations beyond which an observation is a surprise: the function has changed.
+SURPRISE: Final = 4.0
+# Lane time of a batch over what was booked for it, of which more is taken for an accident.
+OVERRUN_MAX: Final = 3.0
+# Standard deviations that a lane is expected to be free later than on average.
+END_CAUTION: Final = 1.0
+
+# Batches (`pools/build`, `pools/concurrency`, `dispatch/shapes`).
+
+# Batches may grow by this factor over recent ones.
+BATCH_GROWTH: Final = 1.5
+# Weight of one batch in what is learnt about batches.
+BATCH_STEP: Final = 0.1
+# Time per item, relative to the least, with which a batch is large enough.
+BATCH_TOLERANCE: Final = 1.02
+# Share of a stage's time for its batch; the rest is for waiting.
+BATCH_SHARE: Final = 0.5
+# Throughput at the knee, relative to the best.
+KNEE_THROUGHPUT: Final = 0.97
+# Share of a latency objective that execution may take at the knee.
+LATENCY_SHARE: Final = 0.7
+# Weight of one batch in what is learnt about the CPUs and the GPUs that batches take.
+MIX_STEP: Final = 0.01
+# With 4.0, the scarcer of the two counts alone if 12 % more of it are taken than of the other.
+MIX_GAIN: Final = 4.0
+# Time constant of the rate at which tasks arrive, where batches wait for more of them.
+RATE_MEMORY_NS: Final = 2 * SECOND_NS
+
+# The calendar (`pools/calendar`).
+
+# Buckets in the shortest objective: deadlines lose 1/16 of it.
+BUCKETS_PER_WINDOW: Final = 16
+# Share of the starts that may be later than booked.
+LATE_STARTS: Final = 0.02
+# Inflation of the booked work per late start.
+LATE_START_STEP: Final = 0.02
+INFLATION_MAX: Final = 2.0
+# Where functions take turns in the memory of nodes, starts, of which the calendar knows nothing,
+# may take many times as long as the work.
+INFLATION_MAX_SCARCE: Final = 8.0
+# Part of a batch per lane that may run beyond its latest start, of 0.5 at most.
+BEYOND: Final = 0.25
+
+# Margins of promises, and how a pipeline's time is divided (`admission/control`).
+
+# Margin z of a pipeline before a promise of it was judged.
+Z_START: Final = 3.0
+Z_MAX: Final = 8.0
+# Of z, per miss.
+Z_STEP: Final = 0.25
+# Misses to aim at, relative to what the objective allows.
+MISS_TARGET: Final = 0.3
+# Of the slack of a request.
+MARGIN_MAX: Final = 0.5
+# Part of the margin that is left once a batch is sent.
+SENT_MARGIN: Final = 0.33
+# Share of the allowed time that is kept per unit of z.
+MARGIN_UNIT: Final = 0.01
+# Part of a pipeline's time that its stages have in equal shares.
+EQUAL_SHARE: Final = 0.25
+# Objectives between two probes of a pipeline that is refused.
+PROBE_EVERY: Final = 2
+# Slack of a call, relative to that of a stage that waits for a node: the stages before it may be
+# late. Of 0, 0.25 and 0.5 the one with which quantiles are kept in the worlds 70043 and 80026.
+CALL_SLACK: Final = 0.5
+
+# Fair shares, and best effort (`shares`, `feasibility`, `task_queues`).
+
+# Time constant of the load estimate of a class, in declared objectives.
+SHARES_MEMORY: Final = 20.0
+# Share that a class may save up, in declared objectives.
+SHARES_BURST: Final = 1.0
+# Weight of one division in the usual load, but for the first ones.
+USUAL_STEP: Final = 0.1
+# Part of the calendar that a class leaves to others when it has used its share.
+LEFT_TO_OTHERS: Final = 0.25
+# Part that a class leaves which has not, but wants more: it would fill the calendar, and a class
+# with few requests would find it full.
+LEFT_BY_LARGE: Final = 0.125
+# Price of the time of a pool without a backlog, relative to a full one.
+PRICE_MIN: Final = 0.1
+# Lane time of best-effort tasks relative to that of promised ones, while both wait: a little more
+# than 5 % of all, which the regret search demands (docs/regret.md).
+BEST_EFFORT_SHARE: Final = 0.055
+
+# What a refusal says (`admission/refusals`).
+
+# Of the latency objective: the least excess that is tried.
+EXCESS_MIN: Final = 1 / 16
+# Of a pool, that is left to those who come back.
+RETRY_SHARE_MIN: Final = 0.1
+
+# Which nodes hold which functions (`pools/build`, `pools/builds`, `dispatch/placement`).
+
+# Time constant of the load of a build, in cold starts or in runs, whichever is longer.
+LOAD_STARTS: Final = 50
+LOAD_RUNS: Final = 200
+# Load in nodes, below which a build has no share of a pool's memory.
+LOAD_MIN: Final = 0.02
+# Load in lanes, below which a build is started on demand only.
+PRESTART_LOAD: Final = 0.05
+# Part of an objective that the backlog of a build may take for it to spare a node.
+SPARE_BACKLOG: Final = 0.3
+# Load per node that is left, up to which a build can spare one. The only value tried, on the world
+# with seed 400116.
+SPARE_LOAD: Final = 0.5
+# Objectives for which nothing was sent to a build that is spared altogether.
+SPARE_UNUSED: Final = 10.0
+
+# Calls of FaaS platforms, and what is kept warm there (`admission/spillover`, `pools/warm_pool`).
+
+# A task is called for if with so many standard deviations a node is too late.
+LATE_Z: Final = 2.0
+# Time constant of the demand for warm instances.
+WARM_MEMORY_NS: Final = HOUR_NS
+# Warm instances relative to the largest recent demand.
+WARM_HEADROOM: Final = 1.25
+# Hysteresis: fewer are kept warm only where less than this part of them is wanted.
+SCALE_IN_BELOW: Final = 0.7
+# At most one resize per 1/50 of a cold start.
+RESIZES_PER_START: Final = 50
+
+# Rented nodes (`autoscaling/rent_or_call`, `autoscaling/fleet_size`, `dispatch/provisioning`).
+
+# Regret, in costs of a boot, that starts a node (for Poisson arrivals) and that stops it.
+START_REGRET: Final = 0.15
+STOP_REGRET: Final = 0.25
+STOP_REGRET_MAX: Final = 4.0
+# Factor on the regret that stops a node if it is needed again this soon after a stop.
+STOP_REGRET_STEP: Final = 4.0
+NEEDED_AGAIN_NS: Final = 15 * MINUTE_NS
+# Window and time constant of the index of dispersion of arrivals.
+DISPERSION_WINDOW_NS: Final = 5 * SECOND_NS
+DISPERSION_MEMORY_NS: Final = 30 * MINUTE_NS
+# Cost of a missed request where no FaaS target exists, in rent per request.
+MISS_COST: Final = 20.0
+# Time constant of the parts that functions have in the work of a pool.
+WORK_MEMORY_NS: Final = 5 * MINUTE_NS
+# A function that was asked for so recently is on rented nodes.
+IN_USE_NS: Final = 15 * MINUTE_NS
+# Objective, in times from a cold start to the answer, that can wait for a start.
+START_SLACK: Final = 2.0
+# Standard deviations by which a shorter window of arrivals contradicts a longer one.
+RISE_DEVIATIONS: Final = 3.0
+# Time until a rise is noticed.
+REACTION_NS: Final = 3 * SECOND_NS
+# Time after the first arrival from which on the rate counts as known.
+SETTLED_AFTER_NS: Final = 8 * SECOND_NS
+# Time for which the most that was wanted is kept, at least.
+HOLD_MIN_NS: Final = 5 * SECOND_NS
+# Coefficient of variation of execution times; that of models is low.
+EXECUTION_CV: Final = 0.3
+# Of the instances wanted, and one: what is beyond that stops at once.
+SURPLUS: Final = 1.25
+# Set-up times for which other surplus instances stay.
+SURPLUS_SETUPS: Final = 5
+
+# Several gateways (`GatewayShare` of `pools/node_lanes`, `BusyNodes` of `dispatch/placement`).
+
+# Time constants of the load and of the part of it that is admitted, in objectives.
+GATEWAY_MEMORY: Final = 10
+GATEWAY_MEMORY_SLOW: Final = 50
+# Divisor of a gateway's part in overload: its most, and its step per promise that was broken.
+CAUTION_MAX: Final = 2.0
+CAUTION_STEP: Final = 0.1
+# Standard deviations by which the recent load contradicts that of a longer time.
+GATEWAY_DEVIATIONS: Final = 2.0
+# Weight of one arrival in the mean work.
+GATEWAY_STEP: Final = 1 / 32
+# A node is asked again after a part of the time until the most urgent task must start, within these
+# parts of the time of a batch.
+RETRY_SLACK: Final = 1 / 8
+RETRY_MIN: Final = 1 / 16
+RETRY_MAX: Final = 1 / 2
+# Part of the time of a batch for which a slot that is free again is left to other gateways, after
+# so many batches at most.
+YIELD: Final = 1 / 32
+YIELD_BATCHES_MAX: Final = 4
+# Time after which best effort asks again while other gateways have need of all slots.
+BEST_EFFORT_RETRY_NS: Final = SECOND_NS // 10
+
+# How much is examined for a decision, and how often what is learnt is divided anew.
+
+# Of more lanes, every k-th is examined and counts k times.
+LANES_EXAMINED: Final = 48
+# Nodes that hold a function and are asked when they will be free.
+HOLDERS_MAX: Final = 16
+# Free nodes that are looked at for a cold start.
+CANDIDATES_MAX: Final = 16
+# Queues that are tried for a free node.
+HEADS_EXAMINED: Final = 8
+# Divisions of a pipeline's time that are tried.
+TRIES: Final = 2
+# Arrivals between two divisions of a pool among classes (or the number of classes), of its memory
+# among functions, and of its lanes among gateways.
+SHARES_REVIEW: Final = 32
+MEMORY_REVIEW: Final = 64
+GATEWAY_REVIEW: Final = 8
