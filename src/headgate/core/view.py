@@ -108,9 +108,12 @@ class View:
         in host memory, and a full one is the last choice. Among equals it is the one with the
         fewest batches, then the oldest. O(instances of the variant on the node).
         """
+        is_any = shape_id is None or not node.binds_at_start
+        if not node.replicas:  # the usual case: it holds one at most
+            only = node.instances.get(variant.id)
+            return only if only is None or is_any or only.shape_id == shape_id else None
         best: Instance | None = None
         best_rank = 0
-        is_any = shape_id is None or not node.binds_at_start
         for instance in node.by_variant.get(variant.id, ()):
             if not is_any and instance.shape_id != shape_id:
                 continue

@@ -167,7 +167,14 @@ class AdmissionControl:
         Its payload is known only now, and the pool may have lost its nodes.
         """
         promise = self._booked.get(task.id)
-        if promise is None or self._can_run(promise.build, task):
+        if promise is None:
+            return None
+        build = promise.build
+        if build.warm_pool is None:
+            can_run = self._builds.is_usable(build)
+        else:
+            can_run = self._view.fits_call(task, build.pool, build.variant)
+        if can_run:
             return promise
         self.give_up(task)
         self.feasibility.on_admitted_before()
@@ -178,11 +185,6 @@ class AdmissionControl:
             self.budgets.set_aside(task, anew.usd)
             self._booked[task.id] = self._promises[task.request.id][stage] = anew
         return anew
-
-    def _can_run(self, build: Build, task: Task) -> bool:
-        if build.warm_pool is not None:
-            return self._view.fits_call(task, build.pool, build.variant)
-        return self._builds.is_usable(build)
 
     def promise_again(self, task: Task) -> None:
         """Book a task again that came back from an attempt without a result."""

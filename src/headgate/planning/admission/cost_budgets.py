@@ -211,7 +211,7 @@ def _candidates(builds: list[Build], items: int) -> list[StageConfig]:
             time_ns=int(build.lane_ns_in(items, shape_id)),
             cost=cost_units(
                 build.usd(items)
-                if len(build.shape_ids) == 1
+                if not build.has_choice
                 else build.usd_in(items, items, shape_id)
             ),
             build=build.id,

@@ -72,24 +72,26 @@ class Promise:
 
     def book(self, now_ns: int) -> None:
         """Enter it into the calendars of its build."""
-        if self.build.own is not None:
-            self.own_bucket = self.build.own.bucket(now_ns, self.start_ns)
-        self._count(1)
-
-    def release(self) -> None:
-        """Take it out of them: its task is sent, or its request is settled."""
-        self._count(-1)
-
-    def _count(self, sign: int) -> None:
-        build, work_ns, batches = self.build, sign * self.work_ns, sign * self.batches
-        build.pending_items += sign * self.items
+        build, work_ns, batches = self.build, self.work_ns, self.batches
+        build.pending_items += self.items
         build.pending_ns += work_ns
         build.pending_batches += batches
         build.calendar.add(self.bucket, work_ns, batches)
         own = build.own
         if own is not None:
-            own_ns = sign * int(self.work_ns / build.weight)
-            own.add(self.own_bucket, own_ns, batches / build.weight)
+            self.own_bucket = own.bucket(now_ns, self.start_ns)
+            own.add(self.own_bucket, int(work_ns / build.weight), batches / build.weight)
+
+    def release(self) -> None:
+        """Take it out of them: its task is sent, or its request is settled."""
+        build, work_ns, batches = self.build, self.work_ns, self.batches
+        build.pending_items -= self.items
+        build.pending_ns -= work_ns
+        build.pending_batches -= batches
+        build.calendar.add(self.bucket, -work_ns, -batches)
+        own = build.own
+        if own is not None:
+            own.add(self.own_bucket, -int(work_ns / build.weight), -batches / build.weight)
 
 
 @final
@@ -212,7 +214,10 @@ class Feasibility:
         """
         task = request.tasks[stage]
         most_usd = self._budgets.left_usd(task)
-        for build in self._ranked(task, due_ns - ready_ns):
+        builds = self._builds.of_function[task.function.id]
+        if len(builds) > 1:
+            builds = self._ranked(task, due_ns - ready_ns)
+        for build in builds:
             if request.items <= build.items_max and self._builds.is_usable(build):
                 if most_usd < inf and build.usd(request.items) > most_usd:
                     continue
@@ -225,7 +230,7 @@ class Feasibility:
                 # Calendars reckon from now on, but these become ready together: one after the other
                 # must be done, and the first by so much sooner.
                 sooner_ns = due_ns - _work_beside_ns(build, beside) if beside else due_ns
-                if len(build.shape_ids) > 1:
+                if build.has_choice:
                     promise = self._fit_shape(
                         build, request.items, ready_ns, sooner_ns, z, most_usd
                     )
@@ -252,8 +257,6 @@ class Feasibility:
         that is in demand to those that can run nowhere else.
         """
         builds = self._builds.of_function[task.function.id]
-        if len(builds) == 1:
-            return builds
         return sorted(builds, key=lambda build: self._cost(build, task.request.items, window_ns))
 
     def _cost(self, build: Build, items: int, window_ns: int) -> float:

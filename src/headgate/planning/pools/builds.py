@@ -384,7 +384,7 @@ class Builds:
         spread_ns = int(build.lane_ns_in(items, shape_id, 1.0) - expected_ns)
         end_ns = self._view.now_ns + int(start_ns + expected_ns + END_CAUTION * spread_ns)
         lanes = build.take_lanes(shape_id)
-        if len(build.shape_ids) > 1:
+        if build.has_choice:
             build.learn_mix(items, shape_id)
         build.calendar.occupy(end_ns, lanes, spread_ns)
         if build.warm_pool is not None:

@@ -109,7 +109,7 @@ class Lanes:
     def has_free_lane(self, now_ns: int) -> bool:
         """Whether a lane is free now, of those that this gateway can count on."""
         if self.part == 1.0:
-            return self.free_in_ns(now_ns) == 0
+            return len(self._ends_ns) < self.lanes or self.free_in_ns(now_ns) == 0
         return len(self._ends_ns) + 1 <= self.supply
 
     def lanes_free_by(self, now_ns: int, at_ns: int) -> int:
