@@ -41,6 +41,8 @@ class View:
         # By variant id: its instances by id, without the DRAINING ones. One whose node a Broker has
         # yet to pick is here and on no node.
         self.instances_of: list[dict[int, Instance]] = [{} for _ in app.variants]
+        # Of those: the ones whose weights are in host memory.
+        self.on_host_of: list[dict[int, Instance]] = [{} for _ in app.variants]
         self.timers: dict[TimerKey, int] = {}
         self.breakers = [
             None if pool.faas is None else CircuitBreaker(pool, pool.faas) for pool in app.pools

@@ -131,7 +131,7 @@ def test_heads_do_not_grow_while_nobody_asks() -> None:
         task = make_task(number)
         queue.push((0, -number, task.id), task)
         heads.push(queue)
-    assert len(heads._heap) < 100
+    assert len(heads.entries) < 100
     assert heads.first() is queue
     heads.remove(queue)
     assert heads.first() is None

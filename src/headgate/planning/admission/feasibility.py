@@ -290,7 +290,9 @@ class Feasibility:
         if load is not None and self._must_yield(build.pool.id, load, alone_ns):
             left_ns = int((1.0 - LEFT_TO_OTHERS) * left_ns)
         supply = lanes * build.calendar.part
-        return build.pending_ns > supply * left_ns or self._builds.free_in_ns(build) > left_ns
+        if build.pending_ns > supply * left_ns:
+            return True
+        return self._builds.free_in_ns(build, left_ns) > left_ns
 
     def _fit_call(
         self, build: Build, task: Task, ready_ns: int, due_ns: int, z: float
