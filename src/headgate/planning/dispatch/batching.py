@@ -62,9 +62,8 @@ class Batching:
         it can run. With a `choice`, those join for whom it is the best one too; if they are fewer,
         the shape is chosen again.
         """
-        admission, entry = self._admission, queue.head()
-        assert entry is not None
-        head = entry[1]
+        admission, head = self._admission, queue.head()
+        assert head is not None
         promise = admission.booked(head)
         items_max = build.items_max
         if choice is not None:
@@ -74,8 +73,8 @@ class Batching:
         bytes_max = UNLIMITED if build.pool.faas is None else build.pool.faas.payload_bytes_max
         batch: list[Task] = []
         items = booked_ns = 0
-        while entry is not None:
-            task = entry[1]
+        task: Task | None = head
+        while task is not None:
             own_items = task.request.items
             booked = admission.booked(task) if batch else promise
             if booked is not None:
@@ -93,7 +92,7 @@ class Batching:
             booked_ns += admission.release_task(task)
             if task.must_run_alone:
                 break
-            entry = queue.head()
+            task = queue.head()
         if choice is not None and items < choice.items and promise is not None:
             left_ns, z = admission.left_ns(head) - start_ns, admission.sent_z(head)
             shape_id = self._shapes.refine(build, head, items, left_ns, z, node, choice)
@@ -190,8 +189,7 @@ class Batching:
 
     def prune(self, queue: EdfQueue) -> Task | None:
         """Give up the heads that are lost to best effort; the first task that is not, or None."""
-        while (entry := queue.head()) is not None:
-            task = entry[1]
+        while (task := queue.head()) is not None:
             promise = self._admission.booked(task)
             if promise is None or not self._is_lost(queue, task, promise):
                 return task

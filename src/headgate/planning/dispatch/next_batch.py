@@ -251,9 +251,8 @@ class Dispatcher:
                     queues.best_effort_of(build) if is_best_effort else [queues.promised[build.id]]
                 )
                 for queue in own:
-                    entry = queue.head() if queue.items > 0 else None
-                    if entry is not None:
-                        waiting.append((entry[0], queue, build))
+                    if queue.items > 0 and queue.head() is not None:
+                        waiting.append((queue.head_key(), queue, build))
         waiting.sort(key=itemgetter(0))
         for _, queue, build in waiting[:HEADS_EXAMINED]:
             task = self._batching.prune(queue) if self._has_lane(node, build) else None
@@ -308,13 +307,13 @@ class Dispatcher:
             queue = None if pool_id == node.pool.id else heads.first()
             if queue is None:
                 continue
-            entry = queue.head()
-            assert entry is not None
-            build = self._builds.on_pool[node.pool.id][entry[1].function.id]
+            task = queue.head()
+            assert task is not None
+            build = self._builds.on_pool[node.pool.id][task.function.id]
             if (
                 build is not None
                 and node.running < self._builds.lanes_on(node, build)
-                and self._admission.is_in_time(entry[1], build)
+                and self._admission.is_in_time(task, build)
                 and self._placement.suits(node, build)
             ):
                 return self._send_to(node, queue, build)
@@ -360,11 +359,10 @@ class Dispatcher:
     def to_other_pool(self, promised: Build) -> Send | None:
         """Send what waits for a build to another pool where it is in time and nothing waits."""
         queue = self._queues.promised[promised.id]
-        entry = queue.head()
-        own = None if entry is None else self._admission.booked(entry[1])
-        if entry is None or own is None:
+        task = queue.head()
+        own = None if task is None else self._admission.booked(task)
+        if task is None or own is None:
             return None
-        task = entry[1]
         for build in self._builds.of_function[task.function.id]:
             if build is own.build or build.warm_pool is not None:
                 continue
@@ -437,7 +435,7 @@ class Dispatcher:
         ):
             waiting = queue.head()
             if waiting is not None:
-                items = waiting[1].request.items
+                items = waiting.request.items
                 builds = self._queues.builds_of(queue, build.function_id)
                 if not self._builds.has_nodes(builds, items):
                     queues.append(queue)

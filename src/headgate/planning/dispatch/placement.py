@@ -156,9 +156,7 @@ class BusyNodes:
         queue = self._queues.promised_heads[pool_id].first()
         if queue is None:
             return inf
-        entry = queue.head()
-        assert entry is not None
-        return max(0.0, float(entry[0][1] - self._view.now_ns))
+        return max(0.0, float(queue.head_key()[1] - self._view.now_ns))
 
 
 @final

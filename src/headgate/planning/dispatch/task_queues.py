@@ -35,7 +35,6 @@ CALLS_ONLY: Final = 2
 # (declared priority of the client, time, task id): smallest first. A compiled build would copy a
 # `tuple[int, int, int]` at every use.
 Key = tuple[int, ...]
-Entry = tuple[Key, Task]
 
 
 @final
@@ -83,22 +82,26 @@ class EdfQueue:
         heapify(taken)
         return taken
 
-    def head(self) -> Entry | None:
-        """The most urgent task with its key; None if the queue is empty."""
+    def head(self) -> Task | None:
+        """The most urgent task; None if the queue is empty."""
         heap = self._heap
         while heap:
-            key, task, client = heap[0]
+            _, task, client = heap[0]
             if task is None:
                 own = self._by_priority[client]
                 while own and own[0][2].state != TASK_READY:
                     heappop(own)
                 task = own[0][2] if own else None
             if task is not None and task.state == TASK_READY:
-                return key, task
+                return task
             heappop(heap)
         if self._by_priority:
             self._by_priority.clear()
         return None
+
+    def head_key(self) -> Key:
+        """The key of the task that `head` has just returned."""
+        return self._heap[0][0]
 
     def pop(self) -> Task:
         """Dequeue the most urgent task, which `head` has just returned."""
@@ -135,16 +138,15 @@ class Heads:
 
     def push(self, queue: EdfQueue) -> None:
         """Note that the head of a queue may have changed."""
-        head = queue.head()
-        if head is None:
+        if queue.head() is None:
             return
-        key, id, keys = head[0], queue.id, self._keys
-        if keys.get(id) != key:
+        key, id, keys = queue.head_key(), queue.id, self._keys
+        if keys.get(id) is not key:
             keys[id] = key
             entries = self.entries
             heappush(entries, (key, id, queue))
             if len(entries) > 2 * len(keys) + _OBSOLETE_MAX:
-                entries[:] = [entry for entry in entries if keys.get(entry[1]) == entry[0]]
+                entries[:] = [entry for entry in entries if keys.get(entry[1]) is entry[0]]
                 heapify(entries)
 
     def first(self) -> EdfQueue | None:
@@ -152,9 +154,8 @@ class Heads:
         entries, keys = self.entries, self._keys
         while entries:
             key, id, queue = entries[0]
-            is_obsolete = keys.get(id) != key
-            head = None if is_obsolete else queue.head()
-            if head is not None and head[0] == key:
+            is_obsolete = keys.get(id) is not key
+            if not is_obsolete and queue.head() is not None and queue.head_key() is key:
                 return queue
             heappop(entries)
             if not is_obsolete:

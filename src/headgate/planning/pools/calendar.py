@@ -66,15 +66,15 @@ class Lanes:
         for _ in range(lanes):
             self._ends_ns.insert(index, end_ns)
             self._spreads_ns.insert(index, spread_ns)
-        self._end_sum_ns += lanes * end_ns
+            self._end_sum_ns += end_ns
 
     def release(self, end_ns: int, lanes: int = 1) -> None:
         """The lanes that were predicted to run until `end_ns` are free."""
         index = bisect_left(self._ends_ns, end_ns)
         for _ in range(lanes):
-            del self._ends_ns[index]
-            del self._spreads_ns[index]
-        self._end_sum_ns -= lanes * end_ns
+            self._ends_ns.pop(index)
+            self._spreads_ns.pop(index)
+            self._end_sum_ns -= end_ns
 
     def busy_ns(self, now_ns: int) -> int:
         """Time of all lanes that is taken by what runs now."""
