@@ -266,9 +266,11 @@ class AdmissionControl:
             return allowed_ns, 0.0
         least_ns = self._builds.isolated_ns(request, as_observed=True)
         allowed_ns -= self._margin_ns(request, z, allowed_ns, least_ns)
-        return allowed_ns, min(
-            z / self._depth_roots[pipeline_id], self._z_max(request, allowed_ns, least_ns)
+        stage_z, z_max = (
+            z / self._depth_roots[pipeline_id],
+            self._z_max(request, allowed_ns, least_ns),
         )
+        return allowed_ns, stage_z if stage_z < z_max else z_max
 
     def _book_plan(
         self, request: Request, allowed_ns: float, z: float, promises: list[Promise]

@@ -358,12 +358,15 @@ class Dispatcher:
 
     def to_other_pool(self, promised: Build) -> Send | None:
         """Send what waits for a build to another pool where it is in time and nothing waits."""
+        builds = self._builds.of_function[promised.function_id]
+        if len(builds) == 1:
+            return None
         queue = self._queues.promised[promised.id]
         task = queue.head()
         own = None if task is None else self._admission.booked(task)
         if task is None or own is None:
             return None
-        for build in self._builds.of_function[task.function.id]:
+        for build in builds:
             if build is own.build or build.warm_pool is not None:
                 continue
             if build.calendar.work_ns == 0 and self._admission.is_in_time(task, build):

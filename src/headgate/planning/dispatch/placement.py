@@ -342,17 +342,15 @@ class Placement:
         """
         if self._is_startable(build, 1):
             return self._idle_node(build)
-        return self.prestart_node(build, is_awaited=False)
+        return self.prestart_node(build, is_awaited=False) if _is_prestarted(build) else None
 
     def prestart_node(self, build: Build, *, is_awaited: bool) -> Node | None:
-        """The node on which to start a build in advance; None if that is not worth it.
+        """The node on which to start a build of `prestarted`; None if that is not worth it.
 
         It is if a task waits for a node that holds the build (`is_awaited`), or for the build's
         load; in the latter case one idle node stays free.
         """
         view = self._view
-        if not _is_prestarted(build):
-            return None
         if not self._is_startable(build, self._builds.nodes.node_count(build.pool.id)):
             return None
         is_worth_it = is_awaited or (
