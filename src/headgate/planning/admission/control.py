@@ -66,7 +66,7 @@ class Margins:
         """Move `z` so that misses are as frequent as the objective allows."""
         missed = 0.0 if was_kept else 1.0
         z = self.z[pipeline_id] + Z_STEP * (missed - self._allowed[pipeline_id])
-        self.z[pipeline_id] = min(Z_MAX, z) if z > 0.0 else 0.0
+        self.z[pipeline_id] = 0.0 if z <= 0.0 else Z_MAX if z > Z_MAX else z
 
 
 @final

@@ -322,8 +322,9 @@ class Feasibility:
         self, build: Build, items: int, window_ns: float, z: float
     ) -> tuple[int, float, float]:
         """The largest batch for a window, and the work and the part of a batch that a task adds."""
-        fitting = build.items_within(window_ns, z)
-        size = max(items, min(fitting, build.likely_items()))
+        fitting, size = build.items_within(window_ns, z), build.likely_items()
+        size = fitting if fitting < size else size
+        size = items if items > size else size
         weight, filled = build.weight, build.pending_items % size
         if filled > 0 and filled + items <= size:
             added_ns = build.lane_ns(filled + items) - build.lane_ns(filled)
@@ -349,8 +350,8 @@ class Feasibility:
         work_ns = base_ns * build.overrun
         # It will run with what waits already; with more, the batch starts sooner or is smaller.
         latest_ns = due_ns - int(alone_ns)
-        together = min(size, build.pending_items + items)
-        if together > items:
+        if size > items and build.pending_items > 0:
+            together = min(size, build.pending_items + items)
             sooner_ns = due_ns - int(max(alone_ns, build.cautious_ns(together, z)))
             latest_ns = sooner_ns if sooner_ns >= ready_ns else latest_ns
         bucket = calendar.bucket(now_ns, latest_ns)
