@@ -99,9 +99,10 @@ class Orders:
         shape_id: int,
     ) -> None:
         """Raise unless a batch may be dispatched in this shape."""
-        problem = _shape_problem(variant, node.pool, shape_id)
-        if problem:
-            raise _illegal(tasks, problem)
+        if node.limits_compute or not 0 <= shape_id < len(variant.shapes):
+            problem = _shape_problem(variant, node.pool, shape_id)
+            if problem:
+                raise _illegal(tasks, problem)
         if instance is not None and node.binds_at_start and instance.shape_id != shape_id:
             raise _illegal(tasks, f"instance {instance.id} has another shape, for good")
 

@@ -41,6 +41,8 @@ class View:
         # By variant id: its instances by id, without the DRAINING ones. One whose node a Broker has
         # yet to pick is here and on no node.
         self.instances_of: list[dict[int, Instance]] = [{} for _ in app.variants]
+        # Of those: the ones whose weights are in host memory.
+        self.on_host_of: list[dict[int, Instance]] = [{} for _ in app.variants]
         self.timers: dict[TimerKey, int] = {}
         self.breakers = [
             None if pool.faas is None else CircuitBreaker(pool, pool.faas) for pool in app.pools
@@ -108,9 +110,12 @@ class View:
         in host memory, and a full one is the last choice. Among equals it is the one with the
         fewest batches, then the oldest. O(instances of the variant on the node).
         """
+        is_any = shape_id is None or not node.binds_at_start
+        if not node.replicas:  # the usual case: it holds one at most
+            only = node.instances.get(variant.id)
+            return only if only is None or is_any or only.shape_id == shape_id else None
         best: Instance | None = None
         best_rank = 0
-        is_any = shape_id is None or not node.binds_at_start
         for instance in node.by_variant.get(variant.id, ()):
             if not is_any and instance.shape_id != shape_id:
                 continue

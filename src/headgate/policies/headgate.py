@@ -180,8 +180,8 @@ class Headgate(Policy):
 
     def _offer_given_up(self) -> None:
         """Offer what was given up to the free nodes of its other pools, for no event follows."""
-        while (function_id := self._queues.take_given_up()) is not None:
-            self._offer_best_effort(function_id)
+        while self._queues.given_up:
+            self._offer_best_effort(self._queues.given_up.pop())
 
     def _offer(self, build: Build) -> bool:
         """Offer a free node that can take a build to the most urgent tasks of its pool."""

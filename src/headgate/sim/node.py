@@ -354,20 +354,22 @@ class SimNode:
         self.busy_ns += now_ns - job.began_ns
         ended = self._ended
         ended.order = action
-        is_batch = isinstance(action, Dispatch)
-        ended.has_failed = not is_batch and self._fails_to_start(action, job.variant)
-        effects = self.backend.handle(now_ns, ended)
         event: Event | None
-        if self.meter is not None and isinstance(action, Dispatch):
-            self.meter.on_ran(action, now_ns - job.began_ns)
-        if not isinstance(action, Dispatch):
-            event = self._prepared_event(now_ns, action, ended.has_failed)
-        elif self.lose_faults or self.break_faults or self.duplicate_faults:
-            event = self._faulty_completion(now_ns, action)
-        elif self._has_cascades:
-            event = self._finished_event(action)
+        if isinstance(action, Dispatch):
+            ended.has_failed = False
+            effects = self.backend.handle(now_ns, ended)
+            if self.meter is not None:
+                self.meter.on_ran(action, now_ns - job.began_ns)
+            if self.lose_faults or self.break_faults or self.duplicate_faults:
+                event = self._faulty_completion(now_ns, action)
+            elif self._has_cascades:
+                event = self._finished_event(action)
+            else:
+                event = BatchFinished(action.batch_id)
         else:
-            event = BatchFinished(action.batch_id)
+            ended.has_failed = self._fails_to_start(action, job.variant)
+            effects = self.backend.handle(now_ns, ended)
+            event = self._prepared_event(now_ns, action, ended.has_failed)
         if self._records_spans:
             self._record(now_ns, job)
         if effects:

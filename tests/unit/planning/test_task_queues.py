@@ -26,11 +26,6 @@ def withdraw(queue: EdfQueue, task: Task) -> None:
     queue.withdraw(task)
 
 
-def head_of(queue: EdfQueue) -> Task | None:
-    entry = queue.head()
-    return None if entry is None else entry[1]
-
-
 @pytest.mark.parametrize("seed", range(30))
 def test_the_most_urgent_task_that_waits_is_the_head(seed: int) -> None:
     """Random arrivals, withdrawals and departures, against a list that is sorted each time."""
@@ -48,10 +43,11 @@ def test_the_most_urgent_task_that_waits_is_the_head(seed: int) -> None:
             withdraw(queue, task)
         elif waiting:
             waiting.sort(key=lambda entry: entry[0])
-            assert head_of(queue) is waiting[0][1]
+            assert queue.head() is waiting[0][1]
             assert queue.pop() is waiting.pop(0)[1]
         first = min(waiting, key=lambda entry: entry[0], default=None)
-        assert queue.head() == first
+        head = queue.head()
+        assert (None if head is None else (queue.head_key(), head)) == first
         assert queue.items == sum(task.request.items for _, task in waiting)
 
 
@@ -117,7 +113,7 @@ def test_the_heads_of_a_pool_forget_no_queue(seed: int) -> None:
                 assert found is None
                 continue
             assert found is not None
-            keys = {q.id: entry[0] for q in filled if (entry := q.head()) is not None}
+            keys = {q.id: q.head_key() for q in filled if q.head() is not None}
             assert keys[found.id] == min(keys.values())
             waiting[found.id].remove(found.pop())
             for heads in pools:
@@ -131,7 +127,7 @@ def test_heads_do_not_grow_while_nobody_asks() -> None:
         task = make_task(number)
         queue.push((0, -number, task.id), task)
         heads.push(queue)
-    assert len(heads._heap) < 100
+    assert len(heads.entries) < 100
     assert heads.first() is queue
     heads.remove(queue)
     assert heads.first() is None

@@ -54,11 +54,11 @@ class RequestHandlers:
 
     def arrived(self, now_ns: int, event: RequestArrived) -> None:
         """Admit or reject a request; the first tasks of an admitted one become ready."""
-        request_id = event.request_id
+        request_id, pipeline_id = event.request_id, event.pipeline
         if request_id <= self._last_id:
             raise DriverError(f"request id {request_id} does not follow {self._last_id}")
-        if not 0 <= event.pipeline < len(self._pipelines) or event.items < 1:
-            problem = f"unknown pipeline {event.pipeline}, or no items"
+        if not 0 <= pipeline_id < len(self._pipelines) or event.items < 1:
+            problem = f"unknown pipeline {pipeline_id}, or no items"
             raise DriverError(f"request {request_id}: {problem}")
         if not event.cost_usd >= 0.0:
             raise DriverError(f"request {request_id}: its cost objective is {event.cost_usd}")
@@ -67,8 +67,8 @@ class RequestHandlers:
         self._last_id = request_id
         view = self._view
         view.now_ns = now_ns
-        view.arrivals[event.pipeline] += 1
-        pipeline = self._pipelines[event.pipeline]
+        view.arrivals[pipeline_id] += 1
+        pipeline = self._pipelines[pipeline_id]
         slo = pipeline.slo
         request = Request(
             request_id,
@@ -81,8 +81,9 @@ class RequestHandlers:
             event.payload_bytes,
             event.cost_usd,
         )
-        view.requests[request_id] = request
-        if len(view.requests) > self._open_max:
+        requests = view.requests
+        requests[request_id] = request
+        if len(requests) > self._open_max:
             self._reject(request, Rejection.FULL)
             return
         if view.unloadable:
@@ -90,7 +91,7 @@ class RequestHandlers:
             if retry_ns:
                 self._reject(request, Rejection.LOAD_FAILED, retry_ns)
                 return
-        if event.payload_bytes > self._payload_bytes_max[event.pipeline]:
+        if event.payload_bytes > self._payload_bytes_max[pipeline_id]:
             self._reject(request, Rejection.TOO_LARGE)
             return
         if self._has_arrival_hook:

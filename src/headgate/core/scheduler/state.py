@@ -343,7 +343,7 @@ class InstanceWriter:
             instance.is_preparing = False
             instance.holds_compute = False
             del view.instances[instance.id]
-            view.instances_of[instance.variant.id].pop(instance.id, None)  # none if it was draining
+            self._unlist(instance)
         node.instances.clear()
         node.by_variant.clear()
         node.replicas = 0
@@ -398,6 +398,11 @@ class InstanceWriter:
         self._view.instances[instance.id] = instance
         self._view.instances_of[instance.variant.id][instance.id] = instance
 
+    def _unlist(self, instance: Instance) -> None:
+        """Stop listing an instance by its variant; one that was draining is not listed any more."""
+        self._view.instances_of[instance.variant.id].pop(instance.id, None)
+        self._view.on_host_of[instance.variant.id].pop(instance.id, None)
+
     def _attach(self, instance: Instance, node: Node) -> None:
         instance.node = node
         variant_id = instance.variant.id
@@ -437,7 +442,7 @@ class InstanceWriter:
         """
         node = instance.node
         instance.state = InstanceState.DRAINING
-        del self._view.instances_of[instance.variant.id][instance.id]
+        self._unlist(instance)
         if node is not None:
             self._detach(instance, node)
             if not (instance.running or instance.is_preparing):
@@ -451,8 +456,7 @@ class InstanceWriter:
         was_active = instance.state != InstanceState.DRAINING
         instance.state = InstanceState.GONE
         del self._view.instances[instance.id]
-        if was_active:
-            del self._view.instances_of[instance.variant.id][instance.id]
+        self._unlist(instance)
         if node is None:
             instance.residency = Residency.NOWHERE
             return
@@ -546,6 +550,7 @@ class InstanceWriter:
         node.host_bytes_used += size
         self._release_compute(instance, node)
         instance.residency = Residency.HOST
+        self._view.on_host_of[instance.variant.id][instance.id] = instance
 
     def mark_on_device(self, instance: Instance, node: Node) -> None:
         """Account an instance's weights to the device instead of to host memory."""
@@ -555,6 +560,7 @@ class InstanceWriter:
         if node.has_resident_compute:
             self._hold_compute(instance, node)
         instance.residency = Residency.DEVICE
+        del self._view.on_host_of[instance.variant.id][instance.id]
 
 
 @final

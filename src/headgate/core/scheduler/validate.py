@@ -154,6 +154,9 @@ class Validator:
         for variant, instances in zip(view.app.variants, view.instances_of, strict=True):
             is_right = list(instances) == active[variant.id]
             _require(is_right, f"the instances of {variant.name} are not those that are active")
+            on_host = {id for id, i in instances.items() if i.residency == Residency.HOST}
+            is_right = on_host == view.on_host_of[variant.id].keys()
+            _require(is_right, f"the instances of {variant.name} on hosts are others")
 
     def _check_failures(self) -> None:
         """A variant that cannot be loaded is retried: a timer is set, or a probe is under way."""

@@ -66,7 +66,7 @@ class Margins:
         """Move `z` so that misses are as frequent as the objective allows."""
         missed = 0.0 if was_kept else 1.0
         z = self.z[pipeline_id] + Z_STEP * (missed - self._allowed[pipeline_id])
-        self.z[pipeline_id] = min(Z_MAX, z) if z > 0.0 else 0.0
+        self.z[pipeline_id] = 0.0 if z <= 0.0 else Z_MAX if z > Z_MAX else z
 
 
 @final
@@ -167,7 +167,14 @@ class AdmissionControl:
         Its payload is known only now, and the pool may have lost its nodes.
         """
         promise = self._booked.get(task.id)
-        if promise is None or self._can_run(promise.build, task):
+        if promise is None:
+            return None
+        build = promise.build
+        if build.warm_pool is None:
+            can_run = self._builds.is_usable(build)
+        else:
+            can_run = self._view.fits_call(task, build.pool, build.variant)
+        if can_run:
             return promise
         self.give_up(task)
         self.feasibility.on_admitted_before()
@@ -178,11 +185,6 @@ class AdmissionControl:
             self.budgets.set_aside(task, anew.usd)
             self._booked[task.id] = self._promises[task.request.id][stage] = anew
         return anew
-
-    def _can_run(self, build: Build, task: Task) -> bool:
-        if build.warm_pool is not None:
-            return self._view.fits_call(task, build.pool, build.variant)
-        return self._builds.is_usable(build)
 
     def promise_again(self, task: Task) -> None:
         """Book a task again that came back from an attempt without a result."""
@@ -264,9 +266,11 @@ class AdmissionControl:
             return allowed_ns, 0.0
         least_ns = self._builds.isolated_ns(request, as_observed=True)
         allowed_ns -= self._margin_ns(request, z, allowed_ns, least_ns)
-        return allowed_ns, min(
-            z / self._depth_roots[pipeline_id], self._z_max(request, allowed_ns, least_ns)
+        stage_z, z_max = (
+            z / self._depth_roots[pipeline_id],
+            self._z_max(request, allowed_ns, least_ns),
         )
+        return allowed_ns, stage_z if stage_z < z_max else z_max
 
     def _book_plan(
         self, request: Request, allowed_ns: float, z: float, promises: list[Promise]

@@ -210,9 +210,7 @@ def _candidates(builds: list[Build], items: int) -> list[StageConfig]:
         StageConfig(
             time_ns=int(build.lane_ns_in(items, shape_id)),
             cost=cost_units(
-                build.usd(items)
-                if len(build.shape_ids) == 1
-                else build.usd_in(items, items, shape_id)
+                build.usd(items) if not build.has_choice else build.usd_in(items, items, shape_id)
             ),
             build=build.id,
             shape_id=shape_id,

@@ -72,24 +72,26 @@ class Promise:
 
     def book(self, now_ns: int) -> None:
         """Enter it into the calendars of its build."""
-        if self.build.own is not None:
-            self.own_bucket = self.build.own.bucket(now_ns, self.start_ns)
-        self._count(1)
-
-    def release(self) -> None:
-        """Take it out of them: its task is sent, or its request is settled."""
-        self._count(-1)
-
-    def _count(self, sign: int) -> None:
-        build, work_ns, batches = self.build, sign * self.work_ns, sign * self.batches
-        build.pending_items += sign * self.items
+        build, work_ns, batches = self.build, self.work_ns, self.batches
+        build.pending_items += self.items
         build.pending_ns += work_ns
         build.pending_batches += batches
         build.calendar.add(self.bucket, work_ns, batches)
         own = build.own
         if own is not None:
-            own_ns = sign * int(self.work_ns / build.weight)
-            own.add(self.own_bucket, own_ns, batches / build.weight)
+            self.own_bucket = own.bucket(now_ns, self.start_ns)
+            own.add(self.own_bucket, int(work_ns / build.weight), batches / build.weight)
+
+    def release(self) -> None:
+        """Take it out of them: its task is sent, or its request is settled."""
+        build, work_ns, batches = self.build, self.work_ns, self.batches
+        build.pending_items -= self.items
+        build.pending_ns -= work_ns
+        build.pending_batches -= batches
+        build.calendar.add(self.bucket, -work_ns, -batches)
+        own = build.own
+        if own is not None:
+            own.add(self.own_bucket, -int(work_ns / build.weight), -batches / build.weight)
 
 
 @final
@@ -212,7 +214,10 @@ class Feasibility:
         """
         task = request.tasks[stage]
         most_usd = self._budgets.left_usd(task)
-        for build in self._ranked(task, due_ns - ready_ns):
+        builds = self._builds.of_function[task.function.id]
+        if len(builds) > 1:
+            builds = self._ranked(task, due_ns - ready_ns)
+        for build in builds:
             if request.items <= build.items_max and self._builds.is_usable(build):
                 if most_usd < inf and build.usd(request.items) > most_usd:
                     continue
@@ -225,7 +230,7 @@ class Feasibility:
                 # Calendars reckon from now on, but these become ready together: one after the other
                 # must be done, and the first by so much sooner.
                 sooner_ns = due_ns - _work_beside_ns(build, beside) if beside else due_ns
-                if len(build.shape_ids) > 1:
+                if build.has_choice:
                     promise = self._fit_shape(
                         build, request.items, ready_ns, sooner_ns, z, most_usd
                     )
@@ -252,8 +257,6 @@ class Feasibility:
         that is in demand to those that can run nowhere else.
         """
         builds = self._builds.of_function[task.function.id]
-        if len(builds) == 1:
-            return builds
         return sorted(builds, key=lambda build: self._cost(build, task.request.items, window_ns))
 
     def _cost(self, build: Build, items: int, window_ns: int) -> float:
@@ -287,7 +290,9 @@ class Feasibility:
         if load is not None and self._must_yield(build.pool.id, load, alone_ns):
             left_ns = int((1.0 - LEFT_TO_OTHERS) * left_ns)
         supply = lanes * build.calendar.part
-        return build.pending_ns > supply * left_ns or self._builds.free_in_ns(build) > left_ns
+        if build.pending_ns > supply * left_ns:
+            return True
+        return self._builds.free_in_ns(build, left_ns) > left_ns
 
     def _fit_call(
         self, build: Build, task: Task, ready_ns: int, due_ns: int, z: float
@@ -317,8 +322,9 @@ class Feasibility:
         self, build: Build, items: int, window_ns: float, z: float
     ) -> tuple[int, float, float]:
         """The largest batch for a window, and the work and the part of a batch that a task adds."""
-        fitting = build.items_within(window_ns, z)
-        size = max(items, min(fitting, build.likely_items()))
+        fitting, size = build.items_within(window_ns, z), build.likely_items()
+        size = fitting if fitting < size else size
+        size = items if items > size else size
         weight, filled = build.weight, build.pending_items % size
         if filled > 0 and filled + items <= size:
             added_ns = build.lane_ns(filled + items) - build.lane_ns(filled)
@@ -344,8 +350,8 @@ class Feasibility:
         work_ns = base_ns * build.overrun
         # It will run with what waits already; with more, the batch starts sooner or is smaller.
         latest_ns = due_ns - int(alone_ns)
-        together = min(size, build.pending_items + items)
-        if together > items:
+        if size > items and build.pending_items > 0:
+            together = min(size, build.pending_items + items)
             sooner_ns = due_ns - int(max(alone_ns, build.cautious_ns(together, z)))
             latest_ns = sooner_ns if sooner_ns >= ready_ns else latest_ns
         bucket = calendar.bucket(now_ns, latest_ns)

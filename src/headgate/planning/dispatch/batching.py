@@ -9,6 +9,8 @@ lanes to the requests that could not wait for them to end.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import final
 
 from headgate.core.model import UNLIMITED
@@ -21,43 +23,6 @@ from headgate.planning.dispatch.shapes import Choice, ShapeChooser
 from headgate.planning.dispatch.task_queues import EdfQueue, TaskQueues
 from headgate.planning.pools.build import Build
 from headgate.planning.pools.builds import Builds
-
-
-@final
-class FormedBatch:
-    """A batch as it was formed, for the estimates that learn from it if its node takes it."""
-
-    __slots__ = (
-        "booked_ns",
-        "build",
-        "is_contended",
-        "items",
-        "lane_ns",
-        "shape_id",
-        "slip_ns",
-        "was_promised",
-    )
-
-    def __init__(
-        self,
-        build: Build,
-        items: int,
-        shape_id: int,
-        lane_ns: float,
-        was_promised: bool,
-        booked_ns: int,
-        is_contended: bool,
-        slip_ns: int | None,
-    ) -> None:
-        self.build = build
-        self.items = items
-        self.shape_id = shape_id
-        self.lane_ns = lane_ns
-        self.was_promised = was_promised
-        self.booked_ns = booked_ns  # 0 unless it was booked on this build
-        self.is_contended = is_contended  # others waited to join it
-        # By how much it is sent after its latest start; None: it was promised to another build.
-        self.slip_ns = slip_ns
 
 
 @final
@@ -77,8 +42,10 @@ class Batching:
         self._admission = admission
         self._queues = queues
         self._shapes = shapes
-        self._formed: FormedBatch | None = None  # last, if a node may refuse it
-        self._unconfirmed: dict[int, FormedBatch] = {}  # by batch id: a node may still refuse it
+        # What is learnt from a batch that a node may refuse, if the node takes it: of the batch
+        # that was formed last, and by batch id.
+        self._lesson: Callable[[], None] | None = None
+        self._lessons: dict[int, Callable[[], None]] = {}
 
     def take(
         self,
@@ -95,9 +62,8 @@ class Batching:
         it can run. With a `choice`, those join for whom it is the best one too; if they are fewer,
         the shape is chosen again.
         """
-        admission, entry = self._admission, queue.head()
-        assert entry is not None
-        head = entry[1]
+        admission, head = self._admission, queue.head()
+        assert head is not None
         promise = admission.booked(head)
         items_max = build.items_max
         if choice is not None:
@@ -107,8 +73,8 @@ class Batching:
         bytes_max = UNLIMITED if build.pool.faas is None else build.pool.faas.payload_bytes_max
         batch: list[Task] = []
         items = booked_ns = 0
-        while entry is not None:
-            task = entry[1]
+        task: Task | None = head
+        while task is not None:
             own_items = task.request.items
             booked = admission.booked(task) if batch else promise
             if booked is not None:
@@ -126,53 +92,64 @@ class Batching:
             booked_ns += admission.release_task(task)
             if task.must_run_alone:
                 break
-            entry = queue.head()
+            task = queue.head()
         if choice is not None and items < choice.items and promise is not None:
             left_ns, z = admission.left_ns(head) - start_ns, admission.sent_z(head)
             shape_id = self._shapes.refine(build, head, items, left_ns, z, node, choice)
         lane_ns = build.lane_ns_in(items, shape_id)
         slip_ns = self._slip_ns(head, promise, build, lane_ns, choice)
-        formed = FormedBatch(
-            build,
-            items,
-            shape_id,
-            lane_ns * build.weight_of(shape_id),
-            promise is not None,
-            0 if slip_ns is None else booked_ns,
-            queue.items > 0,
-            slip_ns,
-        )
+        lane_ns *= build.weight_of(shape_id)
+        booked_ns = 0 if slip_ns is None else booked_ns
+        is_contended, is_promised = queue.items > 0, promise is not None
         self._queues.forget(batch)
         admission.budgets.on_sent(batch, build, items, shape_id)
         if self._view.gateways == 1 or node is None:
-            self._learn(formed)
+            self._learn(
+                build, items, shape_id, lane_ns, is_promised, booked_ns, is_contended, slip_ns
+            )
         else:
-            self._formed = formed
+            self._lesson = partial(
+                self._learn,
+                build, items, shape_id, lane_ns, is_promised, booked_ns, is_contended, slip_ns,
+            )  # fmt: skip
         self._queues.update_heads(queue, build.function_id, promise)
         return batch, shape_id
 
     def on_sent(self, batch: Batch) -> None:
         """The batch that was formed last is sent: where a node may refuse it, learn later."""
-        if self._formed is not None:
-            self._unconfirmed[batch.id] = self._formed
-            self._formed = None
+        if self._lesson is not None:
+            self._lessons[batch.id] = self._lesson
+            self._lesson = None
 
     def on_ended(self, batch: Batch) -> None:
         """A batch has ended: learn from it, unless it was refused."""
-        if self._unconfirmed:
-            formed = self._unconfirmed.pop(batch.id, None)
-            if formed is not None and batch.state != BatchState.REFUSED:
-                self._learn(formed)
+        if self._lessons:
+            learn = self._lessons.pop(batch.id, None)
+            if learn is not None and batch.state != BatchState.REFUSED:
+                learn()
 
-    def _learn(self, formed: FormedBatch) -> None:
-        build = formed.build
-        self._queues.on_sent(build, formed.lane_ns, was_promised=formed.was_promised)
-        if formed.was_promised:
-            build.on_formed(
-                formed.items, formed.booked_ns, formed.shape_id, is_contended=formed.is_contended
-            )
-        if formed.slip_ns is not None:
-            build.narrowest.on_sent(formed.slip_ns)
+    def _learn(
+        self,
+        build: Build,
+        items: int,
+        shape_id: int,
+        lane_ns: float,
+        was_promised: bool,
+        booked_ns: int,
+        is_contended: bool,
+        slip_ns: int | None,
+    ) -> None:
+        """Learn from a batch.
+
+        `booked_ns` is 0 unless it was booked on this build, `is_contended` says that others waited
+        to join it, and `slip_ns` is by how much it is sent after its latest start; None if it was
+        promised to another build.
+        """
+        self._queues.on_sent(build, lane_ns, was_promised=was_promised)
+        if was_promised:
+            build.on_formed(items, booked_ns, shape_id, is_contended=is_contended)
+        if slip_ns is not None:
+            build.narrowest.on_sent(slip_ns)
 
     def _pays(self, task: Task, build: Build) -> bool:
         return self._admission.budgets.allows(task, build)
@@ -212,8 +189,7 @@ class Batching:
 
     def prune(self, queue: EdfQueue) -> Task | None:
         """Give up the heads that are lost to best effort; the first task that is not, or None."""
-        while (entry := queue.head()) is not None:
-            task = entry[1]
+        while (task := queue.head()) is not None:
             promise = self._admission.booked(task)
             if promise is None or not self._is_lost(queue, task, promise):
                 return task
@@ -225,7 +201,7 @@ class Batching:
     def _is_lost(self, queue: EdfQueue, task: Task, promise: Promise) -> bool:
         """Whether a task cannot be in time, or only in a batch that would make others late."""
         now_ns, items, build = self._view.now_ns, task.request.items, promise.build
-        if len(build.shape_ids) > 1:
+        if build.has_choice:
             return now_ns > promise.order_ns  # too late for its fastest shape
         left_ns = self._builds.latest_ns(task.request, task.id % STAGES_MAX) - now_ns
         # No build is faster than the fastest: where its own is in time, none need be compared.

@@ -94,7 +94,7 @@ class Dispatcher:
         """Queue a task that is ready; one that a busy node refused has been counted before."""
         promise = self._admission.confirm(task)
         self._queues.push(task, promise)
-        if promise is not None and not was_refused:
+        if promise is not None and promise.build.has_choice and not was_refused:
             self._shapes.observe(promise.build, task.request.items)
         self._ready.append(task)
 
@@ -151,7 +151,8 @@ class Dispatcher:
 
         A call can be the answer, too: of a task that waits for this node and would be late.
         """
-        if node.id not in self._view.free_nodes or self._placement.busy.is_held_back(node):
+        busy = self._placement.busy
+        if node.id not in self._view.free_nodes or (busy.allowed and busy.is_held_back(node)):
             return None
         if self._emptied_for and (kept_for := self._emptied_for.get(node.id)) is not None:
             waits = self._queues.promised[kept_for.id].items > 0
@@ -163,16 +164,22 @@ class Dispatcher:
         queues, pool_id = self._queues, node.pool.id
         promised, best_effort = queues.promised_heads[pool_id], queues.best_effort_heads[pool_id]
         send: Send | None = None
-        if queues.is_best_effort_due(pool_id):
+        if best_effort.entries and queues.is_best_effort_due(pool_id):
             send = self._first(node, best_effort, is_best_effort=True)
-        send = send or self._first(node, promised)
-        if send is None and node.id in self._emptied_for:
-            return None
-        send = send or self._from_other_pool(node)
-        if send is None and self._builds.is_left_to_others(pool_id):
+        if send is None and promised.entries:
+            send = self._first(node, promised)
+            if send is None and node.id in self._emptied_for:
+                return None
+        if send is None and len(queues.promised_heads) > 1:
+            send = self._from_other_pool(node)
+        if send is not None:
+            return send
+        if self._builds.is_left_to_others(pool_id):
             self._has_left = True
             return None
-        return send or self._first(node, best_effort, is_best_effort=True)
+        if best_effort.entries:
+            send = self._first(node, best_effort, is_best_effort=True)
+        return send
 
     def _first(self, node: Node, heads: Heads, *, is_best_effort: bool = False) -> Send | None:
         """The most urgent queue of which the node should run a batch now."""
@@ -184,9 +191,10 @@ class Dispatcher:
                 continue
             build = self._builds.on_pool[node.pool.id][task.function.id]
             assert build is not None
-            send = self._call_instead(queue, task)
-            if send is not None:
-                break
+            if self._builds.faas[task.function.id] is not None:
+                send = self._call_instead(queue, task)
+                if send is not None:
+                    break
             if not self._has_lane(node, build):
                 break  # kept for a build that needs more of it, which would starve otherwise
             send = self._of_queue(node, queue, task, build, is_best_effort=is_best_effort)
@@ -243,9 +251,8 @@ class Dispatcher:
                     queues.best_effort_of(build) if is_best_effort else [queues.promised[build.id]]
                 )
                 for queue in own:
-                    entry = queue.head() if queue.items > 0 else None
-                    if entry is not None:
-                        waiting.append((entry[0], queue, build))
+                    if queue.items > 0 and queue.head() is not None:
+                        waiting.append((queue.head_key(), queue, build))
         waiting.sort(key=itemgetter(0))
         for _, queue, build in waiting[:HEADS_EXAMINED]:
             task = self._batching.prune(queue) if self._has_lane(node, build) else None
@@ -257,9 +264,12 @@ class Dispatcher:
 
     def _has_lane(self, node: Node, build: Build) -> bool:
         """Whether the node has a lane for the build; of several shapes, one is chosen later."""
-        return len(build.shape_ids) > 1 or (
+        return build.has_choice or (
             node.running < self._builds.lanes_on(node, build)
-            and self._view.has_compute(node, build.variant, build.shape_id)
+            and (
+                not node.limits_compute
+                or self._view.has_compute(node, build.variant, build.shape_id)
+            )
         )
 
     def _of_queue(
@@ -272,7 +282,7 @@ class Dispatcher:
             return None
         if is_best_effort and not self._leaves_lanes(task, build):
             return None
-        if len(build.shape_ids) > 1:
+        if build.has_choice:
             return self._in_shape(queue, task, build, node)
         return self._send_to(node, queue, build)
 
@@ -297,13 +307,13 @@ class Dispatcher:
             queue = None if pool_id == node.pool.id else heads.first()
             if queue is None:
                 continue
-            entry = queue.head()
-            assert entry is not None
-            build = self._builds.on_pool[node.pool.id][entry[1].function.id]
+            task = queue.head()
+            assert task is not None
+            build = self._builds.on_pool[node.pool.id][task.function.id]
             if (
                 build is not None
                 and node.running < self._builds.lanes_on(node, build)
-                and self._admission.is_in_time(entry[1], build)
+                and self._admission.is_in_time(task, build)
                 and self._placement.suits(node, build)
             ):
                 return self._send_to(node, queue, build)
@@ -348,13 +358,15 @@ class Dispatcher:
 
     def to_other_pool(self, promised: Build) -> Send | None:
         """Send what waits for a build to another pool where it is in time and nothing waits."""
-        queue = self._queues.promised[promised.id]
-        entry = queue.head()
-        own = None if entry is None else self._admission.booked(entry[1])
-        if entry is None or own is None:
+        builds = self._builds.of_function[promised.function_id]
+        if len(builds) == 1:
             return None
-        task = entry[1]
-        for build in self._builds.of_function[task.function.id]:
+        queue = self._queues.promised[promised.id]
+        task = queue.head()
+        own = None if task is None else self._admission.booked(task)
+        if task is None or own is None:
+            return None
+        for build in builds:
             if build is own.build or build.warm_pool is not None:
                 continue
             if build.calendar.work_ns == 0 and self._admission.is_in_time(task, build):
@@ -426,7 +438,7 @@ class Dispatcher:
         ):
             waiting = queue.head()
             if waiting is not None:
-                items = waiting[1].request.items
+                items = waiting.request.items
                 builds = self._queues.builds_of(queue, build.function_id)
                 if not self._builds.has_nodes(builds, items):
                     queues.append(queue)

@@ -68,7 +68,7 @@ class BusyNodes:
         self._builds = builds
         self._queues = queues
         self._rng = rng
-        self._allowed: dict[int, int] = {}  # by node id
+        self.allowed: dict[int, int] = {}  # by node id; empty while none is held back
         # Batches of a gateway that is gone may still run.
         self.has_had_peers = view.gateways > 1
 
@@ -116,23 +116,23 @@ class BusyNodes:
 
     def is_held_back(self, node: Node) -> bool:
         """Whether a node runs as much as it may."""
-        return bool(self._allowed) and node.running >= self._allowed.get(node.id, node.slots)
+        return bool(self.allowed) and node.running >= self.allowed.get(node.id, node.slots)
 
     def forget(self, node: Node) -> None:
         """A node is gone."""
-        self._allowed.pop(node.id, None)
+        self.allowed.pop(node.id, None)
 
     def hold_back(self, node: Node) -> None:
         """Send a node no more than what it runs."""
-        self._allowed[node.id] = node.running
+        self.allowed[node.id] = node.running
 
     def allow_one_more(self, node: Node) -> bool:
         """Allow one batch more on a node; whether it is still held back then."""
-        allowed = self._allowed.get(node.id)
+        allowed = self.allowed.get(node.id)
         if allowed is None or allowed + 1 >= node.slots:
-            self._allowed.pop(node.id, None)
+            self.allowed.pop(node.id, None)
             return False
-        self._allowed[node.id] = allowed + 1
+        self.allowed[node.id] = allowed + 1
         return True
 
     def retry_at_ns(self, slack_ns: float, batch_ns: float, refusals: int = 0) -> int:
@@ -156,9 +156,7 @@ class BusyNodes:
         queue = self._queues.promised_heads[pool_id].first()
         if queue is None:
             return inf
-        entry = queue.head()
-        assert entry is not None
-        return max(0.0, float(entry[0][1] - self._view.now_ns))
+        return max(0.0, float(queue.head_key()[1] - self._view.now_ns))
 
 
 @final
@@ -183,7 +181,7 @@ class Placement:
 
     def _can_take(self, node: Node, build: Build) -> bool:
         """Whether a free node can begin a batch of a build now, in its smallest shape at least."""
-        if self.busy.is_held_back(node):
+        if self.busy.allowed and self.busy.is_held_back(node):
             return False
         if build.replicas > 1 and self._awaits_replica(node, build):
             return False
@@ -344,17 +342,15 @@ class Placement:
         """
         if self._is_startable(build, 1):
             return self._idle_node(build)
-        return self.prestart_node(build, is_awaited=False)
+        return self.prestart_node(build, is_awaited=False) if _is_prestarted(build) else None
 
     def prestart_node(self, build: Build, *, is_awaited: bool) -> Node | None:
-        """The node on which to start a build in advance; None if that is not worth it.
+        """The node on which to start a build of `prestarted`; None if that is not worth it.
 
         It is if a task waits for a node that holds the build (`is_awaited`), or for the build's
         load; in the latter case one idle node stays free.
         """
         view = self._view
-        if not _is_prestarted(build):
-            return None
         if not self._is_startable(build, self._builds.nodes.node_count(build.pool.id)):
             return None
         is_worth_it = is_awaited or (
@@ -492,9 +488,11 @@ class Placement:
         time that it takes to load each byte of it again. By the time of its last use alone, what
         takes seconds to load would go as soon as what takes milliseconds.
         """
-        missing = _missing_bytes(node, build)
         held = node.instances.get(build.variant.id)
-        if missing <= 0 or (held is not None and held.residency != ON_HOST):
+        if held is not None and held.residency != ON_HOST:
+            return []
+        missing = _missing_bytes(node, build)
+        if missing <= 0:
             return []
         evicted = self._spared(node, build)
         others = [i for i in self._evictable(node, build) if i not in evicted]

@@ -76,7 +76,7 @@ class ShapeChooser:
 
     def observe(self, build: Build, items: int) -> None:
         """Record items that are ready to run on a build."""
-        if len(build.shape_ids) == 1:
+        if not build.has_choice:
             return
         arrivals = self._arrivals.get(build.id)
         if arrivals is None:

@@ -35,7 +35,6 @@ CALLS_ONLY: Final = 2
 # (declared priority of the client, time, task id): smallest first. A compiled build would copy a
 # `tuple[int, int, int]` at every use.
 Key = tuple[int, ...]
-Entry = tuple[Key, Task]
 
 
 @final
@@ -83,22 +82,26 @@ class EdfQueue:
         heapify(taken)
         return taken
 
-    def head(self) -> Entry | None:
-        """The most urgent task with its key; None if the queue is empty."""
+    def head(self) -> Task | None:
+        """The most urgent task; None if the queue is empty."""
         heap = self._heap
         while heap:
-            key, task, client = heap[0]
+            _, task, client = heap[0]
             if task is None:
                 own = self._by_priority[client]
                 while own and own[0][2].state != TASK_READY:
                     heappop(own)
                 task = own[0][2] if own else None
             if task is not None and task.state == TASK_READY:
-                return key, task
+                return task
             heappop(heap)
         if self._by_priority:
             self._by_priority.clear()
         return None
+
+    def head_key(self) -> Key:
+        """The key of the task that `head` has just returned."""
+        return self._heap[0][0]
 
     def pop(self) -> Task:
         """Dequeue the most urgent task, which `head` has just returned."""
@@ -130,30 +133,33 @@ class Heads:
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[Key, int, EdfQueue]] = []
+        self.entries: list[tuple[Key, int, EdfQueue]] = []  # a heap; not empty while anything waits
         self._keys: dict[int, Key] = {}  # by queue id: its entry; others in the heap are obsolete
 
     def push(self, queue: EdfQueue) -> None:
         """Note that the head of a queue may have changed."""
-        head, keys = queue.head(), self._keys
-        if head is not None and keys.get(queue.id) != head[0]:
-            keys[queue.id] = head[0]
-            heappush(self._heap, (head[0], queue.id, queue))
-            if len(self._heap) > 2 * len(keys) + _OBSOLETE_MAX:
-                self._heap = [entry for entry in self._heap if self._keys.get(entry[1]) == entry[0]]
-                heapify(self._heap)
+        if queue.head() is None:
+            return
+        key, id, keys = queue.head_key(), queue.id, self._keys
+        if keys.get(id) is not key:
+            keys[id] = key
+            entries = self.entries
+            heappush(entries, (key, id, queue))
+            if len(entries) > 2 * len(keys) + _OBSOLETE_MAX:
+                entries[:] = [entry for entry in entries if keys.get(entry[1]) is entry[0]]
+                heapify(entries)
 
     def first(self) -> EdfQueue | None:
         """The most urgent queue, which stays here; None if nothing waits."""
-        while self._heap:
-            key, id, queue = self._heap[0]
-            is_obsolete = self._keys.get(id) != key
-            head = None if is_obsolete else queue.head()
-            if head is not None and head[0] == key:
+        entries, keys = self.entries, self._keys
+        while entries:
+            key, id, queue = entries[0]
+            is_obsolete = keys.get(id) is not key
+            if not is_obsolete and queue.head() is not None and queue.head_key() is key:
                 return queue
-            heappop(self._heap)
+            heappop(entries)
             if not is_obsolete:
-                del self._keys[id]
+                del keys[id]
                 self.push(queue)  # its head was withdrawn or dequeued
         return None
 
@@ -191,7 +197,8 @@ class TaskQueues:
         self._limited_tasks: dict[int, EdfQueue] = {}  # by task id
         self.promised_heads = [Heads() for _ in app.pools]
         self.best_effort_heads = [Heads() for _ in app.pools]
-        self._given_up: list[int] = []  # function ids
+        # Functions with best effort that was not offered to the nodes of all its pools yet, by id.
+        self.given_up: list[int] = []
         self._credit_ns = [0.0 for _ in app.pools]
         # By pool id: when best effort may send a batch that others cannot wait for; 0: none waits.
         self._may_block_ns = [0 for _ in app.pools]
@@ -306,11 +313,7 @@ class TaskQueues:
     def give_up(self, task: Task) -> None:
         """Queue a task for best effort whose promise cannot be kept."""
         self.push(task, None)
-        self._given_up.append(task.function.id)
-
-    def take_given_up(self) -> int | None:
-        """A function with best effort that was not offered to the nodes of all its pools yet."""
-        return self._given_up.pop() if self._given_up else None
+        self.given_up.append(task.function.id)
 
     def needing_nodes(self) -> list[int]:
         """The functions with a task that waits and that no call can carry."""

@@ -79,6 +79,7 @@ class Build:
         "cold_start_ns",
         "deviation",
         "function_id",
+        "has_choice",
         "id",
         "items_best",
         "items_max",
@@ -149,6 +150,7 @@ class Build:
         if pool.compute == Compute.PER_BATCH and pool.faas is None:
             ids = [id for id, times in enumerate(variant.shapes) if pool.has_room_for(times.shape)]
             self.shape_ids = sorted(ids, key=self._weights.__getitem__) or [shape_id]
+        self.has_choice = len(self.shape_ids) > 1
         self._times_ns = self._shape_times_ns[shape_id]
         self._fastest_ns = self._fastest_times_ns()
         self.items_best = _knee([time_ns + self.network_ns for time_ns in self._times_ns])
@@ -209,7 +211,7 @@ class Build:
 
     def weight_of(self, shape_id: int) -> float:
         """Lanes that a batch in a shape holds."""
-        if len(self.shape_ids) == 1:
+        if not self.has_choice:
             return self._weights[shape_id]
         part = self._mix.cpu_part
         return max(1.0, part * self._cpu_lanes[shape_id] + (1.0 - part) * self._gpu_lanes[shape_id])
@@ -225,7 +227,7 @@ class Build:
         In the cheapest of the shapes that a dispatch can choose. A call that is not cold finds a
         warm instance.
         """
-        if len(self.shape_ids) > 1:
+        if self.has_choice:
             return min(
                 self.usd_in(items, items, shape_id)
                 for shape_id in self.shape_ids
@@ -354,8 +356,10 @@ class Build:
         """Learn from the time of a batch; two surprises in a row make it forget what was before."""
         profiled_ns, expected = self._shape_times_ns[shape_id][items - 1], self.ratio
         ratio = (took_ns - self.network_ns) / max(1.0, profiled_ns)
-        error = min(max(ratio, expected / OBSERVATION_CLIP), expected * OBSERVATION_CLIP) - expected
-        is_surprise = abs(error) > SURPRISE * expected * max(self.deviation, TIME_DEVIATION)
+        lowest, highest = expected / OBSERVATION_CLIP, expected * OBSERVATION_CLIP
+        error = (lowest if ratio < lowest else highest if ratio > highest else ratio) - expected
+        deviation = self.deviation if self.deviation > TIME_DEVIATION else TIME_DEVIATION
+        is_surprise = abs(error) > SURPRISE * expected * deviation
         self._surprises = self._surprises + 1 if is_surprise else 0
         if self._surprises >= 2:
             self._seen = PROFILE_WEIGHT

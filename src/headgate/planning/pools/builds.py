@@ -88,8 +88,14 @@ class Builds:
             self.faas.append(build)
             self.of_function[function.id].append(build)
         self._loads = [0.0 for _ in self.all]  # by build id: nodes that its load takes
-        # By build id: the instances of its variant where each of them is one node that holds it.
+        # By build id: the instances of its variant where each of them is one node that holds it;
+        # and of those the ones that do not, because their weights are in host memory.
         self._holders = [self._countable(build) for build in self.all]
+        nowhere: dict[int, Instance] = {}
+        self._on_host = [
+            view.on_host_of[b.variant.id] if self._is_scarce[b.pool.id] else nowhere
+            for b in self.all
+        ]
         self._ends: dict[int, tuple[Build, int, int]] = {}  # by batch id
         self._node_ends_ns: dict[int, int] = {}  # by node id: predicted end of what was sent last
         self._cold: set[int] = set()  # batches that waited for a start: their time teaches nothing
@@ -233,16 +239,15 @@ class Builds:
         """Number of nodes of the pool that hold a build or are starting it."""
         holders = self._holders[build.id]
         if holders is not None:
-            return len(holders)
+            return len(holders) - len(self._on_host[build.id])
         instances, pool = self._view.instances_of[build.variant.id].values(), build.pool
         if build.replicas > 1:
             return len([i for i in instances if i.pool is pool and _is_first(i)])
         return len([i for i in instances if i.residency != ON_HOST and i.pool is pool])
 
     def _countable(self, build: Build) -> dict[int, Instance] | None:
-        """The instances of a build's variant, if there are as many nodes that hold the build."""
-        is_elsewhere = len(build.variant.pool_ids) > 1 or self._is_scarce[build.pool.id]
-        if build.replicas > 1 or is_elsewhere:
+        """The instances of a build's variant, if each is on a node of the pool of its own."""
+        if build.replicas > 1 or len(build.variant.pool_ids) > 1:
             return None
         return self._view.instances_of[build.variant.id]
 
@@ -312,9 +317,13 @@ class Builds:
             count > 1 and self._loads[build.id] / (count - 1) < taken
         )
 
-    def free_in_ns(self, build: Build) -> int:
-        """Time until a node that holds a build is free, as far as a few of them tell."""
+    def free_in_ns(self, build: Build, enough_ns: int = 0) -> int:
+        """Time until a node that holds a build is free, as far as a few of them tell.
+
+        One that is free within `enough_ns` is soon enough: no more are looked at.
+        """
         soonest_ns, left = NEVER_NS, HOLDERS_MAX
+        enough_ns += self._view.now_ns
         for instance in self._view.instances_of[build.variant.id].values():
             if instance.pool is not build.pool or instance.residency == ON_HOST:
                 continue
@@ -328,6 +337,8 @@ class Builds:
                 return 0
             end_ns = self._node_ends_ns.get(node.id, 0)
             soonest_ns = end_ns if end_ns < soonest_ns else soonest_ns
+            if end_ns <= enough_ns:
+                break
         return max(0, soonest_ns - self._view.now_ns)
 
     def ready_in_ns(self, build: Build, *, may_swap_in: bool = False) -> int:
@@ -384,7 +395,7 @@ class Builds:
         spread_ns = int(build.lane_ns_in(items, shape_id, 1.0) - expected_ns)
         end_ns = self._view.now_ns + int(start_ns + expected_ns + END_CAUTION * spread_ns)
         lanes = build.take_lanes(shape_id)
-        if len(build.shape_ids) > 1:
+        if build.has_choice:
             build.learn_mix(items, shape_id)
         build.calendar.occupy(end_ns, lanes, spread_ns)
         if build.warm_pool is not None:

@@ -66,15 +66,15 @@ class Lanes:
         for _ in range(lanes):
             self._ends_ns.insert(index, end_ns)
             self._spreads_ns.insert(index, spread_ns)
-        self._end_sum_ns += lanes * end_ns
+            self._end_sum_ns += end_ns
 
     def release(self, end_ns: int, lanes: int = 1) -> None:
         """The lanes that were predicted to run until `end_ns` are free."""
         index = bisect_left(self._ends_ns, end_ns)
         for _ in range(lanes):
-            del self._ends_ns[index]
-            del self._spreads_ns[index]
-        self._end_sum_ns -= lanes * end_ns
+            self._ends_ns.pop(index)
+            self._spreads_ns.pop(index)
+            self._end_sum_ns -= end_ns
 
     def busy_ns(self, now_ns: int) -> int:
         """Time of all lanes that is taken by what runs now."""
@@ -109,7 +109,7 @@ class Lanes:
     def has_free_lane(self, now_ns: int) -> bool:
         """Whether a lane is free now, of those that this gateway can count on."""
         if self.part == 1.0:
-            return self.free_in_ns(now_ns) == 0
+            return len(self._ends_ns) < self.lanes or self.free_in_ns(now_ns) == 0
         return len(self._ends_ns) + 1 <= self.supply
 
     def lanes_free_by(self, now_ns: int, at_ns: int) -> int:
@@ -254,7 +254,10 @@ class Calendar(Lanes):
 
     def mean_batch_ns(self, default_ns: float) -> float:
         """Mean lane time of the batches that are booked; the default if none is."""
-        return max(1.0, self.work_ns / self.batches) if self.batches > 0.5 else default_ns
+        if self.batches <= 0.5:
+            return default_ns
+        mean_ns = self.work_ns / self.batches
+        return mean_ns if mean_ns > 1.0 else 1.0
 
     def add(self, bucket: int, work_ns: int, batches: float) -> None:
         """Book work that is due in a bucket; a negative amount takes it back. O(1)."""
@@ -326,19 +329,20 @@ class Calendar(Lanes):
         for later still can. `batches` is the part of a batch that it adds; a batch takes
         `default_ns` if none is booked.
         """
-        mean_ns, inflation = self.mean_batch_ns(default_ns), self.inflation
+        mean_ns, inflation, booked_ns = self.mean_batch_ns(default_ns), self.inflation, self.work_ns
         # What starts by its latest start may end after it: on average half a batch per lane.
-        beyond_ns = mean_ns * max(1.0, BEYOND * self.lanes) * self.part
-        needed_ns = work_ns + (inflation - 1.0) * self.work_ns
+        beyond = BEYOND * self.lanes
+        beyond_ns = mean_ns * (beyond if beyond > 1.0 else 1.0) * self.part
+        needed_ns = work_ns + (inflation - 1.0) * booked_ns
         # Starts are counted up to the time at which all that runs now has ended; from then on the
         # time of the lanes is what counts.
         last_ns = self._ends_ns[-1] if self._ends_ns else 0
         if latest_ns >= last_ns and self.part == 1.0:
             # Where time is plenty, it fits even behind all that is booked: the tree is not asked.
             least_ns = self.lanes * (self._begins_ns(bucket) - now_ns) - self.busy_ns(now_ns)
-            needed = max(lanes, inflation * self.work_ns / mean_ns + batches)
-            if least_ns - self.work_ns + beyond_ns >= needed_ns and self.can_start(
-                now_ns, latest_ns, mean_ns, needed
+            needed = inflation * booked_ns / mean_ns + batches
+            if least_ns - booked_ns + beyond_ns >= needed_ns and self.can_start(
+                now_ns, latest_ns, mean_ns, needed if needed > lanes else lanes
             ):
                 return True
         ahead_ns, _, least_ns = self.slack(now_ns, bucket)
@@ -346,7 +350,7 @@ class Calendar(Lanes):
         needed = max(lanes, inflation * ahead_ns / mean_ns + batches)
         if not self.can_start(now_ns, latest_ns, mean_ns, needed):
             return False
-        if latest_ns < last_ns and ahead_ns < self.work_ns:
+        if latest_ns < last_ns and ahead_ns < booked_ns:
             last_bucket = self.bucket(now_ns, last_ns)
             by_then_ns, _, least_ns = self.slack(now_ns, last_bucket)
             needed = inflation * (by_then_ns + work_ns) / mean_ns
