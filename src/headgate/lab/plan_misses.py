@@ -65,7 +65,7 @@ class StageMisses:
 
 
 @final
-class _Rooms:
+class _FreeCompute:
     """The free compute of nodes with a free slot, as it was before the last dispatches."""
 
     def __init__(self, view: View) -> None:
@@ -147,10 +147,10 @@ class PlanMisses(Observer):
         sent = [action for action in own if isinstance(action, Dispatch)]
         if not sent:
             return
-        rooms = _Rooms(self._scheduler.view)
+        free = _FreeCompute(self._scheduler.view)
         waiting: Counter[tuple[int, int]] = Counter()  # items undone, by pipeline and stage
         for dispatch in reversed(sent):
-            rooms.undo(dispatch)
+            free.undo(dispatch)
             request = self._scheduler.view.requests.get(dispatch.task_ids[0] // STAGES_MAX)
             if request is None:
                 continue
@@ -161,7 +161,7 @@ class PlanMisses(Observer):
             planned = self._policy.plan_of(request)[stage]
             counts = self.stages[key[0]][stage]
             counts.dispatches += 1
-            reason = self._judge(request, stage, planned, items_max, rooms)
+            reason = self._judge(request, stage, planned, items_max, free)
             if reason:
                 counts.reasons[reason] += 1
 
@@ -176,17 +176,17 @@ class PlanMisses(Observer):
         )
 
     def _judge(
-        self, request: Request, stage: int, planned: StageConfig, waiting: int, rooms: _Rooms
+        self, request: Request, stage: int, planned: StageConfig, waiting: int, free: _FreeCompute
     ) -> str:
         """Return why the plan of a request is not what its stage calls for; empty if it is."""
-        if not rooms.fit(planned):
+        if not free.fit(planned):
             return "room"
         # As it can run: with what waits, or with more than planned in a request of many items.
         key = (planned.build, planned.place, planned.shape_id)
         size = max(min(planned.batch, waiting), request.items)
 
         def fits(config: StageConfig) -> bool:
-            return config.batch >= request.items and rooms.fit(config)
+            return config.batch >= request.items and free.fit(config)
 
         def is_planned(config: StageConfig) -> bool:
             return config.batch == size and (config.build, config.place, config.shape_id) == key
