@@ -16,8 +16,7 @@ RECORDED: Final = Path(__file__).with_name("regret.json")
 SEEDS: Final = range(20_000, 20_060)
 
 # What the policy must reach in these worlds, a little below what it does: docs/regret.md has the
-# figures, such as a share of 0.893 and quantiles kept in 95 % of the worlds. No constant was chosen
-# on these worlds. Raise the limits when the policy gets better.
+# figures. No constant was chosen on these worlds. Raise the limits when the policy gets better.
 SHARE_MEAN_MIN: Final = 0.88
 RATIO_MEAN_MIN: Final = 0.96
 KEPT_MEAN_MIN: Final = 0.98

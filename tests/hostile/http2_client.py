@@ -11,7 +11,6 @@ import socket
 import struct
 import time
 from contextlib import suppress
-from types import TracebackType
 from typing import Self
 
 DATA, HEADERS, RESET, SETTINGS, PING, GOAWAY, WINDOW = 0, 1, 3, 4, 6, 7, 8
@@ -37,12 +36,7 @@ class Http2Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.socket.close()
 
     def open_stream(self, path: str, headers: dict[str, str] | None = None) -> int:

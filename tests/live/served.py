@@ -12,7 +12,6 @@ import threading
 import time
 import uuid
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -76,12 +75,7 @@ class Served:
             raise AssertionError(f"it did not start: {self.errors()}")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
             try:

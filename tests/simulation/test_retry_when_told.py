@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from heapq import heappop, heappush
 from random import Random
+from typing import final
 
 import pytest
 
 from headgate.core.clock import SECOND_NS
-from headgate.core.errors import ConfigError
 from headgate.core.model import App, Client, Function, Pipeline, Pool, Profile, Slo, Stage, Variant
-from headgate.core.states import Outcome
+from headgate.core.states import Outcome, Settlement
 from headgate.metrics.columns import RunColumns
 from headgate.planning.admission.refusals import RetryTimes
 from headgate.policies import find_policy
-from headgate.sim.clients import RetryingClient
+from headgate.sim.clients import LogicalRequest
+from headgate.sim.interfaces import SimClient, Simulation
 from headgate.sim.run import Setup, simulate
 
 MS = 1_000_000
@@ -21,6 +24,54 @@ ALONE = (80.0,)
 BATCHES = (80.0, 100.0, 120.0, 140.0)
 Phases = tuple[tuple[float, float], ...]  # (until, load): load relative to the capacity
 BURST: Phases = ((10.0, 0.6), (20.0, 3.0), (90.0, 0.6))
+
+
+@final
+class RetryingClient(SimClient):
+    """Sends each request again when it is told to, after a rejection that says when.
+
+    Use an object for one run only; `ended` then has one entry per logical request, in order of
+    ending, and `tries` says how often it was sent. A request that is not told when to retry has
+    ended, and so has one that was sent `tries_max` times.
+    """
+
+    def __init__(self, times_ns: Sequence[int], tries_max: int, *, client: int = 0) -> None:
+        assert tries_max >= 1, tries_max
+        self._times_ns = sorted(times_ns)
+        self._tries_max = tries_max
+        self._client = client
+        # What will arrive, the first first: arrival, number of submission, first sent, tries.
+        self._sending: list[tuple[int, int, int, int]] = []
+        self._submitted = 0
+        self._open: dict[int, tuple[int, int]] = {}  # by request id: first sent, tries
+        self.ended: list[LogicalRequest] = []
+        self.tries: list[int] = []
+
+    def on_start(self, simulation: Simulation) -> None:
+        for at_ns in self._times_ns:
+            self._send(simulation, at_ns, at_ns, 1)
+
+    def _send(self, simulation: Simulation, at_ns: int, sent_ns: int, tries: int) -> None:
+        heappush(self._sending, (at_ns, self._submitted, sent_ns, tries))
+        self._submitted += 1
+        simulation.submit(at_ns, 0, self._client, sender=self)
+
+    def on_arrived(self, simulation: Simulation, now_ns: int, request_id: int) -> None:
+        """Note the id of a request: they arrive in the order of their times."""
+        _, _, sent_ns, tries = heappop(self._sending)
+        self._open[request_id] = (sent_ns, tries)
+
+    def on_settled(
+        self, simulation: Simulation, now_ns: int, request_id: int, settlement: Settlement
+    ) -> None:
+        """Send a rejected request again at the time that the rejection names."""
+        sent_ns, tries = self._open.pop(request_id)
+        is_rejected = settlement.outcome == Outcome.REJECTED
+        if is_rejected and settlement.retry_ns > 0 and tries < self._tries_max:
+            self._send(simulation, now_ns + settlement.retry_ns, sent_ns, tries + 1)
+        else:
+            self.ended.append(LogicalRequest(sent_ns, now_ns, settlement.outcome))
+            self.tries.append(tries)
 
 
 def make_app(times_ms: tuple[float, ...], *, stages: int = 1, clients: int = 1) -> App:
@@ -128,11 +179,6 @@ def test_a_client_that_floods_does_not_send_the_others_away_for_long() -> None:
     longest_ns = max(ended.wait_ns for ended in polite.ended)
     assert all(ended.outcome == Outcome.MET for ended in polite.ended)
     assert longest_ns < 0.5 * max(ended.wait_ns for ended in flood.ended)
-
-
-def test_a_client_that_may_not_send_at_all_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="tries_max"):
-        RetryingClient([0], 0)
 
 
 def test_what_cannot_be_served_is_not_sent_again() -> None:

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from theory_systems import SERVICE_S, assert_mean, run, system, waits_s
+from theory_formulas import mg1_wait_s, mmc_wait_quantile_s, mmc_wait_s
+from theory_systems import SERVICE_S, assert_mean, batch_means, run, system, waits_s
 
 from headgate.core.policy import Policy, PolicyKind
 from headgate.core.records import Node, Request, Task
 from headgate.core.states import Outcome, Settlement
-from headgate.planning.autoscaling.queueing import (
-    erlang_b,
-    erlang_c,
-    md1_wait_s,
-    mg1_wait_s,
-    mmc_wait_quantile_s,
-    mmc_wait_s,
-)
+from headgate.metrics.confidence import mean_interval
+from headgate.planning.autoscaling.waiting_time import erlang_b, erlang_c
 from headgate.sim.ground_truth import GroundTruthConfig
 
 EXPONENTIAL = GroundTruthConfig("exponential")
@@ -35,7 +30,7 @@ def test_mm1(load: float) -> None:
 def test_md1(load: float) -> None:
     rate_per_s = load / SERVICE_S
     done = run(system(1), rate_per_s, 80_000, EXACT)
-    assert_mean(waits_s(done), md1_wait_s(rate_per_s, SERVICE_S))
+    assert_mean(waits_s(done), mg1_wait_s(rate_per_s, SERVICE_S, cv=0.0))
 
 
 @pytest.mark.parametrize("cv", [0.5, 1.2])
@@ -78,3 +73,21 @@ def test_erlang_b(truth: GroundTruthConfig) -> None:
     done = run(system(servers), load / SERVICE_S, 60_000, truth, policy=PolicyKind(_Loss))
     assert_mean(done.requests.outcome == Outcome.REJECTED, erlang_b(servers, load))
     assert not np.any(waits_s(done)[done.requests.outcome == Outcome.MET])
+
+
+def test_batch_means_are_wider_than_the_naive_interval_of_a_correlated_series() -> None:
+    """A slow random walk back to 0: neighbours are alike, so few values are independent."""
+    noise = np.random.default_rng(1).normal(size=20_000)
+    series = np.zeros(20_000)
+    for i in range(1, 20_000):
+        series[i] = 0.95 * series[i - 1] + noise[i]
+    naive, batched = mean_interval(series.tolist()), batch_means(series, 20, 0.95)
+    assert batched.high - batched.low > 3 * (naive.high - naive.low)
+    assert batched.low < 0.0 < batched.high
+    assert batched.n == 20
+
+
+def test_batches_leave_out_the_warm_up() -> None:
+    """Seven values in three batches: the first one is left out."""
+    interval = batch_means([1000.0, 1, 3, 2, 2, 0, 4], 3, 0.95)
+    assert interval.mean == 2.0

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from theory_formulas import mg1_ps_sojourn_s
 from theory_systems import SERVICE_NS, SERVICE_S, assert_mean, run, sojourns_s
 
 from headgate.core.model import App, Function, Pipeline, Pool, Profile, Stage, Variant
-from headgate.planning.autoscaling.queueing import mg1_ps_sojourn_s
 from headgate.policies import find_policy
 from headgate.sim.ground_truth import GroundTruthConfig
 from headgate.sim.run import Setup, simulate

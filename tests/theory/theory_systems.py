@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from headgate.core.clock import MILLISECOND_NS, SECOND_NS
 from headgate.core.model import App, Function, Pipeline, Pool, Profile, Stage, Variant
 from headgate.core.policy import PolicyKind
 from headgate.metrics.columns import RunColumns
-from headgate.metrics.confidence import batch_means
+from headgate.metrics.confidence import Interval, mean_interval
 from headgate.policies import find_policy
 from headgate.sim.ground_truth import GroundTruthConfig
 from headgate.sim.run import Setup, simulate
@@ -53,6 +53,20 @@ def sojourns_s(run: RunColumns) -> NDArray[np.float64]:
 
 def assert_mean(series: NDArray[np.floating] | NDArray[np.bool_], expected: float) -> None:
     """The formula lies in the 99.9 % interval of the series, and the interval says something."""
-    interval = batch_means(series, batches=20, level=0.999)
+    interval = batch_means(series, 20, level=0.999)
     assert interval.low <= expected <= interval.high, (interval, expected)
     assert interval.high - interval.low < 0.4 * expected, ("tells nothing", interval, expected)
+
+
+def batch_means(series: ArrayLike, batches: int, level: float) -> Interval:
+    """The mean of an autocorrelated series, with the interval of the batch-means method.
+
+    Successive latencies of one run are correlated, so treating them as independent would give far
+    too narrow an interval; means of long batches are nearly independent. Values that do not fill a
+    batch are left out at the front, where the run is still warming up.
+    """
+    values = np.asarray(series, dtype=np.float64)
+    assert 2 <= batches <= len(values), "needs at least two batches of at least one value"
+    spare = len(values) % batches
+    means = values[spare:].reshape(batches, -1).mean(axis=1)
+    return mean_interval([float(mean) for mean in means], level)

@@ -21,7 +21,6 @@ ENTRIES = {
     "headgate.profiling.probe": "python -m headgate.profiling.probe",
     "headgate.live.gateway.__main__": "python -m headgate.live.gateway",
     "headgate.live.worker.__main__": "python -m headgate.live.worker",
-    "headgate.planning.autoscaling.queueing": "holds the simulator against theory, in tests/theory",
 }
 
 

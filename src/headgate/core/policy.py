@@ -4,17 +4,10 @@ A policy is one file in `headgate.policies`: a docstring with the idea, the pape
 frozen `Config`, a subclass of `Policy`, and `POLICY = PolicyKind(...)`. The policy has the name of
 the file.
 
-Rules that every policy must follow, with the tests that enforce them:
-
-- It reads `self.view` and changes nothing but its own attributes; it acts through `self.orders`.
-- It reads no clock (`self.view.now_ns` is the time) and draws random numbers from `self.rng` only.
-- It breaks no tie by the number of a client. Client ids are labels: if equal clients are
-  renumbered, every decision must stay the same. Break ties by arrival, task id, or who was served
-  longest ago (`tests/property/test_policies.py`).
-- Its own attributes, and those of its helper classes, have other names than the fields of the
-  records in `core/records.py` and of `core/view.py` (`queue` is fine, `tasks`, `state` or
-  `instances` is not). The check that a policy writes only its own state tells its attributes from
-  a record's by their names (`tests/tidy/test_tidy_policies.py`).
+A policy reads `self.view`, changes nothing but its own attributes, and acts through `self.orders`.
+It reads no clock (`self.view.now_ns` is the time), draws random numbers from `self.rng` only, and
+breaks no tie by the number of a client. CONTRIBUTING.md has the rules in full, with the tests that
+enforce them.
 """
 
 from __future__ import annotations

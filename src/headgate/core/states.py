@@ -124,11 +124,6 @@ def state_names(states: type) -> dict[int, str]:
     return {value: name for name, value in vars(states).items() if name.isupper()}
 
 
-def is_legal(table: Table, before: int, after: int) -> bool:
-    """Whether the transition from one state to the other is legal (staying always is)."""
-    return before == after or after in table[before]
-
-
 class Outcome:
     """How a request ended. Integers, not an `Enum`: they are stored in columns and on hot paths."""
 

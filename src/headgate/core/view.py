@@ -190,15 +190,6 @@ class View:
         instance = node.instances.get(variant.id)
         return instance is not None and instance.residency != Residency.HOST
 
-    def resident_count(self, function_id: int) -> int:
-        """Number of nodes with the function's weights on their device, or loading. O(instances)."""
-        return sum(
-            1
-            for variant in self.app.functions[function_id].variants
-            for instance in self.instances_of[variant.id].values()
-            if instance.node is not None and instance.residency != Residency.HOST
-        )
-
     def has_instance(self, function_id: int) -> bool:
         """Whether an instance of this function runs or starts. O(variants of the function)."""
         for variant in self.app.functions[function_id].variants:

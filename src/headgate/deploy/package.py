@@ -46,6 +46,7 @@ CMD ["{handler}"]
 """
 
 # Imports the handler as the Lambda runtime does at start, and then the user's own modules.
+_IMPORT_S: Final = 120.0  # for a handler to be imported
 _IMPORTS: Final = """
 import importlib, sys
 module, _, name = sys.argv[1].rpartition(".")
@@ -180,8 +181,7 @@ def try_import(
     handler: str,
     environment: Mapping[str, str],
     *,
-    codes: Sequence[str] = (),
-    timeout_s: float = 120.0,
+    codes: Sequence[str],
 ) -> None:
     """Import the handler in a process of its own, from the package's directory.
 
@@ -200,11 +200,11 @@ def try_import(
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=timeout_s,
+            timeout=_IMPORT_S,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        problem = f"cannot be imported within {timeout_s:g} s"
+        problem = f"cannot be imported within {_IMPORT_S:g} s"
         raise ConfigError(problem, where="deploy", key="handler", value=handler) from None
     # A module that exits while it is imported may do so with status 0.
     if done.returncode or not done.stdout.endswith("\nimported\n"):

@@ -49,6 +49,7 @@ from headgate.policies.aquatope import StageChoice
 if TYPE_CHECKING:
     from optuna.trial import Trial
 
+_RANDOM_TRIALS: Final = 10  # before the sampler learns from them
 _TOLERANCE: Final = 0.01  # what a plan by the profiles may cost more than the cheapest
 
 
@@ -61,18 +62,12 @@ class Trained:
     violations: tuple[float, ...]  # by pipeline: its quantile less the share that met it; 0: none
     runs: int  # different configurations that were simulated
 
-    @property
-    def is_feasible(self) -> bool:
-        """Whether every objective was kept."""
-        return not any(self.violations)
-
 
 def train(
     scenario: Scenario,
     *,
     seeds: Sequence[int] = (0,),
     trials: int = 70,
-    random_trials: int = 10,
     seed: int = 0,
 ) -> Trained:
     """Return the best configurations for the environments of these seeds, of which all are run.
@@ -92,7 +87,7 @@ def train(
     try:
         for pipeline in runs.app.pipelines:
             objective = _Objective(runs, pipeline, configs)
-            sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=random_trials)
+            sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=_RANDOM_TRIALS)
             study = optuna.create_study(direction="minimize", sampler=sampler)
             for first in objective.first_trials():
                 study.enqueue_trial(first, skip_if_exists=True)

@@ -13,8 +13,7 @@ items may wait. A plan *misses* for the first of these reasons that holds:
 - `batch`: fewer items wait than the planned batch has, and everything else is right.
 
 The paper that this is compared with (ESG, HPDC 2024) prints such rates, and what is known of it
-does not define them. `short_batch_rate` is another reading: of all dispatches, those for which
-fewer items waited than planned, whatever else was right.
+does not define them.
 
 The observer drives a second Scheduler with the events of the run. It is in the same state, so the
 policy under test neither counts anything nor knows. Before each of several dispatches of one
@@ -39,8 +38,6 @@ from headgate.core.model import App, Pipeline
 from headgate.core.records import STAGES_MAX, Request
 from headgate.core.states import TaskState
 from headgate.core.view import View
-from headgate.lab.harness import Environment, PolicyCase
-from headgate.metrics.columns import RunColumns
 from headgate.planning.frontier.candidates import node_candidates, pipeline_graph, priced, visits
 from headgate.planning.frontier.configs import StageConfig
 from headgate.planning.frontier.decision import Decision, StageDecider
@@ -63,19 +60,12 @@ class PlansAhead(Protocol):
 class StageMisses:
     """The dispatches of one stage, and how many missed the plan, by reason."""
 
-    pipeline: str
-    stage: str
     dispatches: int = 0
-    short_batches: int = 0  # fewer items waited than the planned batch has
     reasons: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def misses(self) -> int:
-        return self.reasons.total()
 
 
 @final
-class _Rooms:
+class _FreeCompute:
     """The free compute of nodes with a free slot, as it was before the last dispatches."""
 
     def __init__(self, view: View) -> None:
@@ -134,20 +124,12 @@ class PlanMisses(Observer):
         app = priced(setup.app)
         self._frontiers = [_frontier(app, pipeline) for pipeline in app.pipelines]
         self._deciders: dict[tuple[int, int, int], StageDecider] = {}
-        self.stages = [
-            [StageMisses(pipeline.name, name) for name in frontier.graph.names]
-            for pipeline, frontier in zip(app.pipelines, self._frontiers, strict=True)
-        ]
+        self.stages = [[StageMisses() for _ in pipeline.stages] for pipeline in app.pipelines]
 
     @property
     def miss_rate(self) -> float:
         """Share of all dispatches that missed the plan; NaN without any."""
         return self.rate_of(*REASONS)
-
-    @property
-    def short_batch_rate(self) -> float:
-        """Share of all dispatches for which fewer items waited than planned; NaN without any."""
-        return self._share(sum(stage.short_batches for each in self.stages for stage in each))
 
     def rate_of(self, *reasons: str) -> float:
         """Share of all dispatches that missed the plan for one of these reasons."""
@@ -165,10 +147,10 @@ class PlanMisses(Observer):
         sent = [action for action in own if isinstance(action, Dispatch)]
         if not sent:
             return
-        rooms = _Rooms(self._scheduler.view)
+        free = _FreeCompute(self._scheduler.view)
         waiting: Counter[tuple[int, int]] = Counter()  # items undone, by pipeline and stage
         for dispatch in reversed(sent):
-            rooms.undo(dispatch)
+            free.undo(dispatch)
             request = self._scheduler.view.requests.get(dispatch.task_ids[0] // STAGES_MAX)
             if request is None:
                 continue
@@ -179,8 +161,7 @@ class PlanMisses(Observer):
             planned = self._policy.plan_of(request)[stage]
             counts = self.stages[key[0]][stage]
             counts.dispatches += 1
-            counts.short_batches += planned.batch > items_max
-            reason = self._judge(request, stage, planned, items_max, rooms)
+            reason = self._judge(request, stage, planned, items_max, free)
             if reason:
                 counts.reasons[reason] += 1
 
@@ -195,17 +176,17 @@ class PlanMisses(Observer):
         )
 
     def _judge(
-        self, request: Request, stage: int, planned: StageConfig, waiting: int, rooms: _Rooms
+        self, request: Request, stage: int, planned: StageConfig, waiting: int, free: _FreeCompute
     ) -> str:
         """Return why the plan of a request is not what its stage calls for; empty if it is."""
-        if not rooms.fit(planned):
+        if not free.fit(planned):
             return "room"
         # As it can run: with what waits, or with more than planned in a request of many items.
         key = (planned.build, planned.place, planned.shape_id)
         size = max(min(planned.batch, waiting), request.items)
 
         def fits(config: StageConfig) -> bool:
-            return config.batch >= request.items and rooms.fit(config)
+            return config.batch >= request.items and free.fit(config)
 
         def is_planned(config: StageConfig) -> bool:
             return config.batch == size and (config.build, config.place, config.shape_id) == key
@@ -235,15 +216,6 @@ class PlanMisses(Observer):
         if key not in self._deciders:
             self._deciders[key] = StageDecider(frontier, stage)
         return self._deciders[key]
-
-
-def simulate_with_misses(
-    environment: Environment, policy: PolicyCase, seed: int
-) -> tuple[RunColumns, PlanMisses]:
-    """Run a policy in an environment; return the columns of the run, and the misses."""
-    kind, config = policy.build()
-    misses = PlanMisses(Setup(environment.app, kind, config, seed=seed))
-    return environment.simulate(policy, seed, observer=misses), misses
 
 
 def _frontier(app: App, pipeline: Pipeline) -> PipelineFrontier:

@@ -53,7 +53,7 @@ class Prices:
         return cost_units(hourly * time_ns / HOUR_NS / batch)
 
 
-def measured_configs(function: str, prices: Prices | None = None) -> list[StageConfig]:
+def measured_configs(function: str) -> list[StageConfig]:
     """Return the measured configurations of an image function: 6 batches x 6 vCPUs x 7 shares.
 
     The time is that of its CPU part (decode, resize, encode) and its GPU part, one after the other.
@@ -74,7 +74,6 @@ def measured_configs(function: str, prices: Prices | None = None) -> list[StageC
             batch,
             int(row["vcpus"]),
             sevenths,
-            prices or Prices(),
         )
         for row in measured_rows(CPU_PART_TABLE, function)
         for (batch, sevenths), time_ms in gpu_ms.items()
@@ -87,7 +86,6 @@ def law_configs(
     batches: Sequence[int],
     vcpus: Sequence[int],
     sevenths: Sequence[int],
-    prices: Prices | None = None,
 ) -> list[StageConfig]:
     """Return configurations by a scaling law, an assumption.
 
@@ -106,7 +104,6 @@ def law_configs(
             batch,
             vcpu,
             share,
-            prices or Prices(),
         )
         for batch in batches
         for vcpu in vcpus
@@ -114,7 +111,7 @@ def law_configs(
     ]
 
 
-def infless_configs(table: Path, model: str, prices: Prices | None = None) -> list[StageConfig]:
+def infless_configs(table: Path, model: str) -> list[StageConfig]:
     """Return the configurations of a model in INFless's table, without those marked infeasible.
 
     Its shares are per cent of a GPU: they are rounded up to sevenths.
@@ -127,20 +124,17 @@ def infless_configs(table: Path, model: str, prices: Prices | None = None) -> li
             int(row["batch"]),
             int(row["vcpu"]),
             -(-7 * int(row["gpu_pct"]) // 100),
-            prices or Prices(),
         )
         for row in rows
         if row["infeasible"] == "0"
     ]
 
 
-def _config(
-    time_ms: float, batch: int, vcpus: int, gpu_sevenths: int, prices: Prices
-) -> StageConfig:
+def _config(time_ms: float, batch: int, vcpus: int, gpu_sevenths: int) -> StageConfig:
     time_ns = round(time_ms * MILLISECOND_NS)
     return StageConfig(
         time_ns=time_ns,
-        cost=prices.cost(vcpus, gpu_sevenths, time_ns, batch),
+        cost=Prices().cost(vcpus, gpu_sevenths, time_ns, batch),
         batch=batch,
         cpu_milli=1000 * vcpus,
         gpu_sevenths=gpu_sevenths,

@@ -333,14 +333,14 @@ def _check_query(request: EmulatorRequest) -> None:
     """Reject query parameters that the emulator does not know."""
     unknown = sorted(request.query.keys() - _PARAMETERS)
     if unknown:
-        raise invalid(f"{unknown[0][:_QUOTED_MAX]}: the embedded platform has no such parameter")
+        raise invalid(f"{unknown[0][:_QUOTED_MAX]}: the Lambda emulator has no such parameter")
 
 
 def _check_invocation(request: EmulatorRequest) -> None:
     """Reject headers of `Invoke` that the emulator does not support."""
     for header, name in _UNSUPPORTED_HEADERS.items():
         if header in request.headers:
-            raise invalid(f"{name}: the embedded platform supports no value")
+            raise invalid(f"{name}: the Lambda emulator supports no value")
     log = request.headers.get("x-amz-log-type", "None")
     if log not in ("None", "Tail"):
         raise invalid(f"LogType: {log[:_QUOTED_MAX]!r} is neither None nor Tail")

@@ -172,7 +172,7 @@ def _drop_unsupported(raw: dict[str, msgspec.Raw], unsupported: Mapping[str, obj
         default = unsupported[name]
         if value != default and not _is_empty(value):
             allowed = "" if default is None else f" but {msgspec.json.encode(default).decode()}"
-            raise invalid(f"{name}: the embedded platform supports no value{allowed}")
+            raise invalid(f"{name}: the Lambda emulator supports no value{allowed}")
 
 
 def _is_empty(value: object) -> bool:

@@ -22,7 +22,7 @@ import re
 import secrets
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -169,19 +169,12 @@ def _forbidden(kind: str, problem: str) -> ServiceError:
 class RequestAuth:
     """Authenticates requests. Without keys, any client that is not a web page is accepted."""
 
-    def __init__(
-        self,
-        keys: PlatformKeys | None,
-        host: str,
-        allowed: Iterable[str] = (),
-        clock_s: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, keys: PlatformKeys | None, host: str, allowed: Iterable[str] = ()) -> None:
         """Accept `Host` headers of the bound host, of this machine, and of `allowed` hosts."""
         self.keys_location = "with whoever started it"  # for error messages
         self._keys = keys
         self._allowed = frozenset(each.lower().strip("[]") for each in allowed)
         self._hosts = _LOOPBACK | self._allowed | {host.lower()}
-        self._clock_s = clock_s
 
     def check_head(self, request: EmulatorRequest) -> None:
         """Check what the head of a request tells. Raises `ServiceError`."""
@@ -198,7 +191,7 @@ class RequestAuth:
             check_signature(signature, request, self._keys.secret_access_key)
 
     def _read(self, request: EmulatorRequest, keys: PlatformKeys) -> RequestSignature:
-        signature = read_signature(request, self._clock_s())
+        signature = read_signature(request, time.time())
         if signature.access_key_id != keys.access_key_id:
             problem = "The security token included in the request is invalid"
             location = f"the keys of this platform are {self.keys_location}"

@@ -250,7 +250,7 @@ class ControlPlane:
         if code.image_uri is not None and code.image_uri.startswith("file:///"):
             path = Path(code.image_uri.removeprefix("file://"))
             return await asyncio.to_thread(use_directory, path)
-        raise invalid("Code: the embedded platform takes ZipFile, or ImageUri file:///path")
+        raise invalid("Code: the Lambda emulator takes ZipFile, or ImageUri file:///path")
 
     def _check_free(self, name: str) -> None:
         if name in self.functions:

@@ -96,10 +96,6 @@ class FrontEndApi(Protocol):
         """The current lifecycle phase."""
 
     @property
-    def app(self) -> App:
-        """The application that is served. Its clients are the tenants."""
-
-    @property
     def models(self) -> Mapping[str, ServedModel]:
         """Served models by name; empty while the gateway is starting."""
 

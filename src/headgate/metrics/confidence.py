@@ -1,6 +1,4 @@
-"""Confidence intervals: of a mean over independent seeds, of one autocorrelated series, and of the
-figures of a run over its time windows.
-"""
+"""Confidence intervals: of a mean over independent seeds, and of the figures of a run."""
 
 from __future__ import annotations
 
@@ -8,14 +6,16 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import final
+from typing import Final, final
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from headgate.core.clock import MILLISECOND_NS, NEVER_NS
 from headgate.core.states import Outcome
 from headgate.metrics.columns import RequestColumns
+
+_WINDOWS: Final = 20  # that the time of a run is cut into
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +44,8 @@ def mean_interval(values: Sequence[float], level: float = 0.95) -> Interval:
     return Interval(mean, mean - half, mean + half, n)
 
 
-def batch_means(series: ArrayLike, batches: int = 20, level: float = 0.95) -> Interval:
-    """Return the mean of an autocorrelated series, with the interval of the batch-means method.
-
-    Successive latencies of one run are correlated, so treating them as independent would give far
-    too narrow an interval; means of long batches are nearly independent. Values that do not fill a
-    batch are left out at the front, where the run is still warming up.
-    """
-    values = np.asarray(series, dtype=np.float64)
-    assert 2 <= batches <= len(values), "needs at least two batches of at least one value"
-    spare = len(values) % batches
-    means = values[spare:].reshape(batches, -1).mean(axis=1)
-    return mean_interval([float(mean) for mean in means], level)
-
-
 def resample_windows(
-    requests: RequestColumns, replicates: int, *, windows: int = 20, seed: int
+    requests: RequestColumns, replicates: int, *, seed: int
 ) -> Iterator[RunFigures]:
     """Yield the figures of a run again and again, each time from windows drawn at random.
 
@@ -68,9 +54,10 @@ def resample_windows(
     last longer than a window.
     """
     rng = np.random.default_rng([seed, 0x77696E646F7773])  # "windows" in ASCII
-    figures = _WindowFigures(requests, windows)
+    figures = _WindowFigures(requests, _WINDOWS)
     for _ in range(replicates):
-        yield figures.weighted(np.bincount(rng.integers(windows, size=windows), minlength=windows))
+        drawn = rng.integers(_WINDOWS, size=_WINDOWS)
+        yield figures.weighted(np.bincount(drawn, minlength=_WINDOWS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,11 @@ def policy_names() -> list[str]:
     return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
 
 
-def find_policy(name: str, where: str | None = None) -> PolicyKind:
+def find_policy(name: str) -> PolicyKind:
     """Return the policy of that name, or raise `ConfigError` listing all policies."""
     if name not in policy_names():
         allowed = ", ".join(policy_names())
-        raise ConfigError("unknown policy", where=where, key="policy", value=name, allowed=allowed)
+        raise ConfigError("unknown policy", key="policy", value=name, allowed=allowed)
     kind = importlib.import_module(f"{__name__}.{name}").POLICY
     if not isinstance(kind, PolicyKind):
         raise TypeError(f"headgate.policies.{name}.POLICY is not a PolicyKind")

@@ -51,7 +51,7 @@ from headgate.planning.frontier.candidates import (
 from headgate.planning.frontier.configs import StageConfig
 from headgate.planning.frontier.slo_split import split_slo
 from headgate.planning.rivals.replicas import RatedConfig, Replica, Reservations, rated
-from headgate.policies._stages import StageQueue
+from headgate.policies._stages import StageQueue, start_prewarmed
 
 _MONITOR: Final = "monitor"  # the timers: of the next evaluation,
 _FILL: Final = "fill"  # and, by the number of a stage, of a batch that waits to be filled
@@ -261,13 +261,7 @@ class ReplicaPolicy(Policy):
     def on_node_joined(self, node: Node) -> None:
         """Start what is pre-warmed on so many nodes."""
         places = self._places[node.pool.id]
-        place = places.setdefault(node.id, len(places))
-        for function in self.view.app.functions:
-            variant = node.variants[function.id]
-            if variant is not None and place < function.prewarm_nodes:
-                may_start = variant.id not in self.view.load_failures
-                if may_start and has_free_room(node, variant, 0):
-                    self.orders.start(variant, node)
+        start_prewarmed(self.view, self.orders, node, places.setdefault(node.id, len(places)))
 
     def on_node_lost(self, node: Node) -> None:
         """Remove the node's replicas; their stages go on elsewhere."""

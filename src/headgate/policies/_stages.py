@@ -32,10 +32,11 @@ from zlib import crc32
 
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import Pipeline, Variant
+from headgate.core.orders import Orders
 from headgate.core.policy import Context, LazyDeletions, Policy, PolicyConfig
 from headgate.core.records import STAGES_MAX, Batch, Node, Request, Task
 from headgate.core.states import NODE_UP, TASK_READY, Residency
-from headgate.core.view import has_free_compute, has_free_room
+from headgate.core.view import View, has_free_compute, has_free_room
 from headgate.planning.frontier.candidates import node_candidates, pipeline_graph, priced
 from headgate.planning.frontier.configs import StageConfig
 from headgate.planning.frontier.graph import StageGraph
@@ -188,15 +189,7 @@ class StagePolicy(Policy):
     def on_node_joined(self, node: Node) -> None:
         """Give the node its place among the home nodes of its pool, and load what is pre-warmed."""
         places = self._places[node.pool.id]
-        place = places.setdefault(node.id, len(places))
-        for function in self.view.app.functions:
-            variant = node.variants[function.id]
-            if (
-                variant is not None
-                and place < function.prewarm_nodes
-                and self._can_start(node, variant, 0)
-            ):
-                self.orders.start(variant, node)
+        start_prewarmed(self.view, self.orders, node, places.setdefault(node.id, len(places)))
 
     def _serve(self) -> None:
         """Plan and dispatch one queue after the other, until none has a batch that fits."""
@@ -294,7 +287,7 @@ class StagePolicy(Policy):
                 instance = self.view.instance_for(node, variant, config.shape_id)
                 if instance is not None:
                     coldness = int(instance.residency != Residency.DEVICE)
-            elif not self._can_start(node, variant, config.shape_id) or not has_free_compute(
+            elif not can_start(self.view, node, variant, config.shape_id) or not has_free_compute(
                 node, variant, config.shape_id
             ):
                 continue
@@ -305,11 +298,6 @@ class StagePolicy(Policy):
             if best is None or rank < best_rank:
                 best, best_rank = node, rank
         return best
-
-    def _can_start(self, node: Node, variant: Variant, shape_id: int) -> bool:
-        """Whether a node can start an instance without any eviction."""
-        may_start = variant.id not in self.view.load_failures
-        return may_start and has_free_room(node, variant, shape_id)
 
     def _prewarm(self, node: Node, function_id: int, planned: Path) -> None:
         """Start a successor on the node of its predecessor if there is room to spare."""
@@ -326,9 +314,26 @@ class StagePolicy(Policy):
             and not node.by_variant.get(variant.id)
             and node.id in self.view.free_nodes
             and node.running + 1 < node.slots
-            and self._can_start(node, variant, shape_id)
+            and can_start(self.view, node, variant, shape_id)
         ):
             self.orders.start(variant, node, shape_id)
+
+
+def can_start(view: View, node: Node, variant: Variant, shape_id: int) -> bool:
+    """Whether a node can start an instance without any eviction."""
+    return variant.id not in view.load_failures and has_free_room(node, variant, shape_id)
+
+
+def start_prewarmed(view: View, orders: Orders, node: Node, place: int) -> None:
+    """Start what is pre-warmed on more nodes than joined the pool before this one."""
+    for function in view.app.functions:
+        variant = node.variants[function.id]
+        if (
+            variant is not None
+            and place < function.prewarm_nodes
+            and can_start(view, node, variant, 0)
+        ):
+            orders.start(variant, node)
 
 
 def planned_path(queue: StageQueue, plan: Sequence[StageConfig]) -> Path:

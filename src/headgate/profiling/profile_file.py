@@ -258,16 +258,6 @@ def bundled_profile(function: str) -> Characterisation:
         return read_tables([_path(stack, name) for name in _BUNDLED_TABLES], function)
 
 
-def bundled_functions() -> list[str]:
-    """Return the bundled functions that were measured with concurrent requests.
-
-    >>> bundled_functions()
-    ['bert', 'classification', 'recommender']
-    """
-    with ExitStack() as stack:
-        return _names(_read(_path(stack, _BUNDLED_TABLES[0])))
-
-
 def _path(stack: ExitStack, name: str) -> Path:
     table = files("headgate").joinpath("data", "measured", name)
     return stack.enter_context(as_file(table))

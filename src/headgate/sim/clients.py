@@ -1,11 +1,10 @@
-"""Simulated clients that react to responses: closed loops, hedging, retries, those of a log."""
+"""Simulated clients that react to responses: closed loops, hedging, those of a log."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from math import inf
 from typing import Final, final
 
@@ -91,14 +90,11 @@ class HedgingClient(SimClient):
     object for one run only; `ended` then has one entry per logical request, in order of ending.
     """
 
-    def __init__(
-        self, times_ns: Sequence[int], copies: int, *, pipeline: int = 0, client: int = 0
-    ) -> None:
+    def __init__(self, times_ns: Sequence[int], copies: int, *, client: int = 0) -> None:
         if copies < 1:
             raise ConfigError("must be positive", key="copies", value=copies)
         self._times_ns = list(times_ns)
         self._copies = copies
-        self._pipeline = pipeline
         self._client = client
         self._sending: deque[_Group] = deque()  # one entry per copy that has not arrived yet
         self._groups: dict[int, _Group] = {}  # by request id
@@ -109,7 +105,7 @@ class HedgingClient(SimClient):
             group = _Group(at_ns)
             for _ in range(self._copies):
                 self._sending.append(group)
-                simulation.submit(at_ns, self._pipeline, self._client, sender=self)
+                simulation.submit(at_ns, 0, self._client, sender=self)
 
     def on_arrived(self, simulation: Simulation, now_ns: int, request_id: int) -> None:
         """Note the id of a copy: copies arrive in the order in which they were sent."""
@@ -135,58 +131,6 @@ class HedgingClient(SimClient):
         if group.is_answered:
             for other_id in group.open:
                 simulation.cancel(now_ns, other_id)
-
-
-@final
-class RetryingClient(SimClient):
-    """Sends each request again when it is told to, after a rejection that says when.
-
-    Use an object for one run only; `ended` then has one entry per logical request, in order of
-    ending, and `tries` says how often it was sent. A request that is not told when to retry has
-    ended, and so has one that was sent `tries_max` times.
-    """
-
-    def __init__(
-        self, times_ns: Sequence[int], tries_max: int, *, pipeline: int = 0, client: int = 0
-    ) -> None:
-        if tries_max < 1:
-            raise ConfigError("must be positive", key="tries_max", value=tries_max)
-        self._times_ns = sorted(times_ns)
-        self._tries_max = tries_max
-        self._pipeline = pipeline
-        self._client = client
-        # What will arrive, the first first: arrival, number of submission, first sent, tries.
-        self._sending: list[tuple[int, int, int, int]] = []
-        self._submitted = 0
-        self._open: dict[int, tuple[int, int]] = {}  # by request id: first sent, tries
-        self.ended: list[LogicalRequest] = []
-        self.tries: list[int] = []
-
-    def on_start(self, simulation: Simulation) -> None:
-        for at_ns in self._times_ns:
-            self._send(simulation, at_ns, at_ns, 1)
-
-    def _send(self, simulation: Simulation, at_ns: int, sent_ns: int, tries: int) -> None:
-        heappush(self._sending, (at_ns, self._submitted, sent_ns, tries))
-        self._submitted += 1
-        simulation.submit(at_ns, self._pipeline, self._client, sender=self)
-
-    def on_arrived(self, simulation: Simulation, now_ns: int, request_id: int) -> None:
-        """Note the id of a request: they arrive in the order of their times."""
-        _, _, sent_ns, tries = heappop(self._sending)
-        self._open[request_id] = (sent_ns, tries)
-
-    def on_settled(
-        self, simulation: Simulation, now_ns: int, request_id: int, settlement: Settlement
-    ) -> None:
-        """Send a rejected request again at the time that the rejection names."""
-        sent_ns, tries = self._open.pop(request_id)
-        is_rejected = settlement.outcome == Outcome.REJECTED
-        if is_rejected and settlement.retry_ns > 0 and tries < self._tries_max:
-            self._send(simulation, now_ns + settlement.retry_ns, sent_ns, tries + 1)
-        else:
-            self.ended.append(LogicalRequest(sent_ns, now_ns, settlement.outcome))
-            self.tries.append(tries)
 
 
 @final

@@ -152,7 +152,6 @@ class SimFaasPlatform:
         self.busy_ns = 0
         self.up_ns = 0
         self.cold_starts = 0
-        self.throttled = 0
         self._calls_usd = 0.0
 
     def cost_usd(self, end_ns: int) -> float:
@@ -175,7 +174,6 @@ class SimFaasPlatform:
                 self._idle[variant_id].append(instance)
             if is_provisioned and provisioned is not None:
                 provisioned.release()
-            self.throttled += 1
             self._refuse(now_ns, dispatch, Refusal.THROTTLED)
             return
         start_ns = 0

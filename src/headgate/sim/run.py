@@ -83,22 +83,7 @@ def simulate(
     )
     cursor = _cursor(app, None if has_terms else arrivals, on_chunk)
     truth = GroundTruth(setup.truth, setup.seed)
-    nodes: list[SimNode] = []
-    platforms: dict[int, SimFaasPlatform] = {}
-    hosts = {pool.host.id: SimHost(pool.host) for pool in app.pools if pool.host is not None}
-    for pool in app.pools:
-        host = None if pool.host is None else hosts[pool.host.id]
-        if pool.faas is not None:
-            row = sum(p.nodes for p in app.pools if p.faas is None) + len(platforms)
-            whole = (setup.platforms or app).pools[pool.id]
-            assert whole.faas is not None
-            platforms[pool.id] = SimFaasPlatform(
-                row, whole, whole.faas, app, queue, truth, recorder, host
-            )
-        else:
-            for number in range(pool.nodes):
-                name = f"{pool.name}{number + 1}"
-                nodes.append(SimNode(len(nodes), name, pool, app, queue, truth, recorder, host))
+    nodes, platforms = _places(setup, queue, truth, recorder)
     engine = Engine(
         app,
         Gateways(partial(build_scheduler, setup), setup.schedulers),
@@ -124,6 +109,30 @@ def simulate(
     if window_ns is None:
         window_ns = engine.now_ns if arrivals is None else arrivals.duration_ns
     return _columns(engine, cursor, window_ns, setup)
+
+
+def _places(
+    setup: Setup, queue: EventQueue, truth: GroundTruth, recorder: Recorder
+) -> tuple[list[SimNode], dict[int, SimFaasPlatform]]:
+    """Return the nodes of all pools, and the FaaS platforms by the ids of their pools."""
+    app = setup.app
+    nodes: list[SimNode] = []
+    platforms: dict[int, SimFaasPlatform] = {}
+    hosts = {pool.host.id: SimHost(pool.host) for pool in app.pools if pool.host is not None}
+    for pool in app.pools:
+        host = None if pool.host is None else hosts[pool.host.id]
+        if pool.faas is not None:
+            row = sum(p.nodes for p in app.pools if p.faas is None) + len(platforms)
+            whole = (setup.platforms or app).pools[pool.id]
+            assert whole.faas is not None
+            platforms[pool.id] = SimFaasPlatform(
+                row, whole, whole.faas, app, queue, truth, recorder, host
+            )
+        else:
+            for number in range(pool.nodes):
+                name = f"{pool.name}{number + 1}"
+                nodes.append(SimNode(len(nodes), name, pool, app, queue, truth, recorder, host))
+    return nodes, platforms
 
 
 def build_scheduler(setup: Setup, index: int) -> Scheduler:

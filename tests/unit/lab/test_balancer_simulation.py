@@ -22,7 +22,6 @@ from headgate.lab.experiments._balancer_simulation import (
 )
 from headgate.lab.experiments.swayam_estimator import ComparedCell, Condition, compare
 from headgate.planning.autoscaling.execution_times import LogNormalTimes
-from headgate.planning.autoscaling.queueing import mg1_wait_s
 from headgate.planning.autoscaling.response_time import BackendEstimate
 
 TIMES = LogNormalTimes(1.0, 0.5)
@@ -45,8 +44,9 @@ def mean_wait(balancer: Balancer, rate_per_s: float, backends: int) -> float:
 def test_single_queues_wait_as_pollaczek_and_khinchine_say(
     balancer: Balancer, rate_per_s: float, backends: int
 ) -> None:
-    """With one backend per queue, every load balancer is M/G/1."""
-    expected = mg1_wait_s(rate_per_s / backends, 1.0, cv=0.5)
+    """With one backend per queue, every load balancer is M/G/1: Pollaczek and Khinchine."""
+    load, cv = rate_per_s / backends, 0.5
+    expected = load * (1 + cv * cv) / (2 * (1 - load))
     assert mean_wait(balancer, rate_per_s, backends) == pytest.approx(expected, rel=0.06)
 
 

@@ -10,13 +10,7 @@ import pytest
 from headgate.core.clock import MILLISECOND_NS, SECOND_NS
 from headgate.core.states import Outcome
 from headgate.metrics.columns import RequestColumns, build_requests
-from headgate.metrics.confidence import (
-    batch_means,
-    mean_interval,
-    resample_windows,
-    run_figures,
-    student_t,
-)
+from headgate.metrics.confidence import mean_interval, resample_windows, run_figures, student_t
 
 
 @pytest.fixture(scope="module")
@@ -52,24 +46,6 @@ def test_ninety_percent_of_the_intervals_contain_the_mean() -> None:
     intervals = [mean_interval(row.tolist(), 0.9) for row in draws]
     held = sum(interval.low <= 10.0 <= interval.high for interval in intervals)
     assert 0.85 <= held / 400 <= 0.95
-
-
-def test_batch_means_are_wider_than_the_naive_interval_of_a_correlated_series() -> None:
-    """A slow random walk back to 0: neighbours are alike, so few values are independent."""
-    noise = np.random.default_rng(1).normal(size=20_000)
-    series = np.zeros(20_000)
-    for i in range(1, 20_000):
-        series[i] = 0.95 * series[i - 1] + noise[i]
-    naive, batched = mean_interval(series.tolist()), batch_means(series)
-    assert batched.high - batched.low > 3 * (naive.high - naive.low)
-    assert batched.low < 0.0 < batched.high
-    assert batched.n == 20
-
-
-def test_batches_leave_out_the_warm_up() -> None:
-    """Seven values in three batches: the first one is left out."""
-    interval = batch_means([1000.0, 1, 3, 2, 2, 0, 4], batches=3)
-    assert interval.mean == 2.0
 
 
 def burst(late: int) -> RequestColumns:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.clock import SECOND_NS
-from headgate.planning.autoscaling.queueing import erlang_b
+from headgate.planning.autoscaling.waiting_time import erlang_b
 from headgate.planning.capacity.backtest import (
     SCALE_MAX,
     Backtest,

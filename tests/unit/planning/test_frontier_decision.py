@@ -76,9 +76,6 @@ def test_a_decision_is_the_best_of_what_fits(seed: int) -> None:
                     used_ns = max(release_ns, start_ns + found.config.time_ns) + found.rest_ns
                     assert used_ns + found.slack_ns == budget_ns
                     assert found.slack_ns >= 0
-            ranked = list(decider.ranked(budget_ns, **when))
-            within = [cost for cost, config in possible if config.batch <= batch_max]
-            assert [each.cost for each in ranked] == sorted(within)
     assert answers > 100
 
 

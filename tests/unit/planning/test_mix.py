@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headgate.config.prices import read_prices
 from headgate.core.clock import SECOND_NS
 from headgate.core.model import InstanceType
-from headgate.planning.autoscaling.queueing import erlang_b
+from headgate.planning.autoscaling.waiting_time import erlang_b
 from headgate.planning.capacity.latency_model import Characterisation
 from headgate.planning.capacity.mix import (
     FaasChoice,

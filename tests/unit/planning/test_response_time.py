@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from headgate.core.errors import ConfigError
 from headgate.core.model import Slo
 from headgate.planning.autoscaling.execution_times import EmpiricalTimes, LogNormalTimes
-from headgate.planning.autoscaling.queueing import erlang_c
 from headgate.planning.autoscaling.response_time import attainment, least_backends
 from headgate.planning.autoscaling.waiting_time import (
     GlobalQueue,
@@ -23,6 +22,7 @@ from headgate.planning.autoscaling.waiting_time import (
     Partitioned,
     PowerOfD,
     RandomRetry,
+    erlang_c,
 )
 
 BALANCERS: tuple[LoadBalancer, ...] = (

@@ -28,8 +28,14 @@ _EXPORTED: Final[Mapping[str, str]] = {
 
 
 @click.command("lambda-local")
-@click.option("--port", type=click.IntRange(0, 65_535), default=9_001, show_default=True)
-@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65_535),
+    default=9_001,
+    show_default=True,
+    help="Port of the API. 0: any free port.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--allow-host",
     "allow_hosts",
@@ -47,11 +53,41 @@ _EXPORTED: Final[Mapping[str, str]] = {
     is_flag=True,
     help="Accept unsigned requests: every user of this machine may run code.",
 )
-@click.option("--directory", type=OutputPath(), default=Path("platform"), show_default=True)
-@click.option("--concurrency", type=click.IntRange(1, 100_000), default=1_000, show_default=True)
-@click.option("--keep-alive", metavar="TIME", default="10min", show_default=True)
-@click.option("--age-max", metavar="TIME", default="2h", show_default=True)
-@click.option("--cpu", type=click.Choice(("auto", "cgroup", "affinity", "none")), default="auto")
+@click.option(
+    "--directory",
+    type=OutputPath(),
+    default=Path("platform"),
+    show_default=True,
+    help="Directory for the code of functions, their logs and the billing log.",
+)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, 100_000),
+    default=1_000,
+    show_default=True,
+    help="Most instances of all functions at once; more calls are throttled.",
+)
+@click.option(
+    "--keep-alive",
+    metavar="TIME",
+    default="10min",
+    show_default=True,
+    help="Time that an idle instance is kept.",
+)
+@click.option(
+    "--age-max",
+    metavar="TIME",
+    default="2h",
+    show_default=True,
+    help="Age from which on an instance is not used again.",
+)
+@click.option(
+    "--cpu",
+    type=click.Choice(("auto", "cgroup", "affinity", "none")),
+    default="auto",
+    show_default=True,
+    help="How the CPU of an instance is limited by its memory.",
+)
 @click.option("--cpus", metavar="LIST", help="CPUs that instances may run on, such as 0,1.")
 def command(
     port: int,

@@ -42,8 +42,8 @@ def command(
     """Run the experiment NAME; without a name, list them.
 
     Prints its rows, and for every claim of the paper what was expected and what was measured.
-    A claim of a paper that is not so is known, with the page that says why. Exits with 1 if
-    another check does not hold, or if a known one does.
+    A claim that is known not to hold is marked, with the page that explains why. Exits with 1 if
+    any other check does not hold, or if a claim that is known not to hold does hold.
     """
     if name is not None and is_all:
         raise click.UsageError("Give a NAME or --all, not both.")

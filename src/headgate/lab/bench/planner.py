@@ -47,7 +47,7 @@ from headgate.lab.experiments.esg_cluster.profiles import MEASURED, RECALLED
 from headgate.lab.figures import draw_lines, write_figures
 from headgate.lab.harness import PolicyCase
 from headgate.lab.stage_configs import ESG_BASE_MS, law_configs, measured_configs
-from headgate.metrics.report.style import INK, new_figure, number_log_axis, style_axes
+from headgate.metrics.report.style import add_legend_below, new_figure, number_log_axis, style_axes
 from headgate.planning.frontier.candidates import node_candidates, pipeline_graph, priced
 from headgate.planning.frontier.configs import InfeasibleError, StageConfig
 from headgate.planning.frontier.decision import StageDecider, fits_any
@@ -610,10 +610,7 @@ def _figure(
         style_axes(axes, title=f"{title}, at {other}", y_label="median (ms)" if number == 1 else "")
         axes.set_xticks(list(_STAGES if number == 1 else _CONFIGS))
         number_log_axis(axes.yaxis)
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9,
-        labelcolor=INK,
-    )  # fmt: skip
+    add_legend_below(figure, handles, labels, columns=3)
     return figure
 
 

@@ -98,7 +98,7 @@ TextRow = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class DeployedFunction:
-    """The recommender, deployed on an embedded platform."""
+    """The recommender, deployed on a Lambda emulator."""
 
     platform: EmbeddedPlatform
     client: Any  # boto3 has no types

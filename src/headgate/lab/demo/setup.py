@@ -239,35 +239,10 @@ def application(
 
     With more `cores`, the machine is a larger one, extrapolated from the profile.
     """
-    profile = profile_of(scale.measured, cores)
-    speed_factor = profile.exec_ns[0] / profile_of(scale.measured, 1).exec_ns[0]
-    start = format_duration(profile.cold_start_ns)
     terms = platform.sized(MEMORY_MB * MIB)
-    common: Spec = {
-        "code": CODE,
-        "options": options(scale.model, scale.sessions),
-        "cold_start": start,
-    }
+    variants = _variants(scale, times, cores)
     return {
-        "functions": {
-            FUNCTION: {
-                "prewarm_nodes": 1,
-                "variants": {
-                    MACHINE: {
-                        **common,
-                        "exec_time": f"{speed_factor * times.machine_ms:.4f}ms",
-                        "slowdown": [round(factor, 4) for factor in profile.slowdown],
-                        "concurrency": MANY,
-                        "pools": [MACHINE],
-                    },
-                    FUNCTIONS: {
-                        **common,
-                        "exec_time": f"{times.call_ms:.4f}ms",
-                        "pools": [FUNCTIONS],
-                    },
-                },
-            }
-        },
+        "functions": {FUNCTION: {"prewarm_nodes": 1, "variants": variants}},
         "slo": {"latency": f"{scale.slo_ms:g}ms", "quantile": QUANTILE},
         "pools": {
             MACHINE: {
@@ -290,4 +265,25 @@ def application(
         },
         "hosts": {FUNCTIONS: {"cpus": 1}},  # the core that the functions share here
         "serve": {"port": 0, "lame_duck": "0s"},
+    }
+
+
+def _variants(scale: Scale, times: Times, cores: int) -> Spec:
+    """Return the function on the machine, and as a call."""
+    profile = profile_of(scale.measured, cores)
+    speed_factor = profile.exec_ns[0] / profile_of(scale.measured, 1).exec_ns[0]
+    common: Spec = {
+        "code": CODE,
+        "options": options(scale.model, scale.sessions),
+        "cold_start": format_duration(profile.cold_start_ns),
+    }
+    return {
+        MACHINE: {
+            **common,
+            "exec_time": f"{speed_factor * times.machine_ms:.4f}ms",
+            "slowdown": [round(factor, 4) for factor in profile.slowdown],
+            "concurrency": MANY,
+            "pools": [MACHINE],
+        },
+        FUNCTIONS: {**common, "exec_time": f"{times.call_ms:.4f}ms", "pools": [FUNCTIONS]},
     }

@@ -113,10 +113,10 @@ def policies(scenario: ServiceScenario) -> list[PolicyCase]:
     ]
 
 
-def _peak_backends(scenario: ServiceScenario, seed: int = 0) -> int:
+def _peak_backends(scenario: ServiceScenario) -> int:
     """Return how many backends the busiest minute needs."""
     service = scenario.service
-    counts = np.bincount(scenario.arrivals(seed).times_ns // MINUTE_NS)
+    counts = np.bincount(scenario.arrivals(0).times_ns // MINUTE_NS)
     times = LogNormalTimes(service.exec_ns / SECOND_NS, service.cv)
     objective = Slo(service.response_max_ns, SERVICE_LEVEL)
     balancer = RandomRetry(service.probe_delay_ns / SECOND_NS)

@@ -33,7 +33,7 @@ from headgate.lab.experiments._balancer_simulation import (
 )
 from headgate.lab.figures import write_figures
 from headgate.lab.harness import in_processes
-from headgate.metrics.report.style import INK, MARKERS, SERIES, new_figure, style_axes
+from headgate.metrics.report.style import MARKERS, SERIES, add_legend_below, new_figure, style_axes
 from headgate.planning.autoscaling.execution_times import LogNormalTimes
 from headgate.planning.autoscaling.response_time import least_backends
 from headgate.planning.autoscaling.waiting_time import (
@@ -367,10 +367,7 @@ def _figure(*, is_quick: bool) -> Figure:
         x_label="backends",
         y_label="99th percentile of the wait (ms)",
     )
-    figure.legend(
-        handles, [_RANDOM, *_OTHERS], loc="outside lower center", ncols=5, frameon=False,
-        fontsize=9, labelcolor=INK,
-    )  # fmt: skip
+    add_legend_below(figure, handles, [_RANDOM, *_OTHERS], columns=5)
     return figure
 
 

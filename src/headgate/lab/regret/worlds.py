@@ -206,17 +206,15 @@ class _Drawing:
         for name, latency_ns in objectives.items():
             if latency_ns is not None:
                 pipelines[name]["slo"] = self._slo(latency_ns)
-        spec["workload"] = {
-            "duration": _duration(window_s * 1e9),
-            "arrivals": [
-                {
-                    "pipeline": name,
-                    "client": client,
-                    "process": self._process(share * rate_per_s, window_s, items),
-                }
-                for (client, name), share in streams.items()
-            ],
-        }
+        arrivals = [
+            {
+                "pipeline": name,
+                "client": client,
+                "process": self._process(share * rate_per_s, window_s, items),
+            }
+            for (client, name), share in streams.items()
+        ]
+        spec["workload"] = {"duration": _duration(window_s * 1e9), "arrivals": arrivals}
         return spec
 
     def _log(self, low: float, high: float) -> float:

@@ -99,10 +99,6 @@ class ControlLink(asyncio.Protocol):
         sock.setblocking(False)
         await loop.create_unix_connection(lambda: self, sock=sock)
 
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
-
     def send(self, message: Event | Action) -> None:
         """Send an event or an action of the core."""
         wire = to_wire(message)

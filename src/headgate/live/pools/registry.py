@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from headgate.live.pools.ray_cluster import RayCluster
 
 THREADS_MAX: Final = 256  # concurrent calls per pool; more count as throttled
-RunRemotely = Callable[[int, RemoteCall], None]  # the time, and a batch
 STARTS_MAX: Final = 64  # actors of a Ray pool that start or stop at once; more wait
 SWITCH_S: Final = 0.0005  # how long a calling thread may hold the GIL while the event loop waits
 

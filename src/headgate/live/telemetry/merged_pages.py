@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Final, final
 
 ANSWER_S: Final = 1.0  # for another gateway to answer; a scraper waits ten times as long
-ACCEPT_BYTES_MAX: Final = 8192
 UP: Final = "headgate_gateway_up"
 _END: Final = b"# EOF"
 Render = Callable[[str], tuple[bytes, str]]  # a page and its media type, by `Accept` header

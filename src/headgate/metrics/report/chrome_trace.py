@@ -55,14 +55,13 @@ def assign_tracks(spans: SpanColumns, limit: int) -> SpanTracks:
     return SpanTracks(rows, tuple(tracks), len(spans) - len(rows))
 
 
-def write_chrome_trace(path: Path, run: RunColumns, *, spans_max: int = 200_000) -> Path:
-    """Write the first `spans_max` spans; a mark in the trace says where it is truncated."""
-    path.write_text(json.dumps(chrome_trace(run, spans_max=spans_max)) + "\n", encoding="utf-8")
+def write_chrome_trace(path: Path, run: RunColumns) -> Path:
+    path.write_text(json.dumps(chrome_trace(run)) + "\n", encoding="utf-8")
     return path
 
 
 def chrome_trace(run: RunColumns, *, spans_max: int = 200_000) -> dict[str, object]:
-    """Return the trace as a JSON object."""
+    """Return the first `spans_max` spans as JSON; a mark says where the trace is truncated."""
     tracks = assign_tracks(run.spans, spans_max)
     shown = len(tracks.rows)
     note = f"the first {shown:,} of {len(run.spans):,} spans" if tracks.left_out else "all spans"

@@ -155,9 +155,7 @@ class Curve:
         return f"{self.cores:.3g} core{'' if self.cores == 1 else 's'}"
 
 
-def characterisation_figure(
-    title: str, curves: Sequence[Curve], *, quantity: str = "median", slo_ms: float | None = None
-) -> Figure:
+def characterisation_figure(title: str, curves: Sequence[Curve], *, slo_ms: float | None) -> Figure:
     """Plot response time against concurrency, one line per number of cores, and the SLO.
 
     Both axes are logarithmic if times span more than a decade: on linear axes the times at low
@@ -185,7 +183,7 @@ def characterisation_figure(
         axes,
         title=title,
         x_label="concurrent requests",
-        y_label=f"response time, {quantity} (ms)",
+        y_label="response time, median (ms)",
         grid="both",
     )
     add_legend(axes, handles, labels)

@@ -44,6 +44,8 @@ Floats = NDArray[np.float64]
 _CURVE_POINTS: Final = 400  # far more than a decade of the tail has pixels
 _ROWS_MAX: Final = 24  # rows of text that fit into a figure
 _TRACKS_MAX: Final = 32
+_SPANS_MAX: Final = 250  # of a schedule; more cannot be told apart
+_BINS_MAX: Final = 120
 
 
 def run_plots(run: RunColumns) -> Iterator[Plot]:
@@ -214,9 +216,9 @@ def utilisation_figure(run: RunColumns) -> Figure:
     return figure
 
 
-def schedule_figure(run: RunColumns, *, spans_max: int = 250) -> Figure:
-    """Plot the first `spans_max` spans: one row per node and track, one colour per function."""
-    tracks = assign_tracks(run.spans, spans_max)
+def schedule_figure(run: RunColumns) -> Figure:
+    """Plot the first spans: one row per node and track, one colour per function."""
+    tracks = assign_tracks(run.spans, _SPANS_MAX)
     positions = _track_rows(run, tracks)
     figure, axes = new_axes(1.5 + 0.3 * len(positions))
     last_ns = int(run.spans.end_ns[tracks.rows].max())
@@ -290,9 +292,9 @@ class TimeBins:
         return np.clip(times_ns // self.step_ns, 0, self.count - 1)
 
 
-def time_bins(run: RunColumns, count_max: int = 120) -> TimeBins:
+def time_bins(run: RunColumns) -> TimeBins:
     """Return bins fine enough to see a burst, with about ten requests each if there are few."""
-    count = min(count_max, max(20, len(run.requests) // 10))
+    count = min(_BINS_MAX, max(20, len(run.requests) // 10))
     # Rounding up makes the last bin as wide as the others: a shorter one would show a false drop.
     return TimeBins(max(1, -(-max(run.end_ns, run.window_ns) // count)), count)
 

@@ -137,6 +137,21 @@ def add_legend(axes: Axes, handles: Sequence[Artist], labels: Sequence[str]) -> 
     )
 
 
+def add_legend_below(
+    figure: Figure, handles: Sequence[Artist], labels: Sequence[str], *, columns: int
+) -> None:
+    """Put one legend for all axes below the figure."""
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=columns,
+        frameon=False,
+        fontsize=_SMALL,
+        labelcolor=INK,
+    )
+
+
 def escape_label(text: str, length_max: int = 60) -> str:
     """Return text that matplotlib draws verbatim, shortened in the middle if it is too long.
 

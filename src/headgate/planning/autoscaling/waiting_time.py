@@ -41,7 +41,6 @@ from typing import Final, Protocol, final
 
 from headgate.core.errors import ConfigError
 from headgate.planning.autoscaling.execution_times import ExecutionTimes, require_positive
-from headgate.planning.autoscaling.queueing import erlang_c
 
 
 class WaitTail(Protocol):
@@ -569,3 +568,34 @@ _SWEEPS_MAX: Final = 50
 _ROUNDS_MAX: Final = 30  # of a fixed point
 _NEGLIGIBLE: Final = 1e-6
 _QUEUE_MAX: Final = 40
+
+
+def erlang_b(servers: int, load: float) -> float:
+    """Return the share of requests that are blocked in a loss system: M/G/servers/servers.
+
+    By the recursion on the number of servers, which neither over- nor underflows: O(servers).
+
+    >>> round(erlang_b(10, 8.0), 4)
+    0.1217
+    """
+    assert servers >= 0, servers
+    assert load >= 0.0, load
+    blocked = 1.0
+    for server in range(1, servers + 1):
+        blocked = load * blocked / (server + load * blocked)
+    return blocked
+
+
+def erlang_c(servers: int, load: float) -> float:
+    """Return the share of requests that must wait: M/M/servers.
+
+    >>> round(erlang_c(8, 6.4), 4)
+    0.4576
+    >>> erlang_c(1, 0.7)
+    0.7
+    """
+    assert servers >= 1, servers
+    if load >= servers:
+        return 1.0
+    blocked = erlang_b(servers, load)
+    return servers * blocked / (servers - load * (1.0 - blocked))

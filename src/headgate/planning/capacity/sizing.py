@@ -76,14 +76,14 @@ def largest_concurrency(
     return measured.concurrencies[-1]
 
 
-def knee_cores(measured: Characterisation, tolerance: float = TOLERANCE) -> float:
-    """Return the smallest measured core count within `tolerance` of the best isolated latency.
+def knee_cores(measured: Characterisation) -> float:
+    """Return the smallest measured core count within `TOLERANCE` of the best isolated latency.
 
     >>> knee_cores(Characterisation.surrogate())
     4.0
     """
     times_ms = {cores: measured.time_ms(cores, 1) for cores in measured.cores}
-    enough_ms = (1.0 + tolerance) * min(times_ms.values())
+    enough_ms = (1.0 + TOLERANCE) * min(times_ms.values())
     return float(next(cores for cores, time_ms in times_ms.items() if time_ms <= enough_ms))
 
 
@@ -137,16 +137,16 @@ def faas_sizes(
     return rows
 
 
-def knee_size(rows: Sequence[SizeRow], tolerance: float = TOLERANCE) -> SizeRow | None:
+def knee_size(rows: Sequence[SizeRow]) -> SizeRow | None:
     """Return the memory size at the knee of latency; None if no size meets the objective.
 
-    That is the smallest size within `tolerance` of the fastest, among the sizes that meet the
+    That is the smallest size within `TOLERANCE` of the fastest, among the sizes that meet the
     objective and fit the function.
     """
     usable = [row for row in rows if row.is_within_slo and row.has_enough_memory]
     if not usable:
         return None
-    enough_ms = (1.0 + tolerance) * min(row.run_ms for row in usable)
+    enough_ms = (1.0 + TOLERANCE) * min(row.run_ms for row in usable)
     return next(row for row in usable if row.run_ms <= enough_ms)
 
 

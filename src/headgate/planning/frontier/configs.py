@@ -9,7 +9,7 @@ fits a machine word.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
 
@@ -42,19 +42,6 @@ class StageConfig:
     place: int = 0  # data moves between stages at different places (see `Edge`)
     start_ns: int = 0  # part of `time_ns`: cold start, or a load of weights
     shape_id: int = 0  # of the variant, where `build` is one
-
-    def with_start(self, start_ns: int, cost: int = 0) -> StageConfig:
-        """Return the configuration on an instance that has to be started first.
-
-        >>> StageConfig(time_ns=5, cost=2).with_start(100, cost=7)
-        StageConfig(time_ns=105, cost=9, batch=1, ..., start_ns=100, shape_id=0)
-        """
-        return replace(
-            self,
-            time_ns=self.time_ns + start_ns,
-            cost=self.cost + cost,
-            start_ns=self.start_ns + start_ns,
-        )
 
 
 def cost_units(usd: float) -> int:

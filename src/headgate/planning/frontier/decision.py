@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from heapq import heappop, heappush
+from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias, final
 
 import numpy as np
@@ -153,37 +152,6 @@ class StageDecider:
         if best < 0:
             return None
         return self._decision(best, best_cost, best_index, best_left_ns)
-
-    def ranked(
-        self,
-        budget_ns: int,
-        *,
-        batch_max: int = UNLIMITED,
-        starts_ns: Sequence[int] | None = None,
-        release_ns: int = 0,
-    ) -> Iterator[Decision]:
-        """Yield all configurations with which the rest can end in time, the cheapest first.
-
-        Later ones are priced only when they are asked for.
-        """
-        cell = bisect_right(self._cell_starts, budget_ns) - 1
-        if cell < 0:
-            return
-        priced: list[tuple[int, int, int, int]] = []  # cost, candidate, point of the rest, time
-        for bound, number in zip(*self._cells[cell], strict=True):
-            while priced and priced[0][0] <= bound:
-                cost, other, index, left_ns = heappop(priced)
-                yield self._decision(other, cost, index, left_ns)
-            if self._batches[number] > batch_max:
-                continue
-            left_ns = budget_ns - self._end_ns(number, starts_ns, release_ns)
-            index = bisect_right(self._rest_times[number], left_ns) - 1
-            if index >= 0:
-                cost = self._costs[number] + self._rest_costs[number][index]
-                heappush(priced, (cost, number, index, left_ns))
-        while priced:
-            cost, other, index, left_ns = heappop(priced)
-            yield self._decision(other, cost, index, left_ns)
 
     def fastest(
         self,

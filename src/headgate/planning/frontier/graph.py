@@ -93,14 +93,6 @@ class StageGraph:
     def __len__(self) -> int:
         return len(self.after)
 
-    @property
-    def is_chain(self) -> bool:
-        """Whether the stages are a sequence."""
-        return all(
-            self.after[index] == (before,)
-            for before, index in zip(self.order, self.order[1:], strict=False)
-        )
-
     def makespan_ns(self, times_ns: Sequence[int]) -> int:
         """Return the length of the longest path, given the time of each stage."""
         return max(self.ends_ns(times_ns))

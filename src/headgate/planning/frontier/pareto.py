@@ -232,21 +232,6 @@ def either(parts: Sequence[Frontier]) -> Frontier:
     return Frontier(times[kept], costs[kept], parts=parts, picks=[picks[kept]], which=which[kept])
 
 
-def cascade(first: Frontier, second: Frontier, probability: Fraction) -> Frontier:
-    """Return the frontier of a part and one that runs after it with a probability.
-
-    The time is that of both, which the requests that need both must meet; the cost is expected.
-
-    >>> small, large = leaf(0, [StageConfig(1, 10)]), leaf(1, [StageConfig(4, 100)])
-    >>> cascade(small, large, Fraction(1, 4)).costs
-    [35]
-    """
-    costs = np.array([weighted(c, probability) for c in second.costs], dtype=np.int64)
-    kept = undominated(second.time_array, costs)  # rounding may have made two costs equal
-    scaled = Frontier(second.time_array[kept], costs[kept], parts=(second,), picks=(kept,))
-    return series(first, scaled)
-
-
 def thin(frontier: Frontier, step: Fraction) -> Frontier:
     """Return as few points as can stand for all within a relative cost of `step`.
 

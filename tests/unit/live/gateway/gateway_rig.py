@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -190,3 +191,19 @@ def run(scenario: Callable[[Rig], Awaitable[None]], config: GatewayConfig = QUIC
 def run_on_loop(scenario: Coroutine[Any, Any, None]) -> None:
     """Run on an event loop of its own."""
     uvloop.run(scenario)
+
+
+async def send_in_halves(port: int, data: bytes) -> None:
+    """Send bytes in two halves: the connection ends with a response or without, but with no 500."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(data[: len(data) // 2])
+        await asyncio.sleep(0)
+        writer.write(data[len(data) // 2 :])
+        received = await asyncio.wait_for(reader.read(), 60)  # until it is closed
+    except ConnectionError:
+        return
+    finally:
+        writer.close()
+    assert not re.search(rb"HTTP/1.1 5(?!03)", received), (data, received)
+    assert received == b"" or received.startswith(b"HTTP/1.1 ")

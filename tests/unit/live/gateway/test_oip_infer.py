@@ -239,7 +239,7 @@ def test_a_refusal_says_why_and_what_would_have_been_accepted() -> None:
         }
         assert {name: reply.json[name] for name in expected} == expected
         assert reply.json["error"] == (
-            "predicted to miss its deadline: the server is overloaded; "
+            "the request would miss its deadline: the server is overloaded; "
             "a deadline of 255 ms or a cost of $4e-06 would have been accepted"
         )
         rig.runtime.mode = "over_cost"

@@ -17,7 +17,15 @@ from headgate.lab.experiments.esg_cluster.results import (
 )
 from headgate.lab.figures import DASHES
 from headgate.lab.harness import margin
-from headgate.metrics.report.style import INK, MARKERS, MUTED, SERIES, new_figure, style_axes
+from headgate.metrics.report.style import (
+    INK,
+    MARKERS,
+    MUTED,
+    SERIES,
+    add_legend_below,
+    new_figure,
+    style_axes,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,7 +50,7 @@ def cells_figure(table: CellTables) -> Figure:
             right.plot([position - 0.45, position + 0.45], [bound] * 2, color=INK, linewidth=1.4,
                        label="lower bound" if position == 0 else None)  # fmt: skip
         style_axes(right, title=f"{name}: cost per request", y_label="times that of ESG")
-    _add_legend(figure, axes[0][1])
+    add_legend_below(figure, *axes[0][1].get_legend_handles_labels(), columns=4)
     return figure
 
 
@@ -60,7 +68,7 @@ def latency_figure(table: CellTables) -> Figure:
         row[0].set_ylabel(f"{name}: share of all requests", fontsize=9, color=MUTED)
     for each_axes in axes[-1]:
         each_axes.set_xlabel("response time / SLO", fontsize=9, color=MUTED)
-    _add_legend(figure, axes[0][0])
+    add_legend_below(figure, *axes[0][0].get_legend_handles_labels(), columns=4)
     return figure
 
 
@@ -86,7 +94,7 @@ def dynamics_figure(table: DynamicsTable, load: str, others: Sequence[str]) -> F
     for axes, change in zip((left, right), others, strict=True):
         _draw_conditions(axes, table, table.conditions[change])
         style_axes(axes, title=f"hit rate: {change}", y_label="%")
-    _add_legend(figure, hits)
+    add_legend_below(figure, *hits.get_legend_handles_labels(), columns=4)
     return figure
 
 
@@ -148,14 +156,3 @@ def _draw_conditions(
 
 def _colour(number: int) -> str:
     return SERIES[number % len(SERIES)]
-
-
-def _add_legend(figure: Figure, axes: Axes) -> None:
-    figure.legend(
-        *axes.get_legend_handles_labels(),
-        loc="outside lower center",
-        ncols=4,
-        frameon=False,
-        fontsize=9,
-        labelcolor=INK,
-    )

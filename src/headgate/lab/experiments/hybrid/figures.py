@@ -34,6 +34,7 @@ from headgate.metrics.report.style import (
     ORANGE,
     OTHER,
     VERMILION,
+    add_legend_below,
     new_figure,
     style_axes,
 )
@@ -153,14 +154,7 @@ def cost_figure(
         _draw_costs(axes[index], trace, of_trace, limits_usd[trace], attained)
     for unused in axes[len(costs) :]:
         unused.set_visible(False)
-    figure.legend(
-        *axes[0].get_legend_handles_labels(),
-        loc="outside lower center",
-        ncols=3,
-        frameon=False,
-        fontsize=9,
-        labelcolor=INK,
-    )
+    add_legend_below(figure, *axes[0].get_legend_handles_labels(), columns=3)
     return figure
 
 

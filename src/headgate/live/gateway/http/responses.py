@@ -31,8 +31,8 @@ _LOG: Final = logging.getLogger(__name__)
 _ENCODER: Final = Encoder()
 
 _REJECTIONS: Final[Mapping[str, str]] = {
-    Rejection.OVERLOADED: "predicted to miss its deadline: the server is overloaded",
-    Rejection.UNFAIR: "client over its fair share",
+    Rejection.OVERLOADED: "the request would miss its deadline: the server is overloaded",
+    Rejection.UNFAIR: "the client is over its fair share",
     Rejection.INFEASIBLE: "the deadline cannot be met, not even by an idle server",
     Rejection.OVER_COST: "what could meet the deadline costs more than the request may cost",
     Rejection.UNAVAILABLE: "no worker is available for this model",
