@@ -231,6 +231,7 @@ def _build_variant(
         swap_in_ns=spec.swap_in_ns,
         memory_bytes=spec.memory_bytes,
         output_bytes=spec.output_bytes,
+        is_estimate=spec.exec_time_estimated,
     )
     shape = _read_shape(at)
     pool_ids = _pool_ids(at, profile, shape, pools)
