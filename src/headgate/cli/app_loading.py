@@ -27,7 +27,13 @@ from headgate.core.policy import Capabilities, PolicyConfig, PolicyKind
 from headgate.core.units import format_duration
 from headgate.functions.source_modules import search_first
 from headgate.planning.frontier.candidates import unreachable_together
-from headgate.policies import find_policy, policies_for, policy_names, requirements
+from headgate.policies import (
+    find_policy,
+    lacks_serverless,
+    policies_for,
+    policy_names,
+    requirements,
+)
 
 
 def load_app(reference: str) -> AppConfig:
@@ -119,6 +125,13 @@ def check_support(app: App, name: str, kind: PolicyKind, where: str) -> None:
                 key=requirement.key,
                 allowed=", ".join(policies_for(app)) or "no policy supports this yet",
             )
+    if lacks_serverless(kind, app):
+        raise ConfigError(
+            f"policy {name} needs a serverless pool, and there is none",
+            where=where,
+            key="pools",
+            allowed=f"a pool with `tier: serverless`, or {', '.join(policies_for(app))}",
+        )
 
 
 @dataclass(frozen=True, slots=True)

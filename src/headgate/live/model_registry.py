@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Literal, final
+from typing import Any, Final, Literal, final
 
 from msgspec.structs import replace
 
@@ -83,7 +83,7 @@ def with_measured_profiles(
 
     Local pools without a `network_delay` get that between processes.
     """
-    spec = copy.deepcopy(config.spec)
+    spec: dict[str, Any] = copy.deepcopy(dict(config.spec))
     spec["pools"] = spec["pools"] or {"local": {"tier": "dedicated"}}
     for pool, provider in zip(config.app.pools, config.providers, strict=True):
         section = spec["pools"][pool.name]

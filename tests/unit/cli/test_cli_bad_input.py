@@ -229,6 +229,33 @@ def test_a_policy_that_does_not_support_the_application() -> None:
     assert line.startswith(f"{app}: pools.lambda: policy balance does not support serverless pools")
 
 
+@pytest.mark.parametrize("command", ["simulate", "check"])
+def test_a_policy_about_functions_where_there_are_none(tmp_path: Path, command: str) -> None:
+    text = "functions: {f: {exec_time: 5ms}}\npools: {cpu: {}}\npolicy: serverless_only\n"
+    app = write(tmp_path / "app.yaml", text)
+    problem = "pools: policy serverless_only needs a serverless pool, and there is none"
+    assert error_line(command, app).startswith(f"{app}: {problem} (allowed: a pool with `tier: ")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--tls-certificate", "missing.pem"), "serve.tls_certificate: '{}/missing.pem': cannot"),
+        (("--tls-certificate", "app.yaml"), "serve.tls_certificate: '{}/app.yaml': is not a cert"),
+        (("--log", "app.yaml"), "app.yaml: --log: exists and is not an event log (allowed: a new"),
+        (("--log", "."), ".: --log: is a directory"),
+        (("--log", "missing/run.log"), "missing/run.log: --log: missing is not a directory"),
+    ],
+)
+def test_files_of_a_server_are_checked_before_models_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], message: str
+) -> None:
+    """The model does not exist: had it been loaded, the error would be about it."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "app.yaml", "functions: {f: {model: nosuch.onnx}}\n")
+    assert message.format(tmp_path) in error_line("serve", "app.yaml", *options)
+
+
 def test_check_reports_what_simulate_would(tmp_path: Path) -> None:
     """If the file names a policy; without one, a file that no policy supports is still valid."""
     text = (EXAMPLES / "burst.yaml").read_text(encoding="utf-8")

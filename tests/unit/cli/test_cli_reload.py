@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.cli.commands.serve import _warn_of_fixed_settings
+from headgate.cli.commands.serve import _base, _load, _warn_of_fixed_settings
 from headgate.config import ServeSpec
 
 
@@ -33,3 +33,10 @@ def test_what_the_command_gives_or_a_reload_changes_is_not(
 ) -> None:
     _warn_of_fixed_settings(app, ServeSpec(), {"port", "log"})
     assert not caplog.messages, "gRPC is served from now on, and the rest is in force"
+
+
+def test_a_model_may_be_named_in_capitals(tmp_path: Path) -> None:
+    model = tmp_path / "RESNET.ONNX"
+    model.touch()
+    (function,) = _load(str(model)).app.functions
+    assert (function.name, _base(str(model))) == ("RESNET", tmp_path)

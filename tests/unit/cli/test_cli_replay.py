@@ -42,9 +42,12 @@ def change(log: Path, kind: str, edit: list[object]) -> int:
 @pytest.mark.parametrize("policy", policy_names())
 def test_every_policy_replays_identically(tmp_path: Path, policy: str) -> None:
     log = tmp_path / "run.log.gz"
-    options = ("--duration", "300ms", "--seed", 3, "--policy", policy, "--log", log)
-    has_stages = find_policy(policy).capabilities.pipelines
-    headgate("simulate", EXAMPLES / "ensemble.yaml" if has_stages else KAAS, *options)
+    capabilities = find_policy(policy).capabilities
+    app, duration = EXAMPLES / "ensemble.yaml" if capabilities.pipelines else KAAS, "300ms"
+    if capabilities.needs_serverless:
+        app, duration = EXAMPLES / "burst.yaml", "2s"
+    options = ("--duration", duration, "--seed", 3, "--policy", policy, "--log", log)
+    headgate("simulate", app, *options)
     found = headgate("replay", log, "--json").json
     assert (found["policy"], found["is_identical"], found["difference"]) == (policy, True, None)
     assert found["events"] > 20

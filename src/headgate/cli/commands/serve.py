@@ -9,6 +9,7 @@ import re
 import socket
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,10 +26,11 @@ from headgate.config import AppConfig, ServeSpec, from_spec
 from headgate.config.reference import SchemaKey, keys_of
 from headgate.core.errors import ConfigError
 from headgate.http.interface import BACKLOG
-from headgate.live.deployment import Deployment, assign_cores
+from headgate.live.deployment import Deployment, assign_cores, tls_context
+from headgate.live.event_log import check_log_path
 from headgate.live.model_registry import remote_only
 from headgate.live.pools.registry import check_providers
-from headgate.live.supervisor import Supervisor
+from headgate.live.supervisor import Supervisor, log_path_of
 from headgate.live.telemetry import logs
 from headgate.live.telemetry.logs import reopen_standard_fds
 from headgate.policies import find_policy, policy_names
@@ -123,8 +125,9 @@ def command(
     serve = first.load().serve
     if log is None and serve.log is not None:
         log = Path(first.base) / serve.log
-    if log is not None and (log.is_dir() or not log.parent.is_dir()):
-        raise ConfigError("cannot be written", where=str(log), key="--log")
+    if log is not None:
+        for slot in range(serve.gateways):
+            check_log_path(log_path_of(log, slot, serve.gateways))
     with ExitStack() as sockets:
         # As the ports: for as long as the server runs.
         given.update(host=serve.host, gateways=serve.gateways)
@@ -187,6 +190,12 @@ def _deployment(
     _check_served(changed, app)
     select_policy(changed, app, None, {})
     check_providers(changed, app)
+    tls_context(changed.serve, _base(app), app)
+    if changed.serve.grpc_port is not None and find_spec("grpc") is None:
+        problem = "needs the extra `grpc`"
+        raise ConfigError(
+            problem, where=app, key="serve.grpc_port", allowed="pip install 'headgate[grpc]'"
+        )
     if changed.serve.gateways > 1:
         changed = from_spec(_shared_by_gateways(changed, app), app)
     cores, gateways = sorted(os.sched_getaffinity(0)), changed.serve.gateways
@@ -211,9 +220,9 @@ def _shared_by_gateways(config: AppConfig, where: str) -> dict[str, Any]:
 
 
 def _load(app: str) -> AppConfig:
-    if not app.endswith(".onnx"):
-        return load_app(app)
     path = Path(app)
+    if path.suffix.lower() != ".onnx":
+        return load_app(app)
     if not path.is_file():
         raise ConfigError("is not a file", where=app)
     name = "".join(c if c.isascii() and (c.isalnum() or c in "_.-") else "_" for c in path.stem)
@@ -233,7 +242,7 @@ def _check_served(config: AppConfig, where: str) -> None:
 
 def _base(app: str) -> Path:
     """Return the directory in which `model` and `code` are found."""
-    if app.endswith((".yaml", ".yml", ".onnx")):
+    if Path(app).suffix.lower() in (".yaml", ".yml", ".onnx"):
         return Path(app).resolve().parent
     return Path.cwd()
 
@@ -242,7 +251,7 @@ def _stamp(app: str) -> object:
     """Return a value that changes whenever a source beside APP does."""
     stamps = []
     for path in _base(app).rglob("*"):
-        if path.suffix in (".py", ".yaml", ".yml", ".onnx"):
+        if path.suffix.lower() in (".py", ".yaml", ".yml", ".onnx"):
             try:
                 status = path.stat()
                 stamps.append((str(path), status.st_mtime_ns, status.st_ino, status.st_size))
