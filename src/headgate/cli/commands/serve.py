@@ -260,12 +260,12 @@ def _stamp(app: str) -> object:
     return sorted(stamps)
 
 
-def _bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
+def _bind(host: str, port: int, options: tuple[int, ...] = (socket.SO_REUSEADDR,)) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        option = socket.SO_REUSEPORT if is_shared else socket.SO_REUSEADDR
-        listener.setsockopt(socket.SOL_SOCKET, option, 1)
+        for option in options:
+            listener.setsockopt(socket.SOL_SOCKET, option, 1)
         listener.bind((host, port))
     except (OSError, OverflowError) as error:
         listener.close()
@@ -277,12 +277,18 @@ def _bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
 def _reserve(host: str, port: int) -> socket.socket:
     """Return a socket that reserves a port for the sockets of gateways; nobody listens on it.
 
-    The first bind is exclusive, because a shared one would not notice that the port is in use.
+    The first bind is exclusive, because a shared one would not notice that the port is in use. Only
+    connections that a server has closed may be left there then. If that server had one gateway, the
+    port can be shared only with the second option; without it another server that is about to start
+    notices that the port is reserved.
     """
     exclusive = _bind(host, port)
     port = exclusive.getsockname()[1]
     exclusive.close()
-    return _bind(host, port, is_shared=True)
+    try:
+        return _bind(host, port, (socket.SO_REUSEPORT,))
+    except ConfigError:
+        return _bind(host, port, (socket.SO_REUSEPORT, socket.SO_REUSEADDR))
 
 
 def _print_banner(message: bytes) -> None:
