@@ -37,11 +37,25 @@ from headgate.policies import (
 
 
 def load_app(reference: str) -> AppConfig:
-    """Load a YAML file, or `module:app` from the working directory or the Python path."""
+    """Load a YAML file, an ONNX file, or `module:app` from the working directory or Python path."""
+    path = Path(reference)
+    if path.suffix.lower() == ".onnx":
+        if not path.is_file():
+            raise ConfigError("is not a file", where=reference, allowed="model.onnx, app.yaml")
+        name = "".join(c if c.isascii() and (c.isalnum() or c in "_.-") else "_" for c in path.stem)
+        function = {"model": path.name}
+        return from_spec({"functions": {name.lstrip(".-") or "model": function}}, reference)
     if ":" in reference and not reference.endswith((".yaml", ".yml")):
         search_first(str(Path.cwd()))
         _import(reference)
     return load(reference)
+
+
+def base_directory(reference: str) -> Path:
+    """Return the directory in which `model` and `code` of an application are found."""
+    if Path(reference).suffix.lower() in (".yaml", ".yml", ".onnx"):
+        return Path(reference).resolve().parent
+    return Path.cwd()
 
 
 def write_app(path: Path, option: str, spec: Mapping[str, object], comment: str = "") -> None:

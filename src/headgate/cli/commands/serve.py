@@ -16,6 +16,7 @@ from typing import Any, Final
 import click
 
 from headgate.cli.app_loading import (
+    base_directory,
     load_app,
     select_policy,
     shared_by_gateways,
@@ -154,7 +155,7 @@ def command(
 
 def _warn_of_fixed_settings(app: str, running: ServeSpec, from_command: Collection[str]) -> None:
     """Log which settings of a file that has changed wait for the next start."""
-    serve = _load(app).serve
+    serve = load_app(app).serve
     for name in _FIXED_SETTINGS:
         value, is_value = getattr(serve, name), getattr(running, name)
         is_added = name == "grpc_port" and is_value is None
@@ -173,7 +174,7 @@ def _deployment(
     admission: str | None,
 ) -> Deployment:
     """Load APP with the changes of the command line."""
-    config = _load(app)
+    config = load_app(app)
     spec: dict[str, Any] = dict(config.spec)
     spec["serve"] = {**spec["serve"], **given}
     if admission is not None:
@@ -190,7 +191,7 @@ def _deployment(
     _check_served(changed, app)
     select_policy(changed, app, None, {})
     check_providers(changed, app)
-    tls_context(changed.serve, _base(app), app)
+    tls_context(changed.serve, base_directory(app), app)
     if changed.serve.grpc_port is not None and find_spec("grpc") is None:
         problem = "needs the extra `grpc`"
         raise ConfigError(
@@ -200,7 +201,7 @@ def _deployment(
         changed = from_spec(_shared_by_gateways(changed, app), app)
     cores, gateways = sorted(os.sched_getaffinity(0)), changed.serve.gateways
     nodes = assign_cores(changed.app, cores, app, changed.providers, gateways)
-    return Deployment(changed.spec, str(_base(app)), nodes)
+    return Deployment(changed.spec, str(base_directory(app)), nodes)
 
 
 def _shared_by_gateways(config: AppConfig, where: str) -> dict[str, Any]:
@@ -219,16 +220,6 @@ def _shared_by_gateways(config: AppConfig, where: str) -> dict[str, Any]:
     return shared_by_gateways(config, capabilities, gateways)
 
 
-def _load(app: str) -> AppConfig:
-    path = Path(app)
-    if path.suffix.lower() != ".onnx":
-        return load_app(app)
-    if not path.is_file():
-        raise ConfigError("is not a file", where=app)
-    name = "".join(c if c.isascii() and (c.isalnum() or c in "_.-") else "_" for c in path.stem)
-    return from_spec({"functions": {name.lstrip(".-") or "model": {"model": path.name}}}, app)
-
-
 def _check_served(config: AppConfig, where: str) -> None:
     remote = remote_only(config)  # these run elsewhere and need no local files
     for variant, source in zip(config.app.variants, config.sources, strict=True):
@@ -240,17 +231,10 @@ def _check_served(config: AppConfig, where: str) -> None:
             )
 
 
-def _base(app: str) -> Path:
-    """Return the directory in which `model` and `code` are found."""
-    if Path(app).suffix.lower() in (".yaml", ".yml", ".onnx"):
-        return Path(app).resolve().parent
-    return Path.cwd()
-
-
 def _stamp(app: str) -> object:
     """Return a value that changes whenever a source beside APP does."""
     stamps = []
-    for path in _base(app).rglob("*"):
+    for path in base_directory(app).rglob("*"):
         if path.suffix.lower() in (".py", ".yaml", ".yml", ".onnx"):
             try:
                 status = path.stat()
