@@ -22,6 +22,7 @@ from headgate.config.build import variant_spec
 from headgate.config.loader import without_defaults
 from headgate.config.options import least_factor, slo_key, unreachable_objectives
 from headgate.core.errors import ConfigError, unknown_name_error
+from headgate.core.event_log import is_log
 from headgate.core.model import App
 from headgate.core.policy import Capabilities, PolicyConfig, PolicyKind
 from headgate.core.units import format_duration
@@ -39,6 +40,9 @@ from headgate.policies import (
 def load_app(reference: str) -> AppConfig:
     """Load a YAML file, an ONNX file, or `module:app` from the working directory or Python path."""
     path = Path(reference)
+    if is_log(path):
+        allowed = f"an application; `headgate calibrate {reference} --out app.yaml` makes one of it"
+        raise ConfigError("is an event log", where=reference, allowed=allowed)
     if path.suffix.lower() == ".onnx":
         if not path.is_file():
             raise ConfigError("is not a file", where=reference, allowed="model.onnx, app.yaml")

@@ -149,7 +149,7 @@ def test_the_trace_of_a_request(log: Path) -> None:
 def test_a_request_that_is_not_in_the_log(log: Path) -> None:
     ended = headgate("replay", log, "--request", 123_456)
     assert (ended.code, ended.out) == (2, "")
-    assert ended.err == f"headgate: error: {log}: --request: '123456': no such request\n"
+    assert ended.err.startswith(f"headgate: error: {log}: --request: '123456': no such request (")
 
 
 def with_ids(log: Path, *ids: str) -> None:
@@ -172,7 +172,7 @@ def test_the_trace_by_the_id_of_the_answer(log: Path) -> None:
     assert output == headgate("replay", log, "--request", 1).out
     ended = headgate("replay", log, "--request", "c0ffee-3")
     assert (ended.code, ended.out) == (2, "")
-    assert ended.err == f"headgate: error: {log}: --request: 'c0ffee-3': no such request\n"
+    assert ended.err.startswith(f"headgate: error: {log}: --request: 'c0ffee-3': no such request")
 
 
 def test_an_id_of_many_requests(log: Path) -> None:

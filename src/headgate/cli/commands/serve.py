@@ -228,6 +228,7 @@ def _check_served(config: AppConfig, where: str) -> None:
                 "has neither `model` nor `code`, so it can be simulated but not served",
                 where=where,
                 key=f"functions.{variant.name}",
+                allowed="model: FILE.onnx, or code: module:name",
             )
 
 
