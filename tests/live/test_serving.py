@@ -222,6 +222,32 @@ def test_unreachable_slo_is_a_warning(misbehaving: Path) -> None:
     assert "slo.latency: '100ms': is below the critical path of pipeline slow" in served.errors()
 
 
+def test_a_function_measured_on_a_busy_machine_is_served_all_the_same(tmp_path: Path) -> None:
+    """It took a second when it was measured, and its objective is half of that.
+
+    The machine is idle again before the first request comes. Nothing but that request could tell.
+    """
+    busy = tmp_path / "busy"
+    busy.touch()
+    (tmp_path / "code_at_start.py").write_text(
+        "import time\n"
+        "from pathlib import Path\n"
+        "from headgate.functions import function\n"
+        "@function(inputs={'x': 'FP32[-1]'})\n"
+        "def f(x):\n"
+        f"    time.sleep(1.0 if Path({str(busy)!r}).exists() else 0.0)\n"
+        "    return x\n"
+    )
+    (tmp_path / "app.yaml").write_text(
+        "functions: {f: {code: 'code_at_start:f', batch_max: 1}}\nslo: {latency: 500ms}\n"
+    )
+    with Served(tmp_path) as server:
+        busy.unlink()
+        # Some may be refused, and on a busy machine late; they are not refused for ever.
+        assert until(lambda: [server.ask("f", [1.0])[0] for _ in range(3)] == [200] * 3)
+        assert "is below the critical path" in server.errors()
+
+
 def test_edited_file_is_reloaded(tmp_path: Path) -> None:
     """The edit has the size of the original and its second, as Python's caches compare them."""
     app = 'functions: {doubled: {code: "stages:doubled"}}\nserve: {lame_duck: 100ms}\n'

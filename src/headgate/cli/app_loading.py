@@ -22,20 +22,44 @@ from headgate.config.build import variant_spec
 from headgate.config.loader import without_defaults
 from headgate.config.options import least_factor, slo_key, unreachable_objectives
 from headgate.core.errors import ConfigError, unknown_name_error
+from headgate.core.event_log import is_log
 from headgate.core.model import App
 from headgate.core.policy import Capabilities, PolicyConfig, PolicyKind
 from headgate.core.units import format_duration
 from headgate.functions.source_modules import search_first
 from headgate.planning.frontier.candidates import unreachable_together
-from headgate.policies import find_policy, policies_for, policy_names, requirements
+from headgate.policies import (
+    find_policy,
+    lacks_serverless,
+    policies_for,
+    policy_names,
+    requirements,
+)
 
 
 def load_app(reference: str) -> AppConfig:
-    """Load a YAML file, or `module:app` from the working directory or the Python path."""
+    """Load a YAML file, an ONNX file, or `module:app` from the working directory or Python path."""
+    path = Path(reference)
+    if is_log(path):
+        allowed = f"an application; `headgate calibrate {reference} --out app.yaml` makes one of it"
+        raise ConfigError("is an event log", where=reference, allowed=allowed)
+    if path.suffix.lower() == ".onnx":
+        if not path.is_file():
+            raise ConfigError("is not a file", where=reference, allowed="model.onnx, app.yaml")
+        name = "".join(c if c.isascii() and (c.isalnum() or c in "_.-") else "_" for c in path.stem)
+        function = {"model": path.name}
+        return from_spec({"functions": {name.lstrip(".-") or "model": function}}, reference)
     if ":" in reference and not reference.endswith((".yaml", ".yml")):
         search_first(str(Path.cwd()))
         _import(reference)
     return load(reference)
+
+
+def base_directory(reference: str) -> Path:
+    """Return the directory in which `model` and `code` of an application are found."""
+    if Path(reference).suffix.lower() in (".yaml", ".yml", ".onnx"):
+        return Path(reference).resolve().parent
+    return Path.cwd()
 
 
 def write_app(path: Path, option: str, spec: Mapping[str, object], comment: str = "") -> None:
@@ -119,6 +143,13 @@ def check_support(app: App, name: str, kind: PolicyKind, where: str) -> None:
                 key=requirement.key,
                 allowed=", ".join(policies_for(app)) or "no policy supports this yet",
             )
+    if lacks_serverless(kind, app):
+        raise ConfigError(
+            f"policy {name} needs a serverless pool, and there is none",
+            where=where,
+            key="pools",
+            allowed=f"a pool with `tier: serverless`, or {', '.join(policies_for(app))}",
+        )
 
 
 @dataclass(frozen=True, slots=True)

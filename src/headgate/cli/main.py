@@ -97,8 +97,8 @@ class Commands(click.Group):
 def cli(context: click.Context) -> None:
     """Serve ML models, and simulate and compare scheduling policies under latency objectives.
 
-    APP is a YAML file, or module:app for one declared in Python. Exit status: 0 success, 1 a
-    check does not hold, 2 bad input.
+    APP is a YAML file, module:app for one declared in Python, or a single model.onnx. Exit status:
+    0 success, 1 a check does not hold (of `load`: no request had a result), 2 bad input.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())

@@ -56,7 +56,8 @@ def duration_ns(text: str) -> int:
     is_bare = _NUMBER.fullmatch(text) is not None
     value_ns = parse_duration(f"{text}s" if is_bare else text, where="--duration")
     if value_ns == 0:
-        raise ConfigError("must be longer than zero", where="--duration", value=text)
+        problem = "must be longer than zero"
+        raise ConfigError(problem, where="--duration", value=text, allowed="10, 500ms, 10min")
     return value_ns
 
 

@@ -36,6 +36,14 @@ class Workload:
     loops: tuple[ClosedLoop, ...]
     window_ns: int
 
+    @property
+    def requests_max(self) -> int | None:
+        """The number of requests after which nothing more is sent; None: the time ends it."""
+        counts = [loop.requests_max for loop in self.loops]
+        if self.arrivals is not None or any(count is None for count in counts):
+            return None
+        return sum(count for count in counts if count is not None)
+
     def clients(self, app: App) -> list[LoopClients]:
         """Return clients for one run. They hold state, so each run needs its own."""
         return [LoopClients(loop, app) for loop in self.loops]

@@ -231,6 +231,7 @@ def _build_variant(
         swap_in_ns=spec.swap_in_ns,
         memory_bytes=spec.memory_bytes,
         output_bytes=spec.output_bytes,
+        is_estimate=spec.exec_time_estimated,
     )
     shape = _read_shape(at)
     pool_ids = _pool_ids(at, profile, shape, pools)
@@ -293,6 +294,9 @@ def _exec_ns(at: Located[VariantSpec]) -> tuple[int, ...]:
     times = at.spec.exec_time_ns
     if at.spec.model is not None and at.spec.code is not None:
         raise at.error("code", "is given besides `model`", allowed="either model or code")
+    if at.spec.code is not None and not all(at.spec.code.partition(":")):
+        problem = "does not name a module and what is in it"
+        raise at.error("code", problem, allowed="module:name, such as sentiment:Sentiment")
     if times is None and _is_served(at.spec):
         return (UNKNOWN_EXEC_NS,) * at.spec.batch_max
     return _read_times(at, times)

@@ -113,6 +113,13 @@ class VariantSpec(Section, frozen=True):
             "batch size, or a map from batch size to time, interpolated linearly in between."
         ),
     ] = None
+    exec_time_estimated: Annotated[
+        bool,
+        about(
+            "Whether `exec_time` may be far off. Requests that it rules out are then tried now and "
+            "then. Times that a worker measures when it starts are such estimates."
+        ),
+    ] = False
     cold_start_ns: Annotated[
         DurationNs, about("Cold start time of an instance: process, imports and weights.")
     ] = 0

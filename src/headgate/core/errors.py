@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from typing import Final
+
+_VALUE_MAX: Final = 200  # characters of a value that are shown
 
 
 class HeadgateError(Exception):
@@ -38,7 +41,9 @@ class ConfigError(HeadgateError):
         self.allowed = allowed
         parts = [part for part in (where, key) if part]
         if value is not None:
-            parts.append(repr(value))
+            text = repr(value)
+            # A whole file may have been taken for one value.
+            parts.append(text if len(text) <= _VALUE_MAX else f"{text[:_VALUE_MAX]}...")
         parts.append(problem if allowed is None else f"{problem} (allowed: {allowed})")
         super().__init__(": ".join(parts))
 

@@ -623,10 +623,12 @@ def _parse(line: str, where: str) -> object:
 
 
 def _header(line: str, where: str) -> LogHeader:
-    content = _parse(line, where)
+    allowed = "what `headgate serve --log FILE` or `headgate simulate --log FILE` has written"
+    is_one = line.lstrip().startswith("{")  # though it may be damaged
+    content = _parse(line, where) if is_one else None
     version = content.get("headgate_log") if isinstance(content, dict) else None
     if not isinstance(content, dict) or version is None:
-        raise ConfigError("is not an event log", where=where)
+        raise ConfigError("is not an event log", where=where, allowed=allowed)
     if version != LOG_VERSION:
         key, allowed = "headgate_log", str(LOG_VERSION)
         raise ConfigError("unknown version", where=where, key=key, value=version, allowed=allowed)

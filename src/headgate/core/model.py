@@ -87,6 +87,8 @@ class Profile:
     swap_in_ns: int = 0  # weights from host memory to the device
     memory_bytes: int = 0  # held while the weights are on the device
     output_bytes: int = 0  # size of the result of one item
+    # Whether `exec_ns` may be far off, as when it was measured while the machine was busy.
+    is_estimate: bool = False
 
     @property
     def items_max(self) -> int:

@@ -109,6 +109,7 @@ class Capabilities:
     batches: bool = False  # more than one item per dispatch
     mixed_pools: bool = False  # several pools, functions that not every node can run
     serverless: bool = False  # FaaS pools
+    needs_serverless: bool = False  # it is about nothing else: without them it has no meaning
     multi_gateway: bool = False  # several Schedulers that share pools
     # Several gateways may each run it over the same nodes, where those queue what is too much: it
     # picks nodes by itself, and stops nothing that another gateway uses.

@@ -101,11 +101,15 @@ def parse_fraction(value: object, *, where: str | None = None, key: str | None =
     """
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     text = str(value) if is_number else value
-    fraction = _parse(text, {"%": Fraction(1, 100), "": Fraction(1)}, where, key)
-    if fraction > 1:
+    allowed = "0% to 100%, or 0 to 1, such as 99% or 0.99"
+    try:
+        fraction = _parse(text, {"%": Fraction(1, 100), "": Fraction(1)}, where, key)
+    except ConfigError as error:
         raise ConfigError(
-            "is more than one", where=where, key=key, value=value, allowed="0% to 100%"
-        )
+            error.problem, where=where, key=key, value=value, allowed=allowed
+        ) from None
+    if fraction > 1:
+        raise ConfigError("is more than one", where=where, key=key, value=value, allowed=allowed)
     return float(fraction)
 
 

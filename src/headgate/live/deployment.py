@@ -6,6 +6,7 @@ make them disagree.
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, final
@@ -13,7 +14,7 @@ from typing import Any, Final, final
 import msgspec
 from msgspec import Struct
 
-from headgate.config import AppConfig, from_spec
+from headgate.config import AppConfig, ServeSpec, from_spec
 from headgate.config.providers import Provider
 from headgate.core.errors import ConfigError
 from headgate.core.model import UNLIMITED, App, Tier
@@ -49,6 +50,43 @@ def write_deployment(run_dir: Path, deployment: Deployment) -> None:
 
 def read_deployment(run_dir: Path) -> Deployment:
     return msgspec.json.decode((run_dir / _FILE).read_bytes(), type=Deployment)
+
+
+def tls_context(serve: ServeSpec, base: Path, where: str | None = None) -> ssl.SSLContext | None:
+    """Return the TLS context of connections; None without a certificate. Raises `ConfigError`."""
+    if serve.tls_certificate is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    certificate, key = base / serve.tls_certificate, None
+    if serve.tls_key is not None:
+        key = base / serve.tls_key
+        _check_readable(key, where, "serve.tls_key", serve.tls_key)
+    _check_readable(certificate, where, "serve.tls_certificate", serve.tls_certificate)
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"is not a certificate with its key: {error.strerror or error}",
+            where=where,
+            key="serve.tls_certificate",
+            value=serve.tls_certificate,
+            allowed="a certificate chain (PEM), and its key there or in tls_key",
+        ) from None
+    return context
+
+
+def _check_readable(path: Path, where: str | None, key: str, value: str) -> None:
+    """OpenSSL names neither the file nor, where both are missing, the first of them."""
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot be read from {path.parent}: {error.strerror}",
+            where=where,
+            key=key,
+            value=value,
+            allowed="a PEM file",
+        ) from None
 
 
 def socket_path(run_dir: Path, node_id: int) -> Path:

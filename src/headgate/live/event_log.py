@@ -262,9 +262,7 @@ class _LogFile:
             return self._create()
         if not stat.S_ISREG(status.st_mode) or not status.st_size:
             return os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
-        if not is_log(self.path):
-            problem = "exists and is not an event log"
-            raise ConfigError(problem, where=str(self.path), key="--log")
+        check_log_path(self.path)
         self._archive()
         fd = self._create()
         self._prune()
@@ -285,3 +283,20 @@ class _LogFile:
             for number in sorted(numbered, reverse=True)[self._keep :]:
                 if is_log(numbered[number]):
                     numbered[number].unlink()
+
+
+def check_log_path(path: Path) -> None:
+    """Check that a log can be created at a path, and do nothing. Raises `ConfigError`."""
+    problem = ""
+    if path.is_dir():
+        problem = "is a directory"
+    elif not path.parent.is_dir():
+        problem = f"{path.parent} is not a directory"
+    elif path.is_file() and path.stat().st_size and not is_log(path):
+        problem = "exists and is not an event log"
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        problem = "cannot be written: Permission denied"
+    if problem:
+        raise ConfigError(
+            problem, where=str(path), key="--log", allowed="a new file, or an event log"
+        )

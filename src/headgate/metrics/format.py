@@ -27,12 +27,14 @@ def format_values(quantity: Quantity, values: Sequence[float | str]) -> tuple[st
 
     >>> format_values("time_ms", [0.5, 12.25, float("nan")])
     ('ms', ('0.50', '12.25', '-'))
+    >>> format_values("share", [0.98766, 0.99996, 1.0])
+    ('%', ('98.77', '99.99', '100.00'))
     """
     if quantity == "text":
         return "", tuple(map(str, values))
     numbers = [float(value) for value in values]
     unit, factor = _unit(quantity, max((abs(x) for x in numbers if isfinite(x)), default=0.0))
-    numbers = [number * factor for number in numbers]
+    numbers = [_percentage(x) if quantity == "share" else x * factor for x in numbers]
     decimals = _decimals(quantity, [abs(x) for x in numbers if isfinite(x) and x])
     return unit, tuple(f"{x:,.{decimals}f}" if isfinite(x) else MISSING for x in numbers)
 
@@ -42,8 +44,8 @@ def format_value(quantity: Quantity, value: float) -> str:
 
     >>> [format_value("time_ms", ms) for ms in (0.02, 26.64, 144.0, 2500.0)]
     ['20 µs', '26.6 ms', '144 ms', '2.5 s']
-    >>> [format_value("share", share) for share in (0.99, 0.99996, 1.0, 0.00001, 0.0)]
-    ['99 %', '99.99 %', '100 %', 'under 0.01 %', '0 %']
+    >>> [format_value("share", share) for share in (0.98766, 0.99996, 1.0, 0.00001, 0.0)]
+    ['98.77 %', '99.99 %', '100 %', 'under 0.01 %', '0 %']
     >>> [format_value("usd", usd) for usd in (0.085, 1234.5, 0.00251)]
     ['$0.085', '$1,234.50', '$0.00251']
     """
@@ -52,7 +54,7 @@ def format_value(quantity: Quantity, value: float) -> str:
     if quantity == "share":
         if 0.0 < value < 0.0001:
             return "under 0.01 %"
-        return f"{floor(1e4 * value + 1e-9) / 100:g} %"
+        return f"{_percentage(value):g} %"
     if quantity == "usd":
         return f"${value:,.2f}" if value >= 1.0 else f"${significant(value)}"
     if quantity == "time_ms" and value >= 1_000.0:
@@ -66,6 +68,14 @@ ms = partial(format_value, "time_ms")
 percent = partial(format_value, "share")
 usd = partial(format_value, "usd")
 per_second = partial(format_value, "rate")
+
+
+def _percentage(share: float) -> float:
+    """Return a share in per cent with two decimals, and 100 only if it is all."""
+    if not isfinite(share):
+        return share
+    percentage = round(100.0 * share, 2)
+    return 99.99 if percentage == 100.0 and share < 1.0 else percentage
 
 
 def significant(value: float, digits: int = 3) -> str:

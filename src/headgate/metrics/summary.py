@@ -99,7 +99,7 @@ def group_summaries(
             name=name,
             requests=int(sums.requests[i]),
             met=int(sums.met[i]),
-            slo_attainment=_share(sums.met[i], sums.counted[i], empty=1.0),
+            slo_attainment=_share(sums.met[i], sums.counted[i], empty=nan),
             admitted=int(sums.admitted[i]),
             admitted_kept=_share(sums.met[i], sums.admitted[i], empty=nan),
             would_reject=int(sums.would_reject[i]),
@@ -213,8 +213,8 @@ class ResourceSummary:
 class Summary:
     """The summary of one run.
 
-    Shares are 0 to 1. A latency or a cost with nothing to count is NaN (null in JSON). Percentiles
-    are by nearest rank, so each is the latency of some request.
+    Shares are 0 to 1. A share, a latency or a cost with nothing to count is NaN (null in JSON).
+    Percentiles are by nearest rank, so each is the latency of some request.
     """
 
     requests: int
@@ -225,8 +225,8 @@ class Summary:
     failed: int
     cancelled: int
     would_reject: int  # rejected by the policy while admission was only observed
-    slo_attainment: float  # MET over everything but CANCELLED; 1 if there is nothing to count
-    admitted_kept: float  # MET over everything admitted and not cancelled; 1 if there is none
+    slo_attainment: float  # MET over everything but CANCELLED
+    admitted_kept: float  # MET over everything admitted and not cancelled
 
     window_ms: float
     makespan_ms: float  # from the first arrival until the last request was settled
@@ -282,8 +282,8 @@ def summarise(run: RunColumns) -> Summary:
         requests=len(requests),
         **counts,
         would_reject=int(np.count_nonzero(requests.would_reject)),
-        slo_attainment=_share(met, admitted + counts["rejected"], empty=1.0),
-        admitted_kept=_share(met, admitted, empty=1.0),
+        slo_attainment=_share(met, admitted + counts["rejected"], empty=nan),
+        admitted_kept=_share(met, admitted, empty=nan),
         window_ms=run.window_ns / MILLISECOND_NS,
         makespan_ms=_makespan_ns(requests) / MILLISECOND_NS,
         goodput_rps=_rate_in_window(run, Outcome.MET),

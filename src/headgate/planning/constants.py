@@ -85,6 +85,12 @@ MARGIN_UNIT: Final = 0.01
 EQUAL_SHARE: Final = 0.25
 # Objectives between two probes of a pipeline that is refused.
 PROBE_EVERY: Final = 2
+# Longest time between two probes of a pipeline that estimated times rule out: they cost an idle
+# server little, and requests of a function that takes its time are late no more often than that.
+PROBE_EVERY_MAX_NS: Final = MINUTE_NS
+# Of its expected time, by which a function is faster than at the last probe: the estimate is wrong,
+# and the next probe need not wait. More than the scatter of the mean of a few observations.
+PROBE_GAIN: Final = 0.1
 # Slack of a call, relative to that of a stage that waits for a node: the stages before it may be
 # late. Of 0, 0.25 and 0.5 the one with which quantiles are kept in the worlds 70043 and 80026.
 CALL_SLACK: Final = 0.5

@@ -55,8 +55,15 @@ def policies_for(app: App) -> list[str]:
     return [
         name
         for name, kind in kinds.items()
-        if all(getattr(kind.capabilities, flag) for flag in flags) and _accepts(kind, app)
+        if all(getattr(kind.capabilities, flag) for flag in flags)
+        and not lacks_serverless(kind, app)
+        and _accepts(kind, app)
     ]
+
+
+def lacks_serverless(kind: PolicyKind, app: App) -> bool:
+    """Whether a policy needs a FaaS pool, and the application has none."""
+    return kind.capabilities.needs_serverless and all(pool.faas is None for pool in app.pools)
 
 
 def _accepts(kind: PolicyKind, app: App) -> bool:

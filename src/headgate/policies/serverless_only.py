@@ -43,4 +43,8 @@ class ServerlessOnly(ThresholdRouter):
         return not self.targets.faas[function_id]
 
 
-POLICY = PolicyKind(ServerlessOnly, Config, Capabilities(mixed_pools=True, serverless=True))
+POLICY = PolicyKind(
+    ServerlessOnly,
+    Config,
+    Capabilities(mixed_pools=True, serverless=True, needs_serverless=True),
+)

@@ -89,7 +89,8 @@ class _Parameters:
     def one(self, name: str, parse: Callable[..., Value], default: str = "") -> Value:
         text = self.values.get(name, default)
         if not text:
-            raise ConfigError("is missing", key=f"{self.kind}.{name}")
+            key = f"{self.kind}.{name}"
+            raise ConfigError("is missing", key=key, allowed=f"{name}={_EXAMPLES[name]}")
         return parse(text, key=f"{self.kind}.{name}")
 
     def several(self, name: str, parse: Callable[..., Value]) -> list[Value]:
@@ -103,12 +104,13 @@ def _number(text: str, key: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ConfigError("is not a number", key=key, value=text) from None
+        raise ConfigError("is not a number", key=key, value=text, allowed="2, 0.5") from None
 
 
 def _whole(text: str, key: str, least: int, most: int) -> int:
     if not text.isdecimal():
-        raise ConfigError("is not a whole number", key=key, value=text)
+        allowed = f"{least} to {most:,}"
+        raise ConfigError("is not a whole number", key=key, value=text, allowed=allowed)
     if len(text) > 20 or not least <= int(text) <= most:  # int() raises for thousands of digits
         allowed = f"{least} to {most:,}"
         raise ConfigError("is out of range", key=key, value=text, allowed=allowed)
@@ -161,6 +163,14 @@ def _closed(spec: _Parameters) -> ClosedLoop:
     )
 
 
+_EXAMPLES: Final = {  # of parameters without a default
+    "rate": "50/s",
+    "cv": "2",
+    "rates": "10/s+100/s",
+    "stay": "30s+5s",
+    "clients": "5+20",
+    "every": "10s",
+}
 _KINDS: Final[dict[str, tuple[tuple[str, ...], Callable[[_Parameters], Arrivals | ClosedLoop]]]] = {
     "deterministic": (
         ("rate",),

@@ -25,6 +25,7 @@ import numpy as np
 
 from headgate.core.clock import NEVER_NS, SECOND_NS
 from headgate.core.errors import ConfigError
+from headgate.core.event_log import is_log
 from headgate.core.units import DURATION_NS
 from headgate.workload.arrivals import (
     DEFAULT_NAME,
@@ -59,6 +60,9 @@ class ReadOptions:
 
 def read_header(path: Path) -> tuple[str, ...]:
     """Return the names of the columns, stripped and in lower case; duplicates are an error."""
+    if is_log(path):
+        allowed = f"a trace; `headgate calibrate {path} --trace trace.csv` makes one of it"
+        raise ConfigError("is an event log", where=str(path), allowed=allowed)
     names = tuple(name.strip().lower() for name in next(read_rows(path))[1])
     for name, times in Counter(names).items():
         if name and times > 1:

@@ -191,7 +191,9 @@ def test_options(options: list[str], message: str) -> None:
         (["compare", KAAS, "--set", "batch_max=2"], "--set: 'batch_max': does not name its policy"),
         (["compare", KAAS, "--set", "lifo.x=2"], "--set: 'lifo': unknown policy"),
         (["replay", "nosuch.log"], "nosuch.log: cannot be read: No such file or directory"),
-        (["replay", KAAS], f"{KAAS}:1: is not JSON"),
+        (["replay", KAAS], f"{KAAS}:1: is not an event log (allowed: what `headgate serve --log"),
+        (["compare", KAAS, "--policies", ","], "--policies: ',': names none (allowed: names of"),
+        (["simulate", KAAS, "--duration", "0"], "--duration: '0': must be longer than zero (allow"),
         (["reproduce", "nosuch"], "experiment: 'nosuch': unknown experiment (allowed: "),
         (["reproduce", "kaas-traces", "--all"], "reproduce: Give a NAME or --all, not both."),
         (["bench", "nosuch"], "'nosuch': unknown benchmark (allowed: "),
@@ -227,6 +229,47 @@ def test_a_policy_that_does_not_support_the_application() -> None:
     app = str(EXAMPLES / "burst.yaml")
     line = error_line("simulate", app, "--policy", "balance")
     assert line.startswith(f"{app}: pools.lambda: policy balance does not support serverless pools")
+
+
+def test_files_of_another_kind(tmp_path: Path) -> None:
+    """What one command writes is given to another: one line of it says what to do."""
+    log, trace = str(tmp_path / "run.log"), str(tmp_path / "trace.csv")
+    headgate("simulate", KAAS, "--duration", "1s", "--log", log)
+    headgate("calibrate", log, "--out", tmp_path / "app.yaml", "--trace", trace)
+    assert error_line("simulate", log).startswith(f"{log}: is an event log (allowed: an applicat")
+    line = error_line("simulate", KAAS, "--trace", log)
+    assert line.startswith(f"{log}: is an event log (allowed: a trace; `headgate calibrate {log} ")
+    assert error_line("replay", trace).startswith(f"{trace}:1: is not an event log")
+    line = error_line("simulate", trace)
+    assert line.startswith(f"{trace}: 'arrival_ns,") and len(line) < 600
+    assert "(allowed: the number of a request" in error_line("replay", log, "--request", "9999999")
+
+
+@pytest.mark.parametrize("command", ["simulate", "check"])
+def test_a_policy_about_functions_where_there_are_none(tmp_path: Path, command: str) -> None:
+    text = "functions: {f: {exec_time: 5ms}}\npools: {cpu: {}}\npolicy: serverless_only\n"
+    app = write(tmp_path / "app.yaml", text)
+    problem = "pools: policy serverless_only needs a serverless pool, and there is none"
+    assert error_line(command, app).startswith(f"{app}: {problem} (allowed: a pool with `tier: ")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--tls-certificate", "missing.pem"), "serve.tls_certificate: '{}/missing.pem': cannot"),
+        (("--tls-certificate", "app.yaml"), "serve.tls_certificate: '{}/app.yaml': is not a cert"),
+        (("--log", "app.yaml"), "app.yaml: --log: exists and is not an event log (allowed: a new"),
+        (("--log", "."), ".: --log: is a directory"),
+        (("--log", "missing/run.log"), "missing/run.log: --log: missing is not a directory"),
+    ],
+)
+def test_files_of_a_server_are_checked_before_models_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], message: str
+) -> None:
+    """The model does not exist: had it been loaded, the error would be about it."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "app.yaml", "functions: {f: {model: nosuch.onnx}}\n")
+    assert message.format(tmp_path) in error_line("serve", "app.yaml", *options)
 
 
 def test_check_reports_what_simulate_would(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_every_policy_supports_an_application_or_says_why_not(tmp_path: Path) ->
             if name in policies_for(app):
                 check_support(app, name, find_policy(name), example)
             else:
-                with pytest.raises(ConfigError, match=f"policy {name} does not support"):
+                with pytest.raises(ConfigError, match=f"policy {name} (does not support|needs)"):
                     check_support(app, name, find_policy(name), example)
 
 

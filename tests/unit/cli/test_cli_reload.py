@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from cli_rig import headgate
 
+from headgate.cli.app_loading import base_directory, load_app
 from headgate.cli.commands.serve import _warn_of_fixed_settings
 from headgate.config import ServeSpec
 
@@ -33,3 +35,12 @@ def test_what_the_command_gives_or_a_reload_changes_is_not(
 ) -> None:
     _warn_of_fixed_settings(app, ServeSpec(), {"port", "log"})
     assert not caplog.messages, "gRPC is served from now on, and the rest is in force"
+
+
+def test_a_model_may_be_named_in_capitals(tmp_path: Path) -> None:
+    model = tmp_path / "RESNET.ONNX"
+    model.touch()
+    (function,) = load_app(str(model)).app.functions
+    assert (function.name, base_directory(str(model))) == ("RESNET", tmp_path)
+    checked = headgate("check", model)
+    assert "not found" not in checked.out and checked.out.endswith("RESNET.ONNX is valid\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,20 @@ def test_json_has_the_summary() -> None:
 def test_nan_is_null() -> None:
     nobody = ("--arrivals", "poisson:rate=0.001/h,pipeline=bert", "--duration", "1ms")
     found = headgate("simulate", KAAS, *nobody, "--json").json
-    assert (found["requests"], found["p99_ms"], found["slo_attainment"]) == (0, None, 1.0)
+    assert (found["requests"], found["p99_ms"], found["slo_attainment"]) == (0, None, None)
+    table = headgate("simulate", KAAS, *nobody).out
+    assert re.search("SLO attainment +- ", table) and "100.00" not in table
+
+
+def test_rates_of_a_closed_loop_are_over_the_time_it_took() -> None:
+    """A hundred requests take seconds, and the hour in which they could have been sent no time."""
+    loop = "closed:clients=2,requests=100,pipeline=bert"
+    found = headgate("simulate", KAAS, "--arrivals", loop, "--duration", "1h", "--json").json
+    assert found["requests"] == 100
+    assert found["throughput_rps"] == pytest.approx(1e5 / found["makespan_ms"], rel=0.01)
+    assert found["window_ms"] == pytest.approx(found["makespan_ms"], rel=0.01)
+    timed = headgate("simulate", KAAS, "--arrivals", loop, "--duration", "100ms", "--json").json
+    assert (timed["requests"] < 100, timed["window_ms"]) == (True, 100.0)
 
 
 def test_the_seed_determines_the_result() -> None:

@@ -14,6 +14,7 @@ PRIORITIES = "a whole number from -1000000 to 1000000"
 COUNT = "a whole number from 1 to 1000000"
 DURATION = "a duration such as 5ms, 1.5s, 10min"
 UNITS = "ns, us, ms, s, min, h, d"
+FRACTION = "0% to 100%, or 0 to 1, such as 99% or 0.99"
 EXEC = "5ms, [5ms, 6ms], {1: 5ms, 8: 20ms}"
 BATCH_SIZE = "a batch size such as 1, 8"
 NAME = "a name such as resnet, m-2"
@@ -117,6 +118,12 @@ def test_the_error_for_an_unknown_key_lists_the_known_ones(path: str, line: str)
     [
         ("exec_time", None, "is missing", EXEC),
         ("exec_time", [], "is missing", EXEC),
+        (
+            "code",
+            "sentiment",
+            "'sentiment': does not name a module and what is in it",
+            "module:name, such as sentiment:Sentiment",
+        ),
         ("exec_time", "5", "'5': needs a unit", UNITS),
         ("exec_time", "0s", "'0s': must be more than zero", "5ms, 1.5s, 10min"),
         ("exec_time", {0: "5ms"}, "'0': is not a valid key", BATCH_SIZE),
@@ -304,7 +311,8 @@ def test_stages(stages: object, message: str, allowed: str) -> None:
         ),
         ("pipelines.p.slo.quantile", 0, "0: is too small", "above 0% and below 100%"),
         ("slo.quantile", "100%", "'100%': is too large", "above 0% and below 100%"),
-        ("slo.quantile", 1.5, "1.5: is more than one", "0% to 100%"),
+        ("slo.quantile", 1.5, "1.5: is more than one", FRACTION),
+        ("slo.quantile", "p99", "'p99': is not a number with a unit", FRACTION),
         ("slo.latency", "0s", "'0s': must be more than zero", "5ms, 1.5s, 10min, never"),
         ("limits.backoff", "-1ms", "'-1ms': must not be negative", UNITS),
         ("policy.name", 3, "3: is not a name", "the name of a policy, such as headgate"),

@@ -193,7 +193,7 @@ def test_damage_is_said_with_file_and_line(tmp_path: Path, line: str, problem: s
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ("", "run.log:1: is not JSON"),
+        ("", "run.log:1: is not an event log .allowed: what `headgate serve --log FILE` or "),
         ("[]\n", "run.log:1: is not an event log"),
         ('{"policy":"fifo"}\n', "run.log:1: is not an event log"),
         (HEADER_LINE.replace('log":3', 'log":2'), r"headgate_log: 2: unknown version \(allowed: 3"),

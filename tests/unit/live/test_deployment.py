@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from headgate.config import declare, from_spec
 from headgate.config.build import UNKNOWN_EXEC_NS
+from headgate.core.clock import SECOND_NS
 from headgate.core.errors import ConfigError
 from headgate.functions.tensor import Signature, TensorSpec
 from headgate.live.deployment import assign_cores
 from headgate.live.ipc.messages import MeasuredFunction
 from headgate.live.model_registry import served_models, with_measured_profiles
+from headgate.policies import find_policy
+from headgate.sim.run import Setup, simulate
+from headgate.workload.arrivals import arrivals_at
 
 X = TensorSpec("x", "FP32", (-1, 3))
 Y = TensorSpec("y", "FP32", (-1, 10))
@@ -42,6 +47,34 @@ def test_measured_values_fill_undeclared_ones() -> None:
     assert with_measured_profiles(config, MEASURED, "again").spec == config.spec
 
 
+def test_only_measured_times_are_estimates() -> None:
+    config = with_measured_profiles(from_spec(SPEC, "here"), MEASURED, "there")
+    assert [variant.profile.is_estimate for variant in config.app.variants] == [True, False]
+
+
+@pytest.mark.parametrize("larger_us", [85, 88, 92])
+def test_batches_of_a_short_function_do_not_depend_on_noise(larger_us: int) -> None:
+    """An echo takes 5.5 µs, and 16 of them 16 times as long, give or take a few per cent.
+
+    What a batch costs besides, on its way to the worker and back, is far more than that. By the
+    measured times alone every request would be a batch in some starts, and 16 be one in others.
+    """
+    spec = {"functions": {"echo": {"code": "a:b", "batch_max": 16}}}
+    times_ns = tuple(5_500 + (1_000 * larger_us - 5_500) * n // 15 for n in range(16))
+    found = MeasuredFunction("echo", Signature(), times_ns, 0, 0)
+    config = with_measured_profiles(from_spec(spec, "here"), {"echo": found}, "there")
+    burst = arrivals_at(np.zeros(33, dtype=np.int64), SECOND_NS)
+    columns = simulate(Setup(config.app, find_policy("headgate"), seed=1), burst)
+    ends_ns = set(columns.requests.finished_ns.tolist())
+    assert len(ends_ns) <= 5, "of 33 requests, all but the first go in batches of 16, or nearly"
+
+
+def test_declared_network_delay_stays() -> None:
+    spec = {**SPEC, "pools": {"p": {"tier": "dedicated", "network_delay": "2ms"}}}
+    config = with_measured_profiles(from_spec(spec, "here"), MEASURED, "there")
+    assert config.app.pools[0].network_ns == 2_000_000
+
+
 def test_assumed_profile_is_written_if_unmeasured() -> None:
     """So the event log has the profile that the Scheduler used, and its calibration can be
     simulated.
@@ -66,7 +99,8 @@ def test_slo_below_measured_time_is_logged(
     )
     (record,) = caplog.records
     assert (
-        "'5ms': is below the critical path of pipeline both, 11ms: a 9ms -> b 2ms" in record.message
+        "'5ms': is below the critical path of pipeline both, 11.2ms: a 9.1ms -> b 2.1ms"
+        in record.message
     )
 
 

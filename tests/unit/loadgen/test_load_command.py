@@ -54,6 +54,14 @@ def test_json_and_report(tmp_path: Path) -> None:
     assert b'"binary_data_size":32' in server.bodies[0]
 
 
+@pytest.mark.parametrize(("status", "code"), [(200, 0), (429, 1), (500, 1)])
+def test_exit_status_is_1_if_no_request_had_a_result(status: int, code: int) -> None:
+    options = ("--arrivals", "deterministic:rate=50/s", "--duration", "0.1", "--json")
+    with serving(lambda number: Response(status)) as server:
+        ended = load(server.url, "--model", "echo", *options)
+    assert (ended.exit_code, json.loads(ended.stdout)["requests"]) == (code, 5)
+
+
 def test_a_closed_loop_warns() -> None:
     with serving() as server:
         ended = load(server.url, "--model", "echo", "--concurrency", 2, "--duration", "0.2")

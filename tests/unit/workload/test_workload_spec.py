@@ -97,7 +97,7 @@ def test_priorities_can_be_given_to_any_open_kind() -> None:
     [
         ("uniform:rate=5/s", "'uniform': unknown kind .*allowed: deterministic, poisson, gamma,"),
         ("", "unknown kind"),
-        ("poisson", "poisson.rate: is missing"),
+        ("poisson", "poisson.rate: is missing .allowed: rate=50/s"),
         ("poisson:rate=", "poisson.rate: is missing"),
         ("poisson:rate=50", "poisson.rate: '50': needs a unit"),
         (
@@ -109,7 +109,10 @@ def test_priorities_can_be_given_to_any_open_kind() -> None:
         ("gamma:rate=5/s,cv=x", "gamma.cv: 'x': is not a number"),
         ("mmpp:rates=5/s+6/s,stay=1s", "one dwell time for each of 2 rates"),
         ("closed:clients=2.5", "closed.clients: '2.5': is not a whole number"),
-        ("closed:clients=2+3", "closed.every: is missing"),
+        ("closed:clients=2+3", "closed.every: is missing .allowed: every=10s"),
+        ("gamma:rate=5/s", "gamma.cv: is missing .allowed: cv=2"),
+        ("stepped:every=5s", "stepped.rates: is missing .allowed: rates="),
+        ("mmpp:rates=5/s+6/s", "mmpp.stay: is missing .allowed: stay="),
         ("closed:clients=2+3,every=0s", "^closed.every: '0s': must be positive .*more than 0"),
         ("poisson:rate=5/s,items=0", "^poisson.items: '0': .*allowed: 1 to "),
         ("poisson:rate=5/s,items=1+x", "^poisson.items: '.*': is not a whole number"),

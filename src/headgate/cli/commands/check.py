@@ -8,7 +8,13 @@ from typing import Final
 import click
 from rich.text import Text
 
-from headgate.cli.app_loading import check_support, known_policy, load_app, objective_errors
+from headgate.cli.app_loading import (
+    base_directory,
+    check_support,
+    known_policy,
+    load_app,
+    objective_errors,
+)
 from headgate.cli.options import WorkloadOptions, app_argument, json_option, traces_option
 from headgate.cli.output import show, show_json
 from headgate.cli.workload import choose_workload
@@ -90,8 +96,7 @@ def _show(name: str, config: AppConfig) -> None:
 
 def _models_not_found(name: str, config: AppConfig) -> list[str]:
     """Return the ONNX files that are not there. A simulation needs none of them."""
-    is_file = name.endswith((".yaml", ".yml"))
-    base = Path(name).parent if is_file else Path.cwd()
+    base = base_directory(name)
     models = [source.model for source in config.sources if source is not None]
     return [model for model in models if model is not None and not (base / model).is_file()]
 

@@ -122,7 +122,10 @@ def _select_policies(
         if not names:
             select_policy(config, where, None, {})  # raises: names what no policy supports
     else:
-        names = [name.strip() for name in policies.split(",")]
+        names = [name.strip() for name in policies.split(",") if name.strip()]
+        if not names:
+            allowed = "names of policies, such as balance,headgate"
+            raise ConfigError("names none", where="--policies", value=policies, allowed=allowed)
         for name in names:
             if names.count(name) > 1:
                 problem = "is named twice"

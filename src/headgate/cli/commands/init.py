@@ -24,7 +24,8 @@ def command(directory: Path) -> None:
     """
     try:
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-            raise ConfigError("is not an empty directory", where=str(directory))
+            allowed = "a directory that is new or empty"
+            raise ConfigError("is not an empty directory", where=str(directory), allowed=allowed)
         directory.mkdir(parents=True, exist_ok=True)
         for template in files("headgate.cli").joinpath("project").iterdir():
             if template.is_file():

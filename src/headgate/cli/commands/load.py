@@ -139,11 +139,12 @@ def command(
     seed: int,
     as_json: bool,
     report: Path | None,
-) -> None:
+) -> int:
     """Send requests to the server at URL and print outcomes and latencies.
 
     Open loop: requests are sent on schedule, whether or not earlier ones were answered, and latency
-    counts from the scheduled time of a request.
+    counts from the scheduled time of a request. Exit status: 1 if requests were sent and none had
+    a result, in time or late.
 
     \b
     headgate load http://127.0.0.1:8080 --model resnet --arrivals poisson:rate=200/s
@@ -175,6 +176,8 @@ def command(
         show_json({"url": url, **summary.to_json()})
     else:
         _show(url, summary, result, report)
+    run = summary.run
+    return 1 if run.requests and not run.met + run.late else 0
 
 
 def _open(url: str, arrivals: Arrivals, options: LoadOptions) -> LoadResult:

@@ -266,7 +266,8 @@ def _find_profile(given: str | None, app: str) -> Path:
     beside = Path(app).with_suffix(".profile.json")
     path = next((path for path in (beside, Path("profile.json")) if path.exists()), None)
     if path is None:
-        allowed = f"--profile FILE, as headgate profile {app} writes it"
+        allowed = f"--profile FILE, as headgate profile {app} writes it; or --pipeline NAME"
+        allowed += ", which plans by `exec_time`"
         raise ConfigError("there is no profile", where=str(beside), allowed=allowed)
     return path
 

@@ -12,7 +12,7 @@ from typing import Final
 import click
 from rich.text import Text
 
-from headgate.cli.app_loading import load_app
+from headgate.cli.app_loading import base_directory, load_app
 from headgate.cli.options import (
     OutputPath,
     check_not_read,
@@ -251,9 +251,8 @@ def _task(config: AppConfig, where: str, function: str | None) -> tuple[ProbeTas
     if name not in served:
         raise unknown_name_error("function", name, served, where=where, key="--function")
     source = served[name]
-    is_file = where.endswith((".yaml", ".yml"))
-    base = Path(where).resolve().parent if is_file else Path.cwd()
-    task = ProbeTask(name, source.model, source.code, dict(source.options), str(base))
+    base = str(base_directory(where))
+    task = ProbeTask(name, source.model, source.code, dict(source.options), base)
     return task, source.batch_max
 
 

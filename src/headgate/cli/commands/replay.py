@@ -179,7 +179,10 @@ def _show_trace(
     with Progress(f"reading {log.name}"):
         trace = request_trace(formatter.learn_names(entries), request)
     if not trace.entries:
-        raise ConfigError("no such request", where=str(log), key="--request", value=request)
+        allowed = "the number of a request in the log, or the X-Request-Id of its response"
+        raise ConfigError(
+            "no such request", where=str(log), key="--request", value=request, allowed=allowed
+        )
     if trace.left_out:
         more = f"{trace.left_out:,} more requests have the id {request!r}"
         note = f"{more}: name one of them by its number in the log"

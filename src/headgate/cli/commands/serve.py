@@ -9,12 +9,14 @@ import re
 import socket
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from headgate.cli.app_loading import (
+    base_directory,
     load_app,
     select_policy,
     shared_by_gateways,
@@ -25,10 +27,11 @@ from headgate.config import AppConfig, ServeSpec, from_spec
 from headgate.config.reference import SchemaKey, keys_of
 from headgate.core.errors import ConfigError
 from headgate.http.interface import BACKLOG
-from headgate.live.deployment import Deployment, assign_cores
+from headgate.live.deployment import Deployment, assign_cores, tls_context
+from headgate.live.event_log import check_log_path
 from headgate.live.model_registry import remote_only
 from headgate.live.pools.registry import check_providers
-from headgate.live.supervisor import Supervisor
+from headgate.live.supervisor import Supervisor, log_path_of
 from headgate.live.telemetry import logs
 from headgate.live.telemetry.logs import reopen_standard_fds
 from headgate.policies import find_policy, policy_names
@@ -123,8 +126,9 @@ def command(
     serve = first.load().serve
     if log is None and serve.log is not None:
         log = Path(first.base) / serve.log
-    if log is not None and (log.is_dir() or not log.parent.is_dir()):
-        raise ConfigError("cannot be written", where=str(log), key="--log")
+    if log is not None:
+        for slot in range(serve.gateways):
+            check_log_path(log_path_of(log, slot, serve.gateways))
     with ExitStack() as sockets:
         # As the ports: for as long as the server runs.
         given.update(host=serve.host, gateways=serve.gateways)
@@ -151,7 +155,7 @@ def command(
 
 def _warn_of_fixed_settings(app: str, running: ServeSpec, from_command: Collection[str]) -> None:
     """Log which settings of a file that has changed wait for the next start."""
-    serve = _load(app).serve
+    serve = load_app(app).serve
     for name in _FIXED_SETTINGS:
         value, is_value = getattr(serve, name), getattr(running, name)
         is_added = name == "grpc_port" and is_value is None
@@ -170,7 +174,7 @@ def _deployment(
     admission: str | None,
 ) -> Deployment:
     """Load APP with the changes of the command line."""
-    config = _load(app)
+    config = load_app(app)
     spec: dict[str, Any] = dict(config.spec)
     spec["serve"] = {**spec["serve"], **given}
     if admission is not None:
@@ -187,11 +191,17 @@ def _deployment(
     _check_served(changed, app)
     select_policy(changed, app, None, {})
     check_providers(changed, app)
+    tls_context(changed.serve, base_directory(app), app)
+    if changed.serve.grpc_port is not None and find_spec("grpc") is None:
+        problem = "needs the extra `grpc`"
+        raise ConfigError(
+            problem, where=app, key="serve.grpc_port", allowed="pip install 'headgate[grpc]'"
+        )
     if changed.serve.gateways > 1:
         changed = from_spec(_shared_by_gateways(changed, app), app)
     cores, gateways = sorted(os.sched_getaffinity(0)), changed.serve.gateways
     nodes = assign_cores(changed.app, cores, app, changed.providers, gateways)
-    return Deployment(changed.spec, str(_base(app)), nodes)
+    return Deployment(changed.spec, str(base_directory(app)), nodes)
 
 
 def _shared_by_gateways(config: AppConfig, where: str) -> dict[str, Any]:
@@ -210,16 +220,6 @@ def _shared_by_gateways(config: AppConfig, where: str) -> dict[str, Any]:
     return shared_by_gateways(config, capabilities, gateways)
 
 
-def _load(app: str) -> AppConfig:
-    if not app.endswith(".onnx"):
-        return load_app(app)
-    path = Path(app)
-    if not path.is_file():
-        raise ConfigError("is not a file", where=app)
-    name = "".join(c if c.isascii() and (c.isalnum() or c in "_.-") else "_" for c in path.stem)
-    return from_spec({"functions": {name.lstrip(".-") or "model": {"model": path.name}}}, app)
-
-
 def _check_served(config: AppConfig, where: str) -> None:
     remote = remote_only(config)  # these run elsewhere and need no local files
     for variant, source in zip(config.app.variants, config.sources, strict=True):
@@ -228,21 +228,15 @@ def _check_served(config: AppConfig, where: str) -> None:
                 "has neither `model` nor `code`, so it can be simulated but not served",
                 where=where,
                 key=f"functions.{variant.name}",
+                allowed="model: FILE.onnx, or code: module:name",
             )
-
-
-def _base(app: str) -> Path:
-    """Return the directory in which `model` and `code` are found."""
-    if app.endswith((".yaml", ".yml", ".onnx")):
-        return Path(app).resolve().parent
-    return Path.cwd()
 
 
 def _stamp(app: str) -> object:
     """Return a value that changes whenever a source beside APP does."""
     stamps = []
-    for path in _base(app).rglob("*"):
-        if path.suffix in (".py", ".yaml", ".yml", ".onnx"):
+    for path in base_directory(app).rglob("*"):
+        if path.suffix.lower() in (".py", ".yaml", ".yml", ".onnx"):
             try:
                 status = path.stat()
                 stamps.append((str(path), status.st_mtime_ns, status.st_ino, status.st_size))
@@ -251,12 +245,12 @@ def _stamp(app: str) -> object:
     return sorted(stamps)
 
 
-def _bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
+def _bind(host: str, port: int, options: tuple[int, ...] = (socket.SO_REUSEADDR,)) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        option = socket.SO_REUSEPORT if is_shared else socket.SO_REUSEADDR
-        listener.setsockopt(socket.SOL_SOCKET, option, 1)
+        for option in options:
+            listener.setsockopt(socket.SOL_SOCKET, option, 1)
         listener.bind((host, port))
     except (OSError, OverflowError) as error:
         listener.close()
@@ -268,12 +262,18 @@ def _bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
 def _reserve(host: str, port: int) -> socket.socket:
     """Return a socket that reserves a port for the sockets of gateways; nobody listens on it.
 
-    The first bind is exclusive, because a shared one would not notice that the port is in use.
+    The first bind is exclusive, because a shared one would not notice that the port is in use. Only
+    connections that a server has closed may be left there then. If that server had one gateway, the
+    port can be shared only with the second option; without it another server that is about to start
+    notices that the port is reserved.
     """
     exclusive = _bind(host, port)
     port = exclusive.getsockname()[1]
     exclusive.close()
-    return _bind(host, port, is_shared=True)
+    try:
+        return _bind(host, port, (socket.SO_REUSEPORT,))
+    except ConfigError:
+        return _bind(host, port, (socket.SO_REUSEPORT, socket.SO_REUSEADDR))
 
 
 def _print_banner(message: bytes) -> None:

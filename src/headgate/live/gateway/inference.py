@@ -41,6 +41,7 @@ _DOLLARS: Final = re.compile(r"[0-9]{1,12}(\.[0-9]{1,24})?([eE][+-]?[0-9]{1,2})?
 COST_HEADER: Final = b"x-request-cost-usd"
 _MS_HEADERS: Final = (b"x-request-timeout-ms", b"x-envoy-expected-rq-timeout-ms")
 URGENCY_DEFAULT: Final = 3
+_NAMED_MAX: Final = 10  # models that an error names
 PRIORITY_MAX: Final = 1 << 32
 _URGENCY: Final = re.compile(rb"(?:^|,)[ \t]*u=([0-7])[ \t]*(?:$|[,;])")
 _TRACEPARENT: Final = re.compile(
@@ -54,11 +55,12 @@ def find_model(api: FrontEndApi, name: str, version: str = "") -> ServedModel:
     if model is None:
         if api.phase is GatewayPhase.STARTING:
             raise _starting()
-        raise RequestError(404, f"the model {name[:200]!r} does not exist", reason="unknown_model")
+        known = [*list(api.models)[:_NAMED_MAX], *(["..."] if len(api.models) > _NAMED_MAX else [])]
+        problem = f"does not exist; the models: {', '.join(known)}"
+        raise RequestError(404, f"the model {name[:200]!r} {problem}", reason="unknown_model")
     if version and version != "1":
-        raise RequestError(
-            404, f"the model {name!r} has no version {version[:40]!r}", reason="unknown_model"
-        )
+        problem = f"has no version {version[:40]!r}; its version: 1"
+        raise RequestError(404, f"the model {name!r} {problem}", reason="unknown_model")
     return model
 
 
@@ -157,7 +159,8 @@ def _in_order(specs: tuple[TensorSpec, ...], inputs: list[Tensor]) -> list[Tenso
     by_name = {tensor.name: tensor for tensor in inputs}
     for spec in specs:
         if spec.name not in by_name:
-            raise RequestError(400, f"input {spec.name!r} is missing")
+            others = ", ".join(repr(name[:80]) for name in list(by_name)[:_NAMED_MAX])
+            raise RequestError(400, f"input {spec.name!r} is missing; the request has: {others}")
     if len(inputs) > len(specs):
         known = [spec.name for spec in specs]
         name = next(name for name in by_name if name not in known)
@@ -170,8 +173,10 @@ def _in_order(specs: tuple[TensorSpec, ...], inputs: list[Tensor]) -> list[Tenso
 def _check_names(inputs: list[Tensor]) -> None:
     if not inputs:
         raise RequestError(400, "the request has no inputs")
-    if len({tensor.name for tensor in inputs}) != len(inputs):
-        raise RequestError(400, "an input is given twice")
+    names = [tensor.name for tensor in inputs]
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise RequestError(400, f"input {twice[:80]!r} is given twice")
 
 
 def _check_shape(spec: TensorSpec, shape: tuple[int, ...]) -> None:

@@ -14,7 +14,6 @@ import os
 import shlex
 import signal
 import socket
-import ssl
 from asyncio import FIRST_COMPLETED
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -25,14 +24,13 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, final
 
 import msgspec
 
-from headgate.config import ServeSpec
 from headgate.core.actions import Action
 from headgate.core.errors import ConfigError
 from headgate.core.events import Event, GatewaysChanged
 from headgate.functions.tensor import format_spec
 from headgate.http.interface import BACKLOG
 from headgate.live.call import GatewayPhase, ServedModel, problems
-from headgate.live.deployment import read_deployment
+from headgate.live.deployment import read_deployment, tls_context
 from headgate.live.driver import Membership
 from headgate.live.gateway.config import gateway_config
 from headgate.live.gateway.context import AccessLog, GatewayContext
@@ -343,6 +341,8 @@ def _shared_listener(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    # Connections inherit it: those that we have closed keep no later server from the port.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((host, port))
     listener.listen(BACKLOG)
     listener.setblocking(False)
@@ -403,22 +403,6 @@ def _curl(url: str, model: ServedModel, *, needs_key: bool) -> str:
 
 def _elements(shape: tuple[int, ...]) -> int:
     return prod(max(1, size) for size in shape)
-
-
-def tls_context(serve: ServeSpec, base: Path) -> ssl.SSLContext | None:
-    """The TLS context of connections; None without a certificate."""
-    if serve.tls_certificate is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    key = None if serve.tls_key is None else base / serve.tls_key
-    try:
-        context.load_cert_chain(base / serve.tls_certificate, key)
-    except (OSError, ssl.SSLError) as error:
-        problem = f"is not a certificate with its key: {error}"
-        raise ConfigError(
-            problem, key="serve.tls_certificate", value=serve.tls_certificate
-        ) from None
-    return context
 
 
 def _set_threadsafe(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:

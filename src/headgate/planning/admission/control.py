@@ -43,7 +43,7 @@ from headgate.planning.constants import (
     Z_STEP,
 )
 from headgate.planning.frontier.candidates import has_choice
-from headgate.planning.pools.build import Build
+from headgate.planning.pools.build import Build, EstimateProbes
 from headgate.planning.pools.builds import Builds
 
 # CPython reads a module global many times faster than a member of an enum.
@@ -93,6 +93,7 @@ class AdmissionControl:
         ]
         self._has_choice = has_choice(view.app)
         self._probe_ns = [0 for _ in view.app.pipelines]
+        self._estimate_probes = [EstimateProbes() for _ in view.app.pipelines]
         self.late_stage: int | None = None  # of the last request: a stage that did not fit
         self.budgets = CostBudgets(builds)
         self.feasibility = Feasibility(view, builds, spillover, self.budgets)
@@ -288,38 +289,62 @@ class AdmissionControl:
         return False
 
     def _probe(self, request: Request) -> list[Promise] | None:
-        """Admit a request that only what was learnt forbids, now and then, to learn it again."""
+        """Admit a request that only what was learnt forbids, now and then, to learn it again.
+
+        What was learnt are the times of recent batches, and profiles that are estimates.
+        """
         now_ns, pipeline = self._view.now_ns, request.pipeline
         if now_ns < self._probe_ns[pipeline.id] or not self._is_idle(request):
             return None
         promises: list[Promise] = []
         for task in request.tasks:
-            builds = [
+            usable = [
                 b
                 for b in self.budgets.cheapest_first(task)
-                if b.warm_pool is None
-                and self._builds.is_usable(b)
-                and self._builds.has_instance(b)
+                if b.warm_pool is None and self._builds.is_usable(b) and self._may_probe_on(b)
             ]
-            if not builds or request.items > builds[0].items_max:
+            if not usable or request.items > usable[0].items_max:
                 return None
-            work_ns = int(builds[0].profiled_ns(request.items))
-            bucket = builds[0].calendar.bucket(now_ns, request.deadline_ns)
+            work_ns = int(usable[0].profiled_ns(request.items))
+            bucket = usable[0].calendar.bucket(now_ns, request.deadline_ns)
             promises.append(
                 Promise(
-                    builds[0], request.deadline_ns, now_ns, bucket, work_ns, 1.0, request.items,
+                    usable[0], request.deadline_ns, now_ns, bucket, work_ns, 1.0, request.items,
                     request.items, work_ns,
                 )
             )  # fmt: skip
-        times_ns = [float(promise.work_ns) for promise in promises]
-        if now_ns + max(pipeline.longest_to(times_ns)) > request.deadline_ns:
+        builds = [promise.build for promise in promises]
+        if not self.budgets.fits_profiles(request, builds):
             return None
-        if not self.budgets.fits_profiles(request, [promise.build for promise in promises]):
+        times_ns = [float(promise.work_ns) for promise in promises]
+        is_late = now_ns + max(pipeline.longest_to(times_ns)) > request.deadline_ns
+        if is_late and not self._may_be_wrong(request, builds, times_ns):
             return None
         self._probe_ns[pipeline.id] = now_ns + PROBE_EVERY * (request.deadline_ns - now_ns)
         for promise in promises:
             promise.book(self._view.now_ns)
         return promises
+
+    def _may_probe_on(self, build: Build) -> bool:
+        """Whether a probe would run soon; or else start what nothing but its estimate has kept off.
+
+        It takes no memory from others.
+        """
+        if self._builds.has_instance(build):
+            return True
+        return build.variant.profile.is_estimate and self._builds.may_start_now(build)
+
+    def _may_be_wrong(self, request: Request, builds: list[Build], times_ns: list[float]) -> bool:
+        """Whether to try a request that is late by its profiles: estimates alone rule it out."""
+        now_ns, pipeline = self._view.now_ns, request.pipeline
+        left_ns = request.deadline_ns - now_ns
+        declared_ns = [
+            0.0 if build.variant.profile.is_estimate else time_ns
+            for build, time_ns in zip(builds, times_ns, strict=True)
+        ]
+        if max(pipeline.longest_to(declared_ns)) > left_ns:
+            return False
+        return self._estimate_probes[pipeline.id].is_due(now_ns, PROBE_EVERY * left_ns, builds)
 
     def _probe_best_effort(self, request: Request) -> bool:
         """The same for a request without a deadline, which observed times make too dear."""

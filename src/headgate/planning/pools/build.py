@@ -7,6 +7,7 @@ observed over expected times, plus the network both ways: for all of that time a
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from math import inf, sqrt
 from typing import Final, final
 
@@ -22,6 +23,8 @@ from headgate.planning.constants import (
     OBSERVATION_CLIP,
     OBSERVATIONS_KEPT,
     OVERRUN_MAX,
+    PROBE_EVERY_MAX_NS,
+    PROBE_GAIN,
     PROFILE_WEIGHT,
     SURPRISE,
     TIME_DEVIATION,
@@ -87,6 +90,7 @@ class Build:
         "load",
         "narrowest",
         "network_ns",
+        "observations",
         "overrun",
         "own",
         "pending_batches",
@@ -161,6 +165,7 @@ class Build:
         self.deviation = TIME_DEVIATION  # its root
         self._seen = PROFILE_WEIGHT
         self._surprises = 0
+        self.observations = 0  # batches that were learnt from
         self.warm_pool = warm_pool  # of a FaaS pool: its instances are the lanes; None for nodes
         memory_ns = max(LOAD_STARTS * profile.cold_start_ns, LOAD_RUNS * profile.exec_ns[0])
         self.load = OfferedLoad(memory_ns, 10 * profile.exec_ns[0])
@@ -354,6 +359,7 @@ class Build:
 
     def observe(self, items: int, took_ns: int, shape_id: int = 0) -> None:
         """Learn from the time of a batch; two surprises in a row make it forget what was before."""
+        self.observations += 1
         profiled_ns, expected = self._shape_times_ns[shape_id][items - 1], self.ratio
         ratio = (took_ns - self.network_ns) / max(1.0, profiled_ns)
         lowest, highest = expected / OBSERVATION_CLIP, expected * OBSERVATION_CLIP
@@ -371,6 +377,36 @@ class Build:
             variance = self._variance
             self._variance = variance = variance + step * ((error / ratio) ** 2 - variance)
             self.deviation = sqrt(variance)
+
+
+@final
+class EstimateProbes:
+    """When requests of a pipeline are tried that estimated times rule out.
+
+    The time between two probes doubles, unless the last one showed that the estimate is wrong.
+    """
+
+    def __init__(self) -> None:
+        self._next_ns = self._wait_ns = 0
+        self._ratio = 0.0  # observed over estimated time, summed over the stages, at the last probe
+        self._batches = 0  # observed until then
+
+    def is_due(self, now_ns: int, least_ns: int, builds: Sequence[Build]) -> bool:
+        """Whether to try a request now, and not again for `least_ns` at least.
+
+        Batches that others have run in the meantime tell as much as a probe does.
+        """
+        if now_ns < self._next_ns:
+            return False
+        ratio = sum(build.ratio for build in builds)
+        batches = sum(build.observations for build in builds)
+        is_faster = ratio < (1.0 - PROBE_GAIN) * self._ratio
+        is_due = is_faster or batches <= self._batches + len(builds)
+        longer_ns = min(2 * self._wait_ns, PROBE_EVERY_MAX_NS)
+        self._wait_ns = least_ns if is_faster else max(least_ns, longer_ns)
+        self._next_ns = now_ns + self._wait_ns
+        self._ratio, self._batches = ratio, batches
+        return is_due
 
 
 def _weight(lanes: int, pool: Pool, shape: Shape) -> float:

@@ -93,8 +93,9 @@ def find_trace(name: str, directory: Path | None = None) -> Path:
     if Path(name).is_file():
         return Path(name)
     if directory is None:
-        problem = "no such file, and no directory of traces is given (HEADGATE_TRACES)"
-        raise ConfigError(problem, key="trace", value=name)
+        problem = "no such file, and no directory of traces is given"
+        allowed = "a file, or a name in --traces DIRECTORY or HEADGATE_TRACES"
+        raise ConfigError(problem, key="trace", value=name, allowed=allowed)
     if not directory.is_dir():
         raise ConfigError("no such directory of traces", where=str(directory))
     for suffix in ("", *SUFFIXES):

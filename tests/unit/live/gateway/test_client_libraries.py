@@ -35,7 +35,7 @@ def test_triton(is_binary: bool) -> None:
             answer = client.infer("bytes", [given])
             assert answer.as_numpy("x").ravel()[0] == texts[0, 0]
             with pytest.raises(
-                http.InferenceServerException, match="the model 'nobody' does not exist"
+                http.InferenceServerException, match="'nobody' does not exist; the "
             ):
                 client.infer("nobody", [given])
 

@@ -121,7 +121,9 @@ def encode_response(
 def _count(given: Any, limits: GatewayConfig) -> int:
     name = given.name
     if given.datatype not in ITEM_BYTES:
-        raise RequestError(400, f"{name[:80]!r} has the unknown datatype {given.datatype[:40]!r}")
+        known = ", ".join(ITEM_BYTES)
+        problem = f"has the unknown datatype {given.datatype[:40]!r} (allowed: {known})"
+        raise RequestError(400, f"{name[:80]!r} {problem}")
     if "shared_memory_region" in given.parameters:
         raise RequestError(400, f"{name[:80]!r}: shared memory is not supported")
     return element_count(given.shape, name[:80], limits.dims_max, limits.elements_max)

@@ -29,7 +29,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from math import prod
-from typing import Annotated, Any, Final, Literal, cast, final
+from typing import Annotated, Any, Final, Literal, cast, final, get_args
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from msgspec.json import Decoder, Encoder
@@ -147,7 +147,10 @@ def decode(text: bytes | bytearray | memoryview, limits: GatewayConfig) -> Infer
         request = _DECODER.decode(text)
     except RecursionError:
         raise RequestError(400, "the request is too deeply nested") from None
-    except ValueError as problem:  # msgspec's, or text that is not UTF-8
+    except ValueError as error:  # msgspec's, or text that is not UTF-8
+        problem = str(error) if len(text) else "the body is empty"
+        if problem.startswith("Invalid enum value"):  # nothing but a datatype is one
+            problem += f" (allowed: {', '.join(get_args(Datatype))})"
         raise RequestError(400, f"the request cannot be parsed: {problem}") from None
     count_max = limits.inputs_max
     if len(request.inputs) > count_max or (request.outputs and len(request.outputs) > count_max):
