@@ -5,7 +5,7 @@ says by how much the rate may exceed the forecast without harm (`Slo.rate_tolera
 The least number of nodes n is the larger of two:
 
 - *For good, at the forecast rate*: P(response <= RT_max) >= SL_min (`response_time`, one queue).
-  Misses come in clusters, so only half of those that SL_min allows are planned for.
+  Misses come in clusters, so only a part of those that SL_min allows are planned for.
 - *For a while, at U times that rate*: if the rate rises now, more nodes are ready after a time T,
   the set-up and the time to notice. This is the capacity calendar at U times the forecast: of what
   arrives within t, for every t up to T, the n nodes finish in time what they can do until
@@ -35,6 +35,8 @@ from headgate.planning.autoscaling.waiting_time import GlobalQueue
 from headgate.planning.constants import (
     EXECUTION_CV,
     HOLD_MIN_NS,
+    PLANNED_MISSES,
+    PLANNED_MISSES_SHARED,
     REACTION_NS,
     RISE_DEVIATIONS,
     SETTLED_AFTER_NS,
@@ -126,7 +128,8 @@ class FleetSize:
         self._counts = ArrivalCounts(_BUCKET_NS, _WINDOW_MAX * _BUCKET_NS)
         self._has_arrivals = False
         self._settled_ns = 0  # from when on the forecast is trusted to release nodes
-        self._step: int | None = None  # the rounded rate of the last estimate
+        # Of the last estimate: the rounded rate, and whether gateways share the nodes.
+        self._step: tuple[int, bool] | None = None
         self._servers = 0
         self._held: deque[tuple[int, int]] = deque()  # (until, nodes), fewer nodes last
 
@@ -141,7 +144,7 @@ class FleetSize:
         """How many nodes to rent now, if so many gateways receive as much as this one."""
         forecast_per_s = self._forecast_per_s(now_ns, gateways)
         rate_per_s = forecast_per_s - self._own_per_s
-        nodes = ceil(self._servers_for(rate_per_s) / self._concurrency)
+        nodes = ceil(self._servers_for(rate_per_s, gateways > 1) / self._concurrency)
         nodes = self._hold(now_ns, nodes)
         if not self._has_arrivals or now_ns < self._settled_ns:
             nodes = max(nodes, self._standing)
@@ -157,13 +160,14 @@ class FleetSize:
         per_s = gateways * own_per_s
         return per_s + sqrt((gateways - 1) * per_s / longest)
 
-    def _servers_for(self, rate_per_s: float) -> int:
+    def _servers_for(self, rate_per_s: float, is_shared: bool) -> int:
         if rate_per_s <= 0.0:
             return 0
-        step = round(_STEPS_PER_E * log(rate_per_s))
+        step = (round(_STEPS_PER_E * log(rate_per_s)), is_shared)
         if step != self._step:
             self._step = step
-            quantile = 1.0 - (1.0 - self._slo.quantile) / 2
+            part = PLANNED_MISSES_SHARED if is_shared else PLANNED_MISSES
+            quantile = 1.0 - part * (1.0 - self._slo.quantile)
             for_good = replace(self._slo, rate_tolerance=1.0, quantile=quantile)
             least = self._least(rate_per_s, for_good)
             if self._slo.rate_tolerance > 1.0:
