@@ -252,7 +252,37 @@ def shared_by_gateways(
     return {**spec, "pools": pools}
 
 
-def _divided_usd(text: str, parts: int) -> str:
+def of_all_gateways(spec: Mapping[str, Any], gateways: int) -> dict[str, Any]:
+    """Return the application that several gateways share, from that of one of them.
+
+    The inverse of `shared_by_gateways`, but for concurrencies that had a remainder, and for the
+    queues of nodes, which stay as they were.
+    """
+    pools: dict[str, Any] = {}
+    for name, pool in (spec["pools"] or {}).items():
+        terms = dict(pool)
+        if terms.get("tier") == "serverless":
+            terms["concurrency"] *= gateways
+            terms["budget"] = {
+                period: None if usd is None else _divided_usd(usd, 1 / gateways)
+                for period, usd in terms["budget"].items()
+            }
+        pools[name] = terms
+    return {**spec, "pools": pools or spec["pools"]}
+
+
+def check_gateways(policy: SelectedPolicy, gateways: int, key: str = "--gateways") -> None:
+    """Raise `ConfigError` if a policy cannot share its pools with other gateways."""
+    capabilities = policy.kind.capabilities
+    if gateways > 1 and not (capabilities.multi_gateway or capabilities.shares_nodes):
+        kinds = [(name, find_policy(name).capabilities) for name in policy_names()]
+        able = [name for name, can in kinds if can.multi_gateway or can.shares_nodes]
+        problem = f"policy {policy.name} does not support several gateways"
+        allowed = f"1, or one of the policies {', '.join(able)}"
+        raise ConfigError(problem, key=key, value=gateways, allowed=allowed)
+
+
+def _divided_usd(text: str, parts: float) -> str:
     """Return a part of an amount, in the form of the application file.
 
     >>> _divided_usd("$0.06", 2)

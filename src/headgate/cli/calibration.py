@@ -1,29 +1,32 @@
-"""From an event log to an application and arrivals that simulate it."""
+"""From an event log, or those of several gateways, to an application that simulates it."""
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from heapq import merge
 from pathlib import Path
 
 import click
 import numpy as np
 
+from headgate.cli.app_loading import of_all_gateways
 from headgate.cli.options import writing
 from headgate.cli.output import Progress
 from headgate.config import AppConfig, from_spec
 from headgate.config.build import variant_spec
 from headgate.core.errors import ConfigError
-from headgate.core.event_log import LogHeader, read_log
+from headgate.core.event_log import LogEntry, LogHeader, LogReader, read_log
+from headgate.core.model import App
 from headgate.core.units import format_duration, parse_duration
 from headgate.metrics.from_log import (
     CalibrationResult,
+    LogColumnsReader,
     LoggedColumns,
     calibrate,
     calibrated,
-    read_columns,
 )
 from headgate.workload import Arrivals, RequestTerms
 
@@ -46,14 +49,18 @@ client_overhead_option = click.option(
 
 @dataclass(frozen=True, slots=True)
 class CalibratedLog:
-    """An event log: the application that wrote it, what happened, and its service times."""
+    """What an event log says: the application, what happened, and its service times.
 
-    path: Path
-    header: LogHeader
+    Of several gateways that shared their nodes, it is what all their logs say together.
+    """
+
+    name: str  # of the files
+    header: LogHeader  # of the first of them, but with the application of all gateways together
     config: AppConfig  # as it was served
     columns: LoggedColumns
     results: list[CalibrationResult]
     missing: str  # which part of the log is gone; empty: none
+    gateways: int = 1  # whose logs these are
 
     def spec(self, client_overheads_ns: Sequence[int]) -> dict[str, object]:
         """Return an application file that simulates the log."""
@@ -92,21 +99,68 @@ class CalibratedLog:
         )
 
 
-def read_calibrated(log: Path) -> CalibratedLog:
-    """Read a whole log and calibrate from it. Raises `ConfigError`, also if nothing ran."""
-    header, entries = read_log(log)
-    with closing(entries):
-        config = from_spec(header.app, f"{log}:1: app")
-        with Progress(f"reading {log.name}"):
-            try:
-                columns = read_columns(entries, config.app)
-            except ConfigError as error:
-                raise error.located(entries.where) from None
+def read_calibrated(*logs: Path) -> CalibratedLog:
+    """Read a whole log, or the logs of all gateways of a server, and calibrate from it.
+
+    Raises `ConfigError`, also if nothing ran, or if the logs do not belong together.
+    """
+    with ExitStack() as stack:
+        headers: list[LogHeader] = []
+        readers: list[LogReader] = []
+        for path in logs:
+            header, reader = read_log(path)
+            headers.append(header)
+            readers.append(stack.enter_context(closing(reader)))
+        _check_together(logs, headers)
+        header, gateways = headers[0], headers[0].peers if len(logs) > 1 else 1
+        if gateways > 1:
+            header = replace(header, app=of_all_gateways(header.app, gateways))
+        config = from_spec(header.app, f"{logs[0]}:1: app")
+        with Progress(f"reading {', '.join(path.name for path in logs)}"):
+            columns = _read_columns(list(zip(headers, readers, strict=True)), config.app)
+        missing = "; ".join(reader.missing for reader in readers if reader.missing)
+    name = ", ".join(str(path) for path in logs)
     results = calibrate(config.app, columns.batches)
     if not results:
         problem = "no batch completed in the log: there is nothing to calibrate with"
-        raise ConfigError(problem, where=str(log))
-    return CalibratedLog(log, header, config, columns, results, entries.missing)
+        raise ConfigError(problem, where=name)
+    return CalibratedLog(name, header, config, columns, results, missing, gateways)
+
+
+def _check_together(logs: Sequence[Path], headers: Sequence[LogHeader]) -> None:
+    """Raise `ConfigError` unless logs are those of all gateways of one server."""
+    first, seen = headers[0], {headers[0].index: logs[0]}
+    for path, header in zip(logs[1:], headers[1:], strict=True):
+        if header.index in seen:
+            problem = f"is the log of the same gateway as {seen[header.index]}"
+            raise ConfigError(problem, where=str(path), allowed="one log of each gateway")
+        ours = (first.app, first.policy, first.settings, first.peers)
+        if (header.app, header.policy, header.settings, header.peers) != ours:
+            problem = f"is of another application, policy or number of gateways than {logs[0]}"
+            raise ConfigError(problem, where=str(path), allowed="the logs of one server")
+        seen[header.index] = path
+    if 1 < len(logs) < first.peers:
+        problem = f"these are the logs of {len(logs)} of {first.peers} gateways"
+        raise ConfigError(problem, where=str(logs[0]), allowed="the logs of all gateways")
+
+
+def _read_columns(logs: Sequence[tuple[LogHeader, LogReader]], app: App) -> LoggedColumns:
+    """Read logs as one, in the order of time: all gateways of a server have the same clock."""
+    columns = LogColumnsReader(app)
+
+    def entries(header: LogHeader, reader: LogReader) -> Iterator[tuple[int, LogReader, LogEntry]]:
+        for entry in reader:
+            yield header.index, reader, entry
+
+    # `merge` reads on in a log only after its last entry was used: the reader is still there.
+    for index, reader, entry in merge(
+        *(entries(*log) for log in logs), key=lambda each: each[2].now_ns
+    ):
+        try:
+            columns.read(entry.now_ns, entry.event, entry.actions, index)
+        except ConfigError as error:
+            raise error.located(reader.where) from None
+    return columns.columns()
 
 
 def write_trace(path: Path, arrivals: Arrivals) -> None:

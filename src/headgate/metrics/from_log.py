@@ -2,7 +2,8 @@
 
 Times count from the first event, as in the columns of any run. A log contains what its Scheduler
 saw: a request from its arrival at the Scheduler to its outcome, and a batch from its dispatch to
-the event of its completion, so that the network to and from the worker is part of the batch.
+the event of its completion, so that the network to and from the worker is part of the batch. The
+logs of gateways that share nodes are read as one, in the order of time (`LogColumnsReader.read`).
 
 The batches calibrate the simulator: true service times over profiled ones. A batch that shared its
 node or its host was slowed down by its neighbours, as the profile (`slowdown`, `interference`) and
@@ -44,6 +45,7 @@ from headgate.core.events import (
     RequestCancelled,
     WeightsLoaded,
 )
+from headgate.core.ids import first_id
 from headgate.core.model import App, Pool, Variant
 from headgate.core.records import STAGES_MAX
 from headgate.metrics.columns import (
@@ -147,11 +149,12 @@ class LogColumnsReader:
         self._app = app
         self._first_ns: int | None = None
         self._now_ns = 0
+        self._ids_from = 0  # where the request ids of the gateway that is read begin
         self._requests = {name: array(code) for name, (code, _) in REQUEST_CODES.items()}
         self._terms: dict[str, array[Any]] = {
             name: array(code) for name, code in _TERM_CODES.items()
         }
-        self._rows: dict[int, int] = {}  # by id of an open request
+        self._rows: dict[int, int] = {}  # by id of an open request, unique among gateways
         self._batches = {name: array(code) for name, code in column_codes(BatchColumns).items()}
         self._in_flight: dict[int, _Flight] = {}  # by batch id
         self._on_node: dict[int, list[_Flight]] = {}  # by node id, in order of dispatch
@@ -163,10 +166,15 @@ class LogColumnsReader:
         self._starting: dict[int, tuple[int, int]] = {}  # by instance: its variant, and since when
         self._start_ns: dict[int, list[int]] = {}  # by variant id
 
-    def read(self, now_ns: int, event: Event, actions: Sequence[Action]) -> None:
-        """Take the next event, and the actions that it led to."""
+    def read(self, now_ns: int, event: Event, actions: Sequence[Action], gateway: int = 0) -> None:
+        """Take the next event, and the actions that it led to.
+
+        Each gateway (the index of its Scheduler) numbers its requests from 0 on. Batches and
+        instances have ids that are unique among all of them.
+        """
         if self._first_ns is None:
             self._first_ns = now_ns
+        self._ids_from = first_id(gateway)
         self._now_ns = now_ns - self._first_ns
         self._on_event(event)
         for action in actions:
@@ -180,7 +188,7 @@ class LogColumnsReader:
             if flight is not None:  # else the batch has ended before, and this is a duplicate
                 self._on_batch_end(flight, is_finished=isinstance(event, BatchFinished))
         elif isinstance(event, RequestCancelled):
-            row = self._rows.get(event.request_id)
+            row = self._rows.get(self._ids_from + event.request_id)
             if row is not None:
                 waited_ns = self._now_ns - self._requests["arrival_ns"][row]
                 self._terms["cancel_ns"][row] = max(1, waited_ns)
@@ -197,12 +205,12 @@ class LogColumnsReader:
             for task_id in action.task_ids:
                 self._on_dispatch(task_id // STAGES_MAX, action, is_cold)
         elif isinstance(action, Settle):
-            row = self._rows.pop(action.request_id, None)
+            row = self._rows.pop(self._ids_from + action.request_id, None)
             if row is not None:
                 self._requests["finished_ns"][row] = self._now_ns
                 self._requests["outcome"][row] = action.settlement.outcome
         elif isinstance(action, ReportWouldReject):
-            row = self._rows.get(action.request_id)
+            row = self._rows.get(self._ids_from + action.request_id)
             if row is not None:
                 self._requests["would_reject"][row] = 1
         elif isinstance(action, StartInstance | LoadWeights):
@@ -215,7 +223,7 @@ class LogColumnsReader:
         app = self._app
         slo = app.pipelines[_checked("pipeline", event.pipeline, len(app.pipelines))].slo
         own_ns = event.deadline_ns
-        self._rows[event.request_id] = len(self._terms["items"])
+        self._rows[self._ids_from + event.request_id] = len(self._terms["items"])
         # A deadline that is not hard is that of the objective, from before the event was handled.
         own_timeout_ns = max(1, own_ns - self._first_ns - self._now_ns) if event.is_hard else 0
         terms = {
@@ -238,7 +246,7 @@ class LogColumnsReader:
             self._requests[name].append(known.get(name, default))
 
     def _on_dispatch(self, request_id: int, dispatch: Dispatch, is_cold: bool) -> None:
-        row = self._rows.get(request_id)
+        row = self._rows.get(self._ids_from + request_id)
         if row is None:
             return
         requests = self._requests

@@ -66,6 +66,14 @@ class OfferedLoad:
         span_ns = self._memory_ns * (1.0 - exp((self._since_ns - now_ns) / self._memory_ns))
         return work_ns / (span_ns + self._prior_ns) if span_ns + self._prior_ns > 0 else 0.0
 
+    def seen_ns(self, now_ns: int) -> float:
+        """For how long the load was observed, as far as it is remembered. O(1).
+
+        A memory that decays says as much about a load as two time constants without decay do.
+        """
+        age_ns = 0 if self._since_ns is None else now_ns - self._since_ns
+        return float(min(age_ns, 2 * self._memory_ns) + self._prior_ns)
+
 
 @final
 class ArrivalCounts:

@@ -127,6 +127,9 @@ class Headgate(Policy):
 
     def on_batch_ended(self, batch: Batch, took_ns: int) -> None:
         self._dispatch.on_batch_ended(batch, took_ns)
+        at_ns = self._busy.ask_again_at_ns(batch)
+        if batch.node is not None and at_ns is not None:
+            self.orders.set_timer(TRY_AGAIN, at_ns, batch.node.id)
         self._offer_ready()
 
     def on_capacity(self, node: Node) -> None:
@@ -246,11 +249,7 @@ class Headgate(Policy):
 
     def backs_off(self, batch: Batch) -> bool:
         """A node is busy with batches of other gateways: ask another one, and this one later."""
-        node, at_ns = batch.node, self._busy.on_refused(batch)
-        if node is None or at_ns is None:
-            return True
-        self.orders.set_timer(TRY_AGAIN, at_ns, node.id)
-        return False
+        return not self._busy.on_refused(batch)
 
     def on_gateways_changed(self) -> None:
         self._busy.on_gateways_changed()

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+import numpy as np
 import pytest
 import yaml
 from cli_rig import headgate, write
 
+from headgate.cli.app_loading import load_app, select_policy, shared_by_gateways
 from headgate.cli.calibration import read_calibrated
-from headgate.core.event_log import read_log
-from headgate.core.events import RequestArrived, RequestCancelled
+from headgate.cli.options import WorkloadOptions
+from headgate.cli.simulation import run
+from headgate.cli.workload import choose_workload
+from headgate.config import from_spec
+from headgate.core.actions import Action
+from headgate.core.clock import NEVER_NS
+from headgate.core.event_log import LogHeader, LogWriter, json_lines, read_log
+from headgate.core.events import Event, RequestArrived, RequestCancelled
+from headgate.core.records import STAGES_MAX
+from headgate.sim.interfaces import Observer
 
 APP = """
 functions:
@@ -177,7 +190,9 @@ def test_which_pool_has_the_workers(log: Path, tmp_path: Path) -> None:
     )
     two["peers"] = 2
     write(tmp_path / "one_of_two.log", "\n".join([json.dumps(two), *lines]) + "\n")
-    assert "the log of one of 2 gateways" in headgate("whatif", tmp_path / "one_of_two.log").err
+    ended = headgate("whatif", tmp_path / "one_of_two.log")
+    assert "the log of one of 2 gateways" in ended.err
+    assert "(allowed: the logs of all gateways)" in ended.err
 
 
 def test_requests_keep_what_they_asked_for(log: Path, tmp_path: Path) -> None:
@@ -227,3 +242,144 @@ def _with_terms(lines: list[str]) -> list[str]:
         else:
             changed.append(line)
     return changed
+
+
+TWO = """
+functions:
+  f: {exec_time: 20ms, pools: [gpu, cloud]}
+slo: {latency: 200ms}
+pools:
+  gpu: {nodes: 2, price: $1.20/h}
+  cloud: {tier: serverless, memory: 1GB, price: $0.00001/GB-s, concurrency: 8}
+workload:
+  duration: 20s
+  arrivals: [{pipeline: f, process: "poisson:rate=60/s"}]
+simulation:
+  service_times: {distribution: uniform, cv: 0.1, scale: {f: 1.5}}
+"""
+
+
+class LogsObserver(Observer):
+    """Writes a log per gateway."""
+
+    def __init__(self, streams: Sequence[TextIO], header: LogHeader) -> None:
+        self._events = [0 for _ in streams]
+        self._writers = [
+            LogWriter(_renumbering(stream), replace(header, index=index, peers=len(streams)))
+            for index, stream in enumerate(streams)
+        ]
+
+    def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
+        self._writers[scheduler].write(self._events[scheduler], now_ns, event, actions)
+        self._events[scheduler] += 1
+
+    def close(self) -> None:
+        for writer in self._writers:
+            writer.close()
+
+
+def _renumbering(stream: TextIO) -> Callable[[object], None]:
+    """Numbers the requests from 0 on in each log, as the gateways of a server do."""
+    emit = json_lines(stream)
+    numbers: dict[int, int] = {}
+
+    def emit_renumbered(content: Any) -> None:
+        if isinstance(content, list):
+            for each in (content[2], *content[3]):
+                if each[0] == "RequestArrived":
+                    numbers[each[1]] = len(numbers)
+                if each[0] in ("RequestArrived", "Settle"):
+                    each[1] = numbers[each[1]]
+                elif each[0] == "Dispatch":
+                    tasks = [divmod(id, STAGES_MAX) for id in each[3]]
+                    each[3] = [STAGES_MAX * numbers[number] + stage for number, stage in tasks]
+        emit(content)
+
+    return emit_renumbered
+
+
+@pytest.fixture(name="logs", scope="module")
+def make_logs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The logs of two gateways that shared two nodes and a platform."""
+    folder = tmp_path_factory.mktemp("gateways")
+    app = str(write(folder / "app.yaml", TWO))
+    whole = load_app(app)
+    policy = select_policy(whole, app, None, {})
+    config = from_spec(shared_by_gateways(whole, policy.kind.capabilities, 2), app)
+    workload = choose_workload(config, app, WorkloadOptions(), 0)
+    paths = [folder / "run-0.log", folder / "run-1.log"]
+    with ExitStack() as stack:
+        streams = [stack.enter_context(path.open("w")) for path in paths]
+        header = LogHeader(config.spec, policy.name, policy.settings, 0)
+        observer = LogsObserver(streams, header)
+        run(config, policy, workload, seed=0, gateways=2, platforms=whole.app, observer=observer)
+        observer.close()
+    return paths
+
+
+def test_the_logs_of_several_gateways_are_read_as_one(logs: list[Path]) -> None:
+    """As many gateways are simulated, on nodes that both had, and with the whole platform."""
+    found = headgate("whatif", *logs, "--json").json
+    was, predicted = found["was"], found["predicted"]
+    alone = [read_calibrated(log).columns for log in logs]
+    assert was["requests"] == sum(len(each.requests) for each in alone) > 1_000
+    assert min(len(each.requests) for each in alone) > 400
+    read = read_calibrated(*logs)
+    assert read.gateways == 2
+    assert len(read.columns.batches) == sum(len(each.batches) for each in alone)
+    assert read.results[0].mean == pytest.approx(1.5, rel=0.03)
+    assert (np.diff(read.columns.requests.arrival_ns) >= 0).all()
+    assert (read.columns.requests.finished_ns < NEVER_NS).all()
+    (cloud,) = (pool.faas for pool in read.config.app.pools if pool.faas is not None)
+    assert cloud.concurrency_max == 8
+    assert predicted["requests"]["value"] == was["requests"]
+    assert predicted["in_time"]["value"] == pytest.approx(was["in_time"], abs=0.02)
+    assert predicted["p50_ms"]["value"] == pytest.approx(was["p50_ms"], rel=0.1)
+    changed = headgate("whatif", *logs, "--workers", 4, "--runs", 1, "--json").json
+    assert changed["predicted"]["p95_ms"]["value"] < predicted["p95_ms"]["value"]
+
+
+def test_logs_of_several_gateways_that_do_not_belong_together(
+    logs: list[Path], log: Path, tmp_path: Path
+) -> None:
+    def error(*paths: Path | str, policy: str | None = None) -> str:
+        ended = headgate("whatif", *paths, *(("--policy", policy) if policy else ()))
+        assert ended.code == 2 and len(ended.err.strip().splitlines()) == 1
+        return ended.err
+
+    assert "the log of one of 2 gateways" in error(logs[1])
+    assert f"is the log of the same gateway as {logs[0]}" in error(logs[0], logs[0])
+    lines = log.read_text().splitlines()
+    other = {**json.loads(lines[0]), "index": 1}
+    write(tmp_path / "other.log", "\n".join([json.dumps(other), *lines[1:]]) + "\n")
+    assert "is of another application" in error(logs[0], tmp_path / "other.log")
+    many: list[Path] = []
+    for path in logs:
+        header, *rest = path.read_text().splitlines()
+        changed = {**json.loads(header), "peers": 3}
+        many.append(tmp_path / path.name)
+        write(many[-1], "\n".join([json.dumps(changed), *rest]) + "\n")
+    assert "these are the logs of 2 of 3 gateways" in error(*many)
+    assert "policy spock does not support several gateways" in error(*logs, policy="spock")
+    bad = write(tmp_path / "bad.log", _with_unknown_pipeline(logs[1]))
+    assert f"{bad}:" in (found := error(logs[0], bad)) and "pipeline: 7: does not exist" in found
+
+
+def _with_unknown_pipeline(path: Path) -> str:
+    """The log, but with a request of a pipeline that does not exist."""
+    lines = path.read_text().splitlines()
+    at = next(n for n, line in enumerate(lines) if '"RequestArrived"' in line and n > 50)
+    entry = json.loads(lines[at])
+    entry[2][2] = 7
+    return "\n".join([*lines[:at], json.dumps(entry), *lines[at + 1 :]]) + "\n"
+
+
+def test_calibration_from_several_gateways_names_them(logs: list[Path], tmp_path: Path) -> None:
+    app, trace = tmp_path / "day.yaml", tmp_path / "day.csv"
+    out = headgate("calibrate", *logs, "--out", app, "--trace", trace).out
+    assert f"headgate simulate {app} --trace {trace} --gateways 2" in " ".join(out.split())
+    again = headgate("simulate", app, "--trace", trace, "--gateways", 2, "--json").json
+    assert (
+        again["requests"]
+        == headgate("whatif", *logs, "--runs", 1, "--json").json["was"]["requests"]
+    )

@@ -40,14 +40,17 @@ def test_a_node_that_refused_gets_one_more_at_a_time(rig: PlanningRig, busy: Bus
 
 
 def test_the_more_urgent_asks_sooner(busy: BusyNodes) -> None:
-    """Between a sixteenth and half the time of a batch, with chance of a quarter either way."""
+    """Between 1/64 and half the time of a batch, with chance of a quarter either way.
+
+    In between by the square of the time that is left: for two batches 1/8, for three 9/32.
+    """
     waits = [
-        [busy.retry_at_ns(slack_ns, BATCH_NS) for _ in range(50)]
-        for slack_ns in (0.0, 128.0 * MS, inf)
+        [busy.retry_at_ns(batches * BATCH_NS, BATCH_NS) for _ in range(50)]
+        for batches in (0, 2, 3, 5, inf)
     ]
-    assert max(waits[0]) <= 1.25 * BATCH_NS / 16 < 0.75 * 16 * MS <= min(waits[1])
-    assert max(waits[1]) <= 20 * MS < 0.75 * BATCH_NS / 2 <= min(waits[2])
-    assert max(waits[2]) <= 1.25 * BATCH_NS / 2
+    for found, part in zip(waits, (1 / 64, 1 / 8, 9 / 32, 1 / 2, 1 / 2), strict=True):
+        assert 0.75 * part * BATCH_NS <= min(found) < part * BATCH_NS < max(found)
+        assert max(found) <= 1.25 * part * BATCH_NS
 
 
 def test_best_effort_that_is_refused_often_asks_less_often(busy: BusyNodes) -> None:
@@ -77,7 +80,8 @@ def send_one(rig: PlanningRig, *, refusals: int = 0) -> Batch:
 
 def test_a_single_gateway_backs_off(rig: PlanningRig, busy: BusyNodes) -> None:
     batch = send_one(rig)
-    assert busy.on_refused(batch) is None
+    assert not busy.on_refused(batch)
+    assert busy.ask_again_at_ns(batch) is None
     assert busy.on_freed(rig.view.nodes[0]) is None
     assert not busy.is_held_back(rig.view.nodes[0])
 
@@ -91,8 +95,11 @@ def test_a_node_that_refused_is_held_back_and_asked_again(
     for count in (2, 1):
         rig.tell(GatewaysChanged(count))
         busy.on_gateways_changed()
-    at_ns = busy.on_refused(send_one(rig))
+    batch = send_one(rig)
+    assert busy.on_refused(batch)
+    at_ns = busy.ask_again_at_ns(batch)
     assert at_ns is not None
+    assert busy.ask_again_at_ns(batch) is None
     assert 0 < at_ns <= 1.25 * 10 * MS / 2  # nothing waits: half of a batch, about
     assert busy.is_held_back(node)
     assert busy.on_asked_again(node) is not None  # one of three slots is still withheld
@@ -103,7 +110,7 @@ def test_a_node_that_refused_is_held_back_and_asked_again(
 def test_a_task_that_is_always_refused_fails_in_the_end(rig: PlanningRig, busy: BusyNodes) -> None:
     rig.tell(GatewaysChanged(2))
     busy.on_gateways_changed()
-    assert busy.on_refused(send_one(rig, refusals=1000)) is None
+    assert not busy.on_refused(send_one(rig, refusals=1000))
 
 
 def test_a_free_slot_is_left_to_others_only_where_all_have_too_much(

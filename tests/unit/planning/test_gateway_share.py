@@ -56,6 +56,16 @@ def test_two_requests_at_once_are_not_twice_the_load() -> None:
     assert calendar.part == pytest.approx(before, abs=0.1)
 
 
+def test_of_the_first_few_requests_the_load_is_hardly_known() -> None:
+    """Two within 20 ms, and none before: no overload yet. Ten of them within 100 ms are one."""
+    share, calendar = make_share(lanes=1)
+    offer(share, 10, until_ms=20)
+    assert calendar.part > 0.5
+    share, calendar = make_share(lanes=1)
+    offer(share, 10, until_ms=100)
+    assert calendar.part == 1 / 8
+
+
 def test_in_overload_a_gateway_counts_on_its_equal_part() -> None:
     share, calendar = make_share()
     offer(share, 10, until_ms=4000)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from headgate.core.actions import Action, Dispatch, Settle, StartInstance
+from headgate.core.actions import Action, Dispatch, SetTimer, Settle, StartInstance
 from headgate.core.event_log import to_wire
-from headgate.core.events import BatchFinished, Event, InstanceStarted, NodeJoined, RequestArrived
+from headgate.core.events import (
+    BatchFinished,
+    BatchRefused,
+    Event,
+    InstanceStarted,
+    NodeJoined,
+    Refusal,
+    RequestArrived,
+)
 from headgate.core.model import App, Client, Function, Pipeline, Pool, Profile, Slo, Stage, Variant
 from headgate.core.scheduler.scheduler import Scheduler
 from headgate.core.states import Outcome, Rejection, Settlement
+from headgate.planning.dispatch.placement import TRY_AGAIN
 from headgate.policies import find_policy
 
 MS = 1_000_000
@@ -22,6 +31,7 @@ class Rig:
         nodes: int = 1,
         latency_ms: float | None = None,
         clients: int = 1,
+        gateways: int = 1,
     ) -> None:
         functions = tuple(
             Function(i, f"f{i}", (Variant(i, f"f{i}", i, (0,), profile),))
@@ -34,7 +44,8 @@ class Rig:
             pools=(Pool(0, "gpu", nodes=nodes),),
             clients=tuple(Client(i, f"c{i}") for i in range(clients)),
         )
-        self.scheduler = Scheduler(app, find_policy("headgate"), validate=True)
+        policy = find_policy("headgate")
+        self.scheduler = Scheduler(app, policy, peers=gateways, validate=True)
         self.requests = 0
         for node in range(nodes):
             self.at(0, NodeJoined(node, 0, f"gpu{node}"))
@@ -286,3 +297,20 @@ def test_predictions_follow_what_is_observed() -> None:
     assert outcomes(rig.ask(now_ms, deadline_ms=now_ms + 15)) == []
     assert outcomes(rig.ask(now_ms, deadline_ms=now_ms + 30)) == [Outcome.REJECTED]
     assert outcomes(rig.ask(now_ms, deadline_ms=now_ms + 60)) == []
+
+
+def test_a_busy_node_is_asked_again_by_the_urgency_of_the_task_that_it_refused() -> None:
+    """A request of 40 ms that may take 400 ms, and is all that its gateway has.
+
+    If it has waited for long, it asks again so soon that it is likely to get the next free slot
+    before the requests of others, which ask after half of a batch at most.
+    """
+    waits_ms = []
+    for refused_ms in (1, 300):
+        rig = Rig(Profile((40 * MS,)), latency_ms=400, gateways=2)
+        (batch,) = (a for a in rig.ask(0) if isinstance(a, Dispatch))
+        actions = rig.at(refused_ms, BatchRefused(batch.batch_id, Refusal.BUSY))
+        (timer,) = (a for a in actions if isinstance(a, SetTimer) and a.key == (TRY_AGAIN, 0))
+        waits_ms.append(timer.at_ns / MS - refused_ms)
+    assert 10 < waits_ms[0] <= 25
+    assert 0 < waits_ms[1] < 4

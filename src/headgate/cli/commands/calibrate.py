@@ -27,7 +27,7 @@ from headgate.metrics.table import rows_table
 
 
 @click.command("calibrate")
-@click.argument("log", type=click.Path(path_type=Path))
+@click.argument("logs", metavar="LOG...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "--out", type=OutputPath(), metavar="FILE", help="Write the calibrated application (YAML)."
 )
@@ -35,7 +35,7 @@ from headgate.metrics.table import rows_table
 @client_overhead_option
 @json_option
 def command(
-    log: Path,
+    logs: tuple[Path, ...],
     out: Path | None,
     trace: Path | None,
     overheads_ns: tuple[int, ...],
@@ -45,24 +45,26 @@ def command(
 
     Service times relative to their profile become the ground truth of the simulation, the times
     of starts its cold starts, and the requests its workload. Then simulate what another policy, or
-    one more node, would have done.
+    one more node, would have done. Of several gateways, give the logs of all.
 
     \b
     headgate calibrate run.log --out day.yaml --trace day.csv
     headgate simulate day.yaml --trace day.csv
     """
     for path, option in ((out, "--out"), (trace, "--trace")):
-        check_not_read(path, option, [log])
+        check_not_read(path, option, list(logs))
     if out is not None and trace is not None and out.resolve() == trace.resolve():
         problem = "is the file of --out as well, which would be overwritten"
         raise ConfigError(problem, where="--trace", value=str(trace), allowed="another file")
-    read = read_calibrated(log)
+    read = read_calibrated(*logs)
     if out is not None:
         write_app(out, "--out", read.spec(overheads_ns))
     if trace is not None:
         write_trace(trace, read.arrivals())
     if as_json:
-        show_json({**_to_json(log, read.columns, read.results), "missing": read.missing or None})
+        show_json(
+            {**_to_json(read.name, read.columns, read.results), "missing": read.missing or None}
+        )
     else:
         _show(read, out, trace)
         if read.missing:
@@ -70,11 +72,11 @@ def command(
 
 
 def _to_json(
-    log: Path, columns: LoggedColumns, results: list[CalibrationResult]
+    name: str, columns: LoggedColumns, results: list[CalibrationResult]
 ) -> dict[str, object]:
     outcomes = zip(OUTCOME_NAMES, count_outcomes(columns.requests), strict=True)
     return {
-        "log": str(log),
+        "log": name,
         "requests": len(columns.requests),
         **dict(outcomes),
         "own_deadlines": int(np.count_nonzero(columns.timeout_ns)),
@@ -87,7 +89,7 @@ def _to_json(
 def _show(read: CalibratedLog, out: Path | None, trace: Path | None) -> None:
     columns, results = read.columns, read.results
     counts = f"{len(columns.requests):,} requests in {len(columns.batches):,} batches"
-    show(Text(f"{read.path}: {counts}; service time over profile:\n", "bold"))
+    show(Text(f"{read.name}: {counts}; service time over profile:\n", "bold"))
     show(
         rows_table(
             [
@@ -106,6 +108,7 @@ def _show(read: CalibratedLog, out: Path | None, trace: Path | None) -> None:
         show(Text(line, "yellow"))
     if out is not None:
         with_trace = f" --trace {trace}" if trace is not None else ""
-        show(Text(f"try it: headgate simulate {out}{with_trace}"))
+        with_gateways = f" --gateways {read.gateways}" if read.gateways > 1 else ""
+        show(Text(f"try it: headgate simulate {out}{with_trace}{with_gateways}"))
     elif trace is not None:
         show(Text(f"trace: {trace}"))

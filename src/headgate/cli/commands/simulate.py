@@ -9,7 +9,7 @@ import click
 from rich.text import Text
 
 from headgate.cli.app_loading import (
-    SelectedPolicy,
+    check_gateways,
     load_for_simulation,
     select_policy,
     shared_by_gateways,
@@ -35,11 +35,9 @@ from headgate.cli.output import SummaryView, show, show_assumed, show_json
 from headgate.cli.simulation import SimulatedRun, logging_to, run
 from headgate.cli.workload import choose_workload, trace_files
 from headgate.config import from_spec
-from headgate.core.errors import ConfigError
 from headgate.metrics.columns import RunColumns
 from headgate.metrics.report import write_report
 from headgate.metrics.table import group_table, resource_table
-from headgate.policies import find_policy, policy_names
 
 _RESOURCES_MAX: Final = 16  # longer tables are in the JSON and in the report only
 
@@ -121,17 +119,6 @@ def command(
         _show(app, result)
         show_assumed(assumed)
         _show_files(report, log, None if observer is None else observer.events)
-
-
-def check_gateways(policy: SelectedPolicy, gateways: int) -> None:
-    """Raise `ConfigError` if a policy cannot share its pools with other gateways."""
-    capabilities = policy.kind.capabilities
-    if gateways > 1 and not (capabilities.multi_gateway or capabilities.shares_nodes):
-        kinds = [(name, find_policy(name).capabilities) for name in policy_names()]
-        able = [name for name, can in kinds if can.multi_gateway or can.shares_nodes]
-        problem = f"policy {policy.name} does not support several gateways"
-        allowed = f"1, or one of the policies {', '.join(able)}"
-        raise ConfigError(problem, key="--gateways", value=gateways, allowed=allowed)
 
 
 def _write(

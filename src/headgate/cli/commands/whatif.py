@@ -14,7 +14,12 @@ import click
 import numpy as np
 from rich.text import Text
 
-from headgate.cli.app_loading import SelectedPolicy, select_policy
+from headgate.cli.app_loading import (
+    SelectedPolicy,
+    check_gateways,
+    select_policy,
+    shared_by_gateways,
+)
 from headgate.cli.calibration import (
     CalibratedLog,
     client_overhead_option,
@@ -81,7 +86,7 @@ class Prediction:
 
 
 @click.command("whatif")
-@click.argument("log", type=click.Path(path_type=Path))
+@click.argument("logs", metavar="LOG...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "--workers",
     type=click.IntRange(min=1),
@@ -110,7 +115,7 @@ class Prediction:
 @client_overhead_option
 @json_option
 def command(
-    log: Path,
+    logs: tuple[Path, ...],
     workers: int | None,
     policy: str | None,
     rate_scale: float,
@@ -123,20 +128,22 @@ def command(
 
     Calibrates from LOG as headgate calibrate does, simulates its requests with the changes, and
     prints the prediction beside what was, with 95 % intervals. Without changes, the difference
-    says how well LOG itself is predicted. What LOG has never seen is named.
+    says how well LOG itself is predicted. What LOG has never seen is named. Of several gateways,
+    give the logs of all: as many are simulated, and share the requests evenly.
 
     \b
     headgate whatif run.log
     headgate whatif run.log --workers 2 --rate-scale 1.5
+    headgate whatif run-0.log run-1.log --workers 4
     headgate whatif run.log --policy clipper --set functions.resnet.batch_max=4
     """
     changes = Changes(workers, policy, rate_scale, settings)
-    read = read_calibrated(log)
+    read = read_calibrated(*logs)
     found = predict(read, changes, runs=runs, client_overheads_ns=overheads_ns)
     if as_json:
         show_json(
             {
-                "log": str(log),
+                "log": read.name,
                 "changes": {**asdict(changes), "settings": dict(settings)},
                 "runs": runs,
                 "was": found.was,
@@ -163,14 +170,19 @@ def predict(
     A figure is the mean over the simulations. Its interval is that of all draws of windows from all
     of them: see `resample_windows`. The interval of the cost is over the simulations alone.
     """
-    if log.header.peers > 1:
+    if log.header.peers > log.gateways:
         problem = f"is the log of one of {log.header.peers} gateways, and has only its requests"
-        raise ConfigError(problem, where=str(log.path), allowed="the log of a single gateway")
+        raise ConfigError(problem, where=log.name, allowed="the logs of all gateways")
     if len(log.columns.requests) * changes.rate_scale > ARRIVALS_MAX or isnan(changes.rate_scale):
         allowed = f"above 0, and up to {ARRIVALS_MAX:,} requests"
         value = changes.rate_scale
         raise ConfigError("is out of range", where="--rate-scale", value=value, allowed=allowed)
     config, selected = _changed(log, changes, client_overheads_ns)
+    check_gateways(selected, log.gateways, "gateways")
+    platforms, of_gateway = config.app, config
+    if log.gateways > 1:
+        shared = shared_by_gateways(config, selected.kind.capabilities, log.gateways)
+        of_gateway = from_spec(shared, log.name)
     figures: list[dict[str, float]] = []
     draws: list[RunFigures] = []
     seen = _Batches(config.app)
@@ -181,7 +193,16 @@ def predict(
         workload = Workload(arrivals, (), arrivals.duration_ns)
         title = f"simulation {seed + 1} of {runs},"
         observer = seen if seed == 0 else None  # others differ by chance alone
-        ended, columns = run(config, selected, workload, seed=seed, observer=observer, title=title)
+        ended, columns = run(
+            of_gateway,
+            selected,
+            workload,
+            seed=seed,
+            gateways=log.gateways,
+            platforms=platforms,
+            observer=observer,
+            title=title,
+        )
         own = asdict(run_figures(columns.requests))
         cost_usd = ended.summary.cost_usd
         figures.append({"requests": len(columns.requests), **own, "cost_usd": cost_usd})
@@ -214,7 +235,7 @@ class _Batches(Observer):
         self.reader = LogColumnsReader(app)
 
     def on_event(self, now_ns: int, scheduler: int, event: Event, actions: list[Action]) -> None:
-        self.reader.read(now_ns, event, actions)
+        self.reader.read(now_ns, event, actions, scheduler)
 
 
 def _what_was(log: CalibratedLog, client_overheads_ns: Sequence[int]) -> dict[str, float | None]:
@@ -262,9 +283,9 @@ def _changed(
             section["exec_time"] = [f"{ns}ns" for ns in variant.profile.exec_ns[: max(1, value)]]
     if changes.workers is not None:
         _set_workers(spec, log, changes.workers, keys)
-    config = from_spec(spec, "--set" if keys else str(log.path))
+    config = from_spec(spec, "--set" if keys else log.name)
     given = {key: value for key, value in changes.settings if "." not in key}
-    return config, select_policy(config, str(log.path), changes.policy, given)
+    return config, select_policy(config, log.name, changes.policy, given)
 
 
 def _section(spec: Mapping[str, Any], key: str) -> tuple[dict[str, Any], str]:
@@ -313,7 +334,7 @@ def _with_larger_batches(log: CalibratedLog, keys: Sequence[tuple[str, object]])
     spec = deepcopy(dict(log.header.app))
     for name, times in longer.items():
         variant_spec(spec, name)["exec_time"] = times
-    config = from_spec(spec, str(log.path))
+    config = from_spec(spec, log.name)
     header = replace(log.header, app=spec)
     results = calibrate(config.app, log.columns.batches)
     return replace(log, header=header, config=config, results=results)
@@ -378,7 +399,7 @@ def _unseen_nodes(log: CalibratedLog, app: App, used: BatchColumns) -> Iterator[
 def _show(log: CalibratedLog, changes: Changes, runs: int, found: Prediction) -> None:
     requests = log.columns.requests
     length_s = int(requests.arrival_ns.max(initial=0)) / SECOND_NS
-    title = f"{log.path}: {len(requests):,} requests in {length_s:,.1f} s under {log.header.policy}"
+    title = f"{log.name}: {len(requests):,} requests in {length_s:,.1f} s under {log.header.policy}"
     change = f"predicted with {changes}" if str(changes) else "predicted without a change"
     show(Text(f"{title}, {change}\n", "bold"))
     show(rows_table([_row(name, found) for name in found.was]))

@@ -5,7 +5,7 @@ says by how much the rate may exceed the forecast without harm (`Slo.rate_tolera
 The least number of nodes n is the larger of two:
 
 - *For good, at the forecast rate*: P(response <= RT_max) >= SL_min (`response_time`, one queue).
-  Misses come in clusters, so only half of those that SL_min allows are planned for.
+  Misses come in clusters, so only a part of those that SL_min allows are planned for.
 - *For a while, at U times that rate*: if the rate rises now, more nodes are ready after a time T,
   the set-up and the time to notice. This is the capacity calendar at U times the forecast: of what
   arrives within t, for every t up to T, the n nodes finish in time what they can do until
@@ -13,6 +13,9 @@ The least number of nodes n is the larger of two:
   the work (Poisson arrivals). Swayam asks for nodes that could serve U times the rate for good.
 
 A number that falls is followed after a hold, the time in which a node costs as much as its set-up.
+
+Of several gateways each counts its own arrivals and takes the others to receive as many. From 1/F
+of the arrivals the rate is known as well after F times as long: its longest window is that long.
 """
 
 from __future__ import annotations
@@ -32,41 +35,44 @@ from headgate.planning.autoscaling.waiting_time import GlobalQueue
 from headgate.planning.constants import (
     EXECUTION_CV,
     HOLD_MIN_NS,
+    PLANNED_MISSES,
+    PLANNED_MISSES_SHARED,
     REACTION_NS,
     RISE_DEVIATIONS,
     SETTLED_AFTER_NS,
 )
-from headgate.planning.forecast import ArrivalForecaster
+from headgate.planning.forecast import ArrivalCounts
 
-_BUCKET_NS: Final = SECOND_NS
-_WINDOWS: Final = (2, 4, 8, 16, 32, 64)  # in buckets
-_WINDOW_S: Final = _WINDOWS[-1] * _BUCKET_NS / SECOND_NS
+_BUCKET_NS: Final = SECOND_NS  # so that counts are rates per second
+_WINDOW: Final = 64  # the longest, of a single gateway, in buckets
+_WINDOW_MAX: Final = 16 * _WINDOW  # of any number of gateways
 _NORMAL: Final = NormalDist()
 _STEPS_PER_E: Final = 100.0  # rates are rounded to 1 %: fewer estimates
 
 
-def consistent_mean(values: Sequence[float], ahead: float) -> float:
-    """The mean of the longest recent window that no shorter one contradicts; a `ForecastRule`.
+def consistent_mean(values: Sequence[float], longest: int = _WINDOW) -> float:
+    """The mean of the longest recent window that no shorter one contradicts; at least one value.
 
     Of Poisson arrivals at one rate the longest window says most. After a change of the rate the
     short windows differ from the long ones by more than chance, and the rate is that of the short
-    ones: a change is followed within seconds, and noise is not.
+    ones: a change is followed within seconds, and noise is not. Windows have 2, 4, 8 values, and so
+    on, up to `longest`.
 
-    >>> consistent_mean([10.0] * 60 + [11.0, 9.0, 12.0, 8.0], ahead=5)
+    >>> consistent_mean([10.0] * 60 + [11.0, 9.0, 12.0, 8.0])
     10.0
-    >>> consistent_mean([10.0] * 60 + [20.0] * 4, ahead=5)
+    >>> consistent_mean([10.0] * 60 + [20.0] * 4)
     20.0
     """
     sums: list[tuple[int, float]] = []  # by window, the shortest first
     mean = values[-1]
-    for window in _WINDOWS:
-        if window > len(values):
-            break
+    window = 2
+    while window <= min(longest, len(values)):
         total = sum(values[-window:])
         expected = total / window
         if all(_is_consistent(part, length, expected, window) for length, part in sums):
             mean = expected
         sums.append((window, total))
+        window *= 2
     return mean
 
 
@@ -118,11 +124,12 @@ class FleetSize:
         self._concurrency = concurrency
         self._ready_after_ns = ready_after_ns
         self._own_per_s = own_per_s
-        window_ns = _WINDOWS[-1] * _BUCKET_NS
-        self._forecast = ArrivalForecaster(consistent_mean, _BUCKET_NS, window_ns)
+        # Of all gateways: each arrival counts for as many as there were when it came.
+        self._counts = ArrivalCounts(_BUCKET_NS, _WINDOW_MAX * _BUCKET_NS)
         self._has_arrivals = False
         self._settled_ns = 0  # from when on the forecast is trusted to release nodes
-        self._step: int | None = None  # the rounded rate of the last estimate
+        # Of the last estimate: the rounded rate, and whether gateways share the nodes.
+        self._step: tuple[int, bool] | None = None
         self._servers = 0
         self._held: deque[tuple[int, int]] = deque()  # (until, nodes), fewer nodes last
 
@@ -131,27 +138,36 @@ class FleetSize:
         if not self._has_arrivals:
             self._has_arrivals = True
             self._settled_ns = now_ns + SETTLED_AFTER_NS
-        self._forecast.observe(now_ns, items)
+        self._counts.observe(now_ns, items * gateways)
 
     def desired_nodes(self, now_ns: int, gateways: int = 1) -> int:
         """How many nodes to rent now, if so many gateways receive as much as this one."""
-        forecast_per_s = gateways * self._forecast.ahead(now_ns, self._ready_after_ns)
-        # Counts of one gateway vary more, relative to the rate, than those of all gateways do.
-        forecast_per_s += sqrt((gateways - 1) * forecast_per_s / _WINDOW_S)
+        forecast_per_s = self._forecast_per_s(now_ns, gateways)
         rate_per_s = forecast_per_s - self._own_per_s
-        nodes = ceil(self._servers_for(rate_per_s) / self._concurrency)
+        nodes = ceil(self._servers_for(rate_per_s, gateways > 1) / self._concurrency)
         nodes = self._hold(now_ns, nodes)
         if not self._has_arrivals or now_ns < self._settled_ns:
             nodes = max(nodes, self._standing)
         return min(nodes, self._nodes_max)
 
-    def _servers_for(self, rate_per_s: float) -> int:
+    def _forecast_per_s(self, now_ns: int, gateways: int) -> float:
+        """The rate of all gateways, and the deviation that counting a part of it adds."""
+        values = self._counts.buckets(now_ns)
+        if not values:
+            return 0.0
+        longest = min(gateways * _WINDOW, _WINDOW_MAX)
+        own_per_s = consistent_mean([value / gateways for value in values[-longest:]], longest)
+        per_s = gateways * own_per_s
+        return per_s + sqrt((gateways - 1) * per_s / longest)
+
+    def _servers_for(self, rate_per_s: float, is_shared: bool) -> int:
         if rate_per_s <= 0.0:
             return 0
-        step = round(_STEPS_PER_E * log(rate_per_s))
+        step = (round(_STEPS_PER_E * log(rate_per_s)), is_shared)
         if step != self._step:
             self._step = step
-            quantile = 1.0 - (1.0 - self._slo.quantile) / 2
+            part = PLANNED_MISSES_SHARED if is_shared else PLANNED_MISSES
+            quantile = 1.0 - part * (1.0 - self._slo.quantile)
             for_good = replace(self._slo, rate_tolerance=1.0, quantile=quantile)
             least = self._least(rate_per_s, for_good)
             if self._slo.rate_tolerance > 1.0:

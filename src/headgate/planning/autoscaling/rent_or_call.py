@@ -299,7 +299,7 @@ class NodeAutoscaler:
             self._asked_ns[function_id] = now_ns
             fleet = self._fleets.get(function_id)
             if fleet is not None:
-                fleet.on_arrival(now_ns, items)
+                fleet.on_arrival(now_ns, items, gateways)
                 continue
             for demand in demands:
                 own = self._own.get(demand.pool.id)

@@ -6,10 +6,10 @@ has more nodes than its share.
 
 Nodes that other gateways keep busy get no batch (`BusyNodes`). Gateways that share nodes do not see
 each other's batches. A node without a free slot refuses a batch; the gateway then asks another
-node, and this one later: the sooner, the sooner its own most urgent task must start. So it is the
-most urgent task of all gateways that is likely to get the next free slot, without a message between
-them. For the same reason a slot that is free again is left to the others for a moment, unless the
-own task is urgent. Single gateways never hold a node back.
+node, and this one later: the sooner, the sooner its own most urgent task must start, by the square
+of that time. So it is the most urgent task of all gateways that is likely to get the next free
+slot, without a message between them. For the same reason a slot that is free again is left to the
+others for a moment, unless the own task is urgent. Single gateways never hold a node back.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from headgate.core.view import View, has_free_room, is_evictable
 from headgate.planning.constants import (
     CANDIDATES_MAX,
     PRESTART_LOAD,
+    RETRY_GROWTH,
     RETRY_MAX,
     RETRY_MIN,
     RETRY_SLACK,
@@ -69,6 +70,7 @@ class BusyNodes:
         self._queues = queues
         self._rng = rng
         self.allowed: dict[int, int] = {}  # by node id; empty while none is held back
+        self._refused_id: int | None = None  # of the batch that was refused just now
         # Batches of a gateway that is gone may still run.
         self.has_had_peers = view.gateways > 1
 
@@ -76,21 +78,32 @@ class BusyNodes:
         """Remember that there were other gateways."""
         self.has_had_peers = self.has_had_peers or self._view.gateways > 1
 
-    def on_refused(self, batch: Batch) -> int | None:
-        """Hold back the node that was too busy for a batch; when to ask it again.
+    def on_refused(self, batch: Batch) -> bool:
+        """Hold back the node that was too busy for a batch; whether it is to be asked again.
 
-        None: the node has no reason to be busy, or the batch was refused too often. Then the
+        If not, the node has no reason to be busy, or the batch was refused too often. Then the
         Scheduler backs off, and counts the refusal.
         """
         node = batch.node
         if not self.has_had_peers or node is None:
-            return None
-        refusals = max(task.busy_refusals for task in batch.tasks)
-        if refusals >= _REFUSALS_MAX:
-            return None
+            return False
+        if max(task.busy_refusals for task in batch.tasks) >= _REFUSALS_MAX:
+            return False
         self.hold_back(node)
+        self._refused_id = batch.id
+        return True
+
+    def ask_again_at_ns(self, batch: Batch) -> int | None:
+        """When to ask the node again that has just refused a batch, whose tasks are queued again.
+
+        Until they are, nothing is known of how urgent they are.
+        """
+        if batch.node is None or batch.id != self._refused_id:
+            return None
+        self._refused_id = None
+        refusals = max(task.busy_refusals for task in batch.tasks)
         batch_ns = self._builds.build_of(batch).lane_ns(batch.items)
-        return self.retry_at_ns(self._slack_ns(node.pool.id), batch_ns, refusals)
+        return self.retry_at_ns(self._slack_ns(batch.node.pool.id), batch_ns, refusals)
 
     def on_freed(self, node: Node) -> int | None:
         """Hold back a node with a free slot that is left to others; when to ask it then.
@@ -139,8 +152,9 @@ class BusyNodes:
         """When to ask a node again, if the most urgent task can wait for `slack_ns`."""
         least_ns, most_ns = RETRY_MIN * batch_ns, RETRY_MAX * batch_ns
         if slack_ns == inf:  # best effort: the longer it has waited, the less often
-            most_ns *= 1.0 + RETRY_MIN * refusals
-        wait_ns = min(most_ns, max(least_ns, RETRY_SLACK * slack_ns))
+            most_ns *= 1.0 + RETRY_GROWTH * refusals
+        urgency_ns = RETRY_SLACK * slack_ns * (slack_ns / batch_ns)
+        wait_ns = min(most_ns, max(least_ns, urgency_ns))
         wait_ns = max(RETRY_MIN_NS, wait_ns * self._rng.uniform(0.75, 1.25))
         return self._view.now_ns + int(wait_ns)
 

@@ -238,8 +238,8 @@ class GatewayShare:
         as busy, it would refuse the second.
         """
         recent, slow = self._offered.erlangs(now_ns), self._offered_slow.erlangs(now_ns)
-        # Of Poisson arrivals with a memory that decays.
-        variance = max(slow, recent) * self._work_ns / (2 * GATEWAY_MEMORY * self._objective_ns)
+        # Of Poisson arrivals: of the first few, the load is hardly known.
+        variance = max(slow, recent) * self._work_ns / max(1.0, self._offered.seen_ns(now_ns))
         return slow if abs(recent - slow) <= GATEWAY_DEVIATIONS * sqrt(variance) else recent
 
     def divide(self, now_ns: int, gateways: int) -> None:
