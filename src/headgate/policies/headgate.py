@@ -184,7 +184,7 @@ class Headgate(Policy):
     def _offer_given_up(self) -> None:
         """Offer what was given up to the free nodes of its other pools, for no event follows."""
         while self._queues.given_up:
-            self._offer_best_effort(self._queues.given_up.pop())
+            self._offer_best_effort(self._queues.take_given_up())
 
     def _offer(self, build: Build) -> bool:
         """Offer a free node that can take a build to the most urgent tasks of its pool."""

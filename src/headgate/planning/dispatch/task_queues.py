@@ -315,6 +315,10 @@ class TaskQueues:
         self.push(task, None)
         self.given_up.append(task.function.id)
 
+    def take_given_up(self) -> int:
+        """One of `given_up`."""
+        return self.given_up.pop()
+
     def needing_nodes(self) -> list[int]:
         """The functions with a task that waits and that no call can carry."""
         return [
