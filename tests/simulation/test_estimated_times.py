@@ -50,6 +50,23 @@ def test_a_function_that_no_node_has_loaded_is_tried_too(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+def test_a_pool_that_is_never_idle(seed: int) -> None:
+    """Twenty nodes, of which another function keeps twelve busy: a free one is enough to try."""
+    estimate = {"exec_time": "60ms", "exec_time_estimated": True, "prewarm_nodes": 20}
+    config = declare(
+        functions={"f": estimate, "other": {"exec_time": "30ms", "prewarm_nodes": 20}},
+        pools={"cpu": {"nodes": 20}},
+        slo={"latency": "50ms"},
+    )
+    others = Stream("poisson:rate=400/s", "other")
+    streams = (Stream("poisson:rate=10/s", "f", begins_s=1.0), others)
+    truth = GroundTruthConfig("lognormal", cv=0.1, scale=(0.2, 1.0))
+    score = run_world(config, streams, 30.0, policy="headgate", seed=seed, truth=truth)
+    assert score.attainment("f") >= 0.9
+    assert score.kept() >= 0.99
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_right_measurement_is_tried_ever_less_often(seed: int) -> None:
     """Of 1,200 requests that are all late, few are tried: 0.1 s, 0.2 s, 0.4 s, ... apart."""
     score = run(1.0, seed, estimated=True)

@@ -291,7 +291,7 @@ def check_log_path(path: Path) -> None:
     if path.is_dir():
         problem = "is a directory"
     elif not path.parent.is_dir():
-        problem = f"{path.parent} is not a directory"
+        problem = f"cannot be written: {path.parent} is not a directory"
     elif path.is_file() and path.stat().st_size and not is_log(path):
         problem = "exists and is not an event log"
     elif not os.access(path if path.exists() else path.parent, os.W_OK):

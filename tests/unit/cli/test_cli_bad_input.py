@@ -260,7 +260,7 @@ def test_a_policy_about_functions_where_there_are_none(tmp_path: Path, command: 
         (("--tls-certificate", "app.yaml"), "serve.tls_certificate: '{}/app.yaml': is not a cert"),
         (("--log", "app.yaml"), "app.yaml: --log: exists and is not an event log (allowed: a new"),
         (("--log", "."), ".: --log: is a directory"),
-        (("--log", "missing/run.log"), "missing/run.log: --log: missing is not a directory"),
+        (("--log", "missing/run.log"), "missing/run.log: --log: cannot be written: missing is not"),
     ],
 )
 def test_files_of_a_server_are_checked_before_models_load(

@@ -294,14 +294,19 @@ class AdmissionControl:
         What was learnt are the times of recent batches, and profiles that are estimates.
         """
         now_ns, pipeline = self._view.now_ns, request.pipeline
-        if now_ns < self._probe_ns[pipeline.id] or not self._is_idle(request):
+        if now_ns < self._probe_ns[pipeline.id]:
+            return None
+        is_idle = self._is_idle(request)
+        if not is_idle and not self._builds.is_estimated_and_free(request):
             return None
         promises: list[Promise] = []
         for task in request.tasks:
             usable = [
                 b
                 for b in self.budgets.cheapest_first(task)
-                if b.warm_pool is None and self._builds.is_usable(b) and self._may_probe_on(b)
+                if b.warm_pool is None
+                and self._builds.is_usable(b)
+                and self._builds.may_probe_on(b)
             ]
             if not usable or request.items > usable[0].items_max:
                 return None
@@ -318,21 +323,12 @@ class AdmissionControl:
             return None
         times_ns = [float(promise.work_ns) for promise in promises]
         is_late = now_ns + max(pipeline.longest_to(times_ns)) > request.deadline_ns
-        if is_late and not self._may_be_wrong(request, builds, times_ns):
+        if not (self._may_be_wrong(request, builds, times_ns) if is_late else is_idle):
             return None
         self._probe_ns[pipeline.id] = now_ns + PROBE_EVERY * (request.deadline_ns - now_ns)
         for promise in promises:
             promise.book(self._view.now_ns)
         return promises
-
-    def _may_probe_on(self, build: Build) -> bool:
-        """Whether a probe would run soon; or else start what nothing but its estimate has kept off.
-
-        It takes no memory from others.
-        """
-        if self._builds.has_instance(build):
-            return True
-        return build.variant.profile.is_estimate and self._builds.may_start_now(build)
 
     def _may_be_wrong(self, request: Request, builds: list[Build], times_ns: list[float]) -> bool:
         """Whether to try a request that is late by its profiles: estimates alone rule it out."""

@@ -489,6 +489,31 @@ class Builds:
         """Whether a node of the pool holds the build or is starting it."""
         return self.count_instances(build) > 0
 
+    def is_estimated_and_free(self, request: Request) -> bool:
+        """Whether each stage has a build with estimated times, a free lane and nobody waiting.
+
+        A large pool is hardly ever idle: for what never ran there, a free lane has to do.
+        """
+        now_ns = self._view.now_ns
+        return all(
+            any(
+                build.variant.profile.is_estimate
+                and build.calendar.work_ns == 0
+                and build.narrowest.has_free_lane(now_ns)
+                for build in self.of_function[task.function.id]
+            )
+            for task in request.tasks
+        )
+
+    def may_probe_on(self, build: Build) -> bool:
+        """Whether a probe would run soon; or else start what nothing but its estimate has kept off.
+
+        It takes no memory from others.
+        """
+        if self.has_instance(build):
+            return True
+        return build.variant.profile.is_estimate and self.may_start_now(build)
+
     def is_usable(self, build: Build) -> bool:
         """Whether a build can run at all: there are nodes, and it can be loaded."""
         if build.warm_pool is not None:
