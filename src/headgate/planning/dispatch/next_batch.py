@@ -319,8 +319,9 @@ class Dispatcher:
 
         It goes to this node if the node has room for the shape, or else to another one.
         """
-        shapes, promise = self._shapes, self._admission.booked(task)
-        waiting = task.request.items if task.must_run_alone else queue.items
+        if task.must_run_alone:
+            return self._alone(queue, task, build, node)
+        shapes, promise, waiting = self._shapes, self._admission.booked(task), queue.items
         if self._waits.get(build.id) == (self._view.now_ns, task.id, waiting):
             return None  # nothing has changed
         left_ns, z = _NO_LIMIT_NS, 0.0
@@ -328,7 +329,7 @@ class Dispatcher:
             left_ns, z = self._admission.left_ns(task), self._admission.sent_z(task)
         best = shapes.choose(build, task, waiting, left_ns, z)
         if best is not None:
-            if promise is not None and not task.must_run_alone:
+            if promise is not None:
                 at_ns = shapes.hold_until_ns(build, task, waiting, left_ns, z, best.cost)
                 if at_ns > self._view.now_ns:
                     self._held[build.id] = at_ns
@@ -345,6 +346,20 @@ class Dispatcher:
             return None  # what holds the build will have room for it
         shape_id = shapes.fastest(build, task, node)  # too late for any margin
         return None if shape_id is None else Send(queue, build, node, start_ns, shape_id)
+
+    def _alone(self, queue: EdfQueue, task: Task, build: Build, node: Node) -> Send | None:
+        """A task in quarantine, in the fastest shape for which a node has room.
+
+        The others that may have killed the same worker are held until it ends, so the time of its
+        batch is time that all of them lose.
+        """
+        for shape_id in self._shapes.by_time(build, task):
+            roomy = self._placement.node_with_room(build, task, shape_id, node)
+            if roomy is not None:
+                return Send(queue, build, roomy, 0, shape_id)
+        fastest = self._shapes.fastest(build, task, node)  # of a node that does not hold the build
+        start_ns = self._builds.start_ns(build, node)
+        return None if fastest is None else Send(queue, build, node, start_ns, fastest)
 
     def to_other_pool(self, promised: Build) -> Send | None:
         """Send what waits for a build to another pool where it is in time and nothing waits."""

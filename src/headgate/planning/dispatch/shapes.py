@@ -209,14 +209,20 @@ class ShapeChooser:
 
     def fastest(self, build: Build, task: Task, node: Node) -> int | None:
         """The shape in which a task alone ends soonest on a node; None if none fits there."""
+        for shape_id in self.by_time(build, task):
+            if has_free_compute(node, build.variant, shape_id):
+                return shape_id
+        return None
+
+    def by_time(self, build: Build, task: Task) -> list[int]:
+        """The shapes that a task can pay for, the one in which it alone ends soonest first."""
         items = task.request.items
-        fitting = [
+        shape_ids = [
             (build.lane_ns_in(items, shape_id), shape_id)
             for _, shape_id, _ in self._of(build, items)
-            if has_free_compute(node, build.variant, shape_id)
-            and not self._exceeds(build, task, items, shape_id)
+            if not self._exceeds(build, task, items, shape_id)
         ]
-        return min(fitting)[1] if fitting else None
+        return [shape_id for _, shape_id in sorted(shape_ids)]
 
     def hold_until_ns(
         self, build: Build, task: Task, waiting: int, left_ns: float, z: float, cost: int
