@@ -16,7 +16,7 @@ from typing import Final, final
 
 from headgate.core.records import STAGES_MAX, Batch, Node, Task
 from headgate.core.states import TASK_READY
-from headgate.core.view import View
+from headgate.core.view import View, has_free_compute
 from headgate.planning.admission.control import AdmissionControl
 from headgate.planning.admission.spillover import Spillover
 from headgate.planning.constants import BEST_EFFORT_RETRY_NS, HEADS_EXAMINED, LATE_Z
@@ -83,6 +83,9 @@ class Dispatcher:
         self._shapes = ShapeChooser(view, builds, admission.budgets)
         self._batching = Batching(view, builds, admission, queues, self._shapes)
         self._ready: deque[Task] = deque()  # queued, and not taken by `take_ready` yet
+        # A promised task waits for more compute of the node at hand than is free. Best effort in
+        # smaller shapes would take it piece by piece, as it becomes free.
+        self._lacks_compute = False
         self._has_left = False  # a slot was left to other gateways, and best effort may wait for it
         self._held: dict[int, int] = {}  # by build id: when to look again at what waits for more
         # By build id: when its batch was found to wait, with which head and how many items.
@@ -165,8 +168,9 @@ class Dispatcher:
         send: Send | None = None
         if queues.is_best_effort_due(pool_id):
             send = self._first(node, best_effort, is_best_effort=True)
+        self._lacks_compute = False
         send = send or self._first(node, promised)
-        if send is None and node.id in self._emptied_for:
+        if send is None and (self._lacks_compute or node.id in self._emptied_for):
             return None
         send = send or self._from_other_pool(node)
         if send is None and self._builds.is_left_to_others(pool_id):
@@ -269,6 +273,10 @@ class Dispatcher:
         if task.request.items > build.items_max:
             return self.to_faas(task.function.id)  # perhaps no node can take it
         if not self._placement.suits(node, build):
+            has_choice = len(build.shape_ids) > 1  # of one shape alone, `_has_lane` keeps the room
+            if has_choice and not is_best_effort and build.variant.id in node.instances:
+                smallest = build.shape_ids[0]
+                self._lacks_compute |= not has_free_compute(node, build.variant, smallest)
             return None
         if is_best_effort and not self._leaves_lanes(task, build):
             return None
@@ -343,6 +351,8 @@ class Dispatcher:
         if choice is not None:
             return Send(queue, build, node, start_ns, choice.shape_id, choice)
         if best is not None or start_ns > 0:
+            if promise is not None and start_ns == 0:
+                self._lacks_compute = True
             return None  # what holds the build will have room for it
         shape_id = shapes.fastest(build, task, node)  # too late for any margin
         return None if shape_id is None else Send(queue, build, node, start_ns, shape_id)
