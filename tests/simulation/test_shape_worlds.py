@@ -164,6 +164,10 @@ def test_a_rented_node_holds_several_instances_that_run_one_batch_each() -> None
     score = run({"f": function}, pools, {"f": 800}, "20s", slo={"latency": "975ms"})
     assert score.share > 0.9
     assert score.keeps
+    # One node serves 200 requests per second: the other one is not rented for those.
+    light = run({"f": function}, pools, {"f": 100}, "60s", slo={"latency": "975ms"})
+    assert light.keeps
+    assert light.cost_usd < 1.2 * 60 / 3_600
 
 
 def test_best_effort_leaves_promised_work_the_room_that_it_waits_for() -> None:
