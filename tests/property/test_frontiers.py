@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.planning.frontier.configs import InfeasibleError, StageConfig
-from headgate.planning.frontier.decision import StageDecider
 from headgate.planning.frontier.graph import StageGraph
 from headgate.planning.frontier.pareto import (
     Frontier,
@@ -107,15 +106,3 @@ def test_the_search_finds_the_cheapest_paths(
             assert not expected
         else:
             assert [path.cost for path in found.paths] == expected
-
-
-@given(st.lists(configs, min_size=2, max_size=4), numbers)
-def test_a_decision_continues_the_optimal_plan(stages: list[Configs], budget_ns: int) -> None:
-    """The first stage of a chain, decided alone, costs what the plan of all stages costs."""
-    chain = StageGraph([[] if index == 0 else [index - 1] for index in range(len(stages))])
-    pipeline = PipelineFrontier(chain, stages)
-    decision = StageDecider(pipeline, 0).decide(budget_ns)
-    index = pipeline.whole.cheapest_within(budget_ns)
-    assert (decision is None) == (index is None)
-    if decision is not None and index is not None:
-        assert decision.cost == pipeline.whole.costs[index]

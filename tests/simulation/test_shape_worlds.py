@@ -147,3 +147,51 @@ def test_what_starts_at_once_may_take_the_place_of_what_is_idle() -> None:
     assert score.share > 0.8
     assert score.counts
     assert score.keeps
+
+
+def test_a_rented_node_holds_several_instances_that_run_one_batch_each() -> None:
+    """Seven instances of a seventh of the GPU, where plans ordered one per node (world 50058)."""
+    function = {
+        "cpus": 1,
+        "gpu_share": "1/7",
+        "exec_time": "35ms",
+        "cold_start": "490ms",
+        "prewarm_nodes": 2,
+        "shapes": [{"cpus": 8, "gpu_share": "7/7", "exec_time": "24ms"}],
+    }
+    pool = {"nodes": 2, "slots": 8, "cpus": 8, "gpu_share": "7/7", "elastic": True}
+    pools = {"gpu": {**pool, "boot_time": "1s", "idle_timeout": "5s", "price": "$1/h"}}
+    score = run({"f": function}, pools, {"f": 800}, "20s", slo={"latency": "975ms"})
+    assert score.share > 0.9
+    assert score.keeps
+    # One node serves 200 requests per second: the other one is not rented for those.
+    light = run({"f": function}, pools, {"f": 100}, "60s", slo={"latency": "975ms"})
+    assert light.keeps
+    assert light.cost_usd < 1.2 * 60 / 3_600
+
+
+def test_best_effort_leaves_promised_work_the_room_that_it_waits_for() -> None:
+    """A stage of half a node, beside best effort that takes every CPU that is free (50023)."""
+    functions = {
+        "wide": {
+            "cpus": 8,
+            "exec_time": "14ms",
+            "concurrency": 8,
+            "shapes": [{"cpus": 4, "exec_time": "15ms"}],
+        },
+        "narrow": {
+            "cpus": 1,
+            "exec_time": "300ms",
+            "concurrency": 8,
+            "shapes": [{"cpus": 2, "exec_time": "200ms"}],
+        },
+    }
+    pools = {"cpu": {"nodes": 2, "slots": 8, "cpus": 8}}
+    pipelines = {
+        "soon": {"stages": {"s": {"function": "wide"}}, "slo": {"latency": "300ms"}},
+        "any": {"stages": {"s": {"function": "narrow"}}},
+    }
+    score = run(functions, pools, {"soon": 60, "any": 100}, "20s", pipelines=pipelines)
+    assert score.share > 0.9
+    assert score.keeps
+    assert score.serves_best_effort

@@ -145,20 +145,6 @@ class View:
         is_loaded = instance is not None and instance.holds_compute
         return is_loaded or can_free_compute(node, variant, shape_id)
 
-    def interference(self, node: Node, variant: Variant) -> float:
-        """The factor on the time of a batch of a variant beside what runs on a node now.
-
-        Factors are measured for pairs; they multiply. O(instances on the node).
-        """
-        factor = 1.0
-        if variant.interference:
-            for group in node.by_variant.values():
-                for instance in group:
-                    if instance.running:
-                        each = variant.interference[instance.variant.function_id]
-                        factor *= each**instance.running
-        return factor
-
     def load_retry_ns(self, pipeline: Pipeline) -> int:
         """Time until every unloadable function of a pipeline was retried; 0 if there is none."""
         longest_ns = 0

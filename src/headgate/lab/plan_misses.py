@@ -2,7 +2,7 @@
 
 `orion` and `aquatope` plan a request once. When one of its stages is dispatched, time has passed,
 other requests wait, and other resources are free. `PlanMisses` watches a run and asks, for every
-dispatch, what the frontier of the rest would choose now (`StageDecider`): in the time left, for at
+dispatch, what the frontier of the rest would choose now: in the time left, for at
 most as many items as wait, among what fits the free compute. A planned batch size is a limit: fewer
 items may wait. A plan *misses* for the first of these reasons that holds:
 
@@ -40,7 +40,6 @@ from headgate.core.states import TaskState
 from headgate.core.view import View
 from headgate.planning.frontier.candidates import node_candidates, pipeline_graph, priced, visits
 from headgate.planning.frontier.configs import StageConfig
-from headgate.planning.frontier.decision import Decision, StageDecider
 from headgate.planning.frontier.pipeline import PipelineFrontier
 from headgate.sim.interfaces import Observer
 from headgate.sim.run import Setup, build_scheduler
@@ -123,7 +122,6 @@ class PlanMisses(Observer):
         self._policy = policy
         app = priced(setup.app)
         self._frontiers = [_frontier(app, pipeline) for pipeline in app.pipelines]
-        self._deciders: dict[tuple[int, int, int], StageDecider] = {}
         self.stages = [[StageMisses() for _ in pipeline.stages] for pipeline in app.pipelines]
 
     @property
@@ -191,31 +189,24 @@ class PlanMisses(Observer):
         def is_planned(config: StageConfig) -> bool:
             return config.batch == size and (config.build, config.place, config.shape_id) == key
 
-        decider = self._decider(request.pipeline.id, stage, waiting)
+        frontier = self._frontiers[request.pipeline.id].capped(waiting)
         left_ns = request.deadline_ns
         if left_ns < NEVER_NS:
             left_ns -= self._scheduler.view.now_ns
-        best = decider.decide(left_ns, batch_max=waiting, fits=fits)
-        if best is None:
-            soonest = decider.fastest(batch_max=waiting, fits=fits)
-            own = decider.fastest(batch_max=waiting, fits=is_planned)
-            if soonest is not None and (own is None or _end_ns(own) > _end_ns(soonest)):
+        possible = [config for config in frontier.configs[stage] if fits(config)]
+        own = [config for config in possible if is_planned(config)]
+        least = _least_cost(frontier, stage, possible, left_ns)
+        if least is None:
+            soonest_ns = _soonest_ns(frontier, stage, possible)
+            if soonest_ns < _soonest_ns(frontier, stage, own):
                 return "late"
         else:
-            own = decider.decide(left_ns, batch_max=waiting, fits=is_planned)
-            if own is None:
+            cost = _least_cost(frontier, stage, own, left_ns)
+            if cost is None:
                 return "late"
-            if own.cost > best.cost:
+            if cost > least:
                 return "cost"
         return "batch" if size < planned.batch else ""
-
-    def _decider(self, pipeline_id: int, stage: int, waiting: int) -> StageDecider:
-        frontier = self._frontiers[pipeline_id].capped(waiting)
-        largest = max(config.batch for configs in frontier.configs for config in configs)
-        key = (pipeline_id, stage, largest)
-        if key not in self._deciders:
-            self._deciders[key] = StageDecider(frontier, stage)
-        return self._deciders[key]
 
 
 def _frontier(app: App, pipeline: Pipeline) -> PipelineFrontier:
@@ -223,5 +214,24 @@ def _frontier(app: App, pipeline: Pipeline) -> PipelineFrontier:
     return PipelineFrontier(pipeline_graph(pipeline), candidates, visits=visits(pipeline))
 
 
-def _end_ns(decision: Decision) -> int:
-    return decision.config.time_ns + decision.rest_ns
+def _least_cost(
+    frontier: PipelineFrontier, stage: int, configs: Sequence[StageConfig], left_ns: int
+) -> int | None:
+    """Return the least cost of a stage and all behind it in the time left; None: none is in time.
+
+    Each configuration is priced with the frontier of the rest. O(configurations log points).
+    """
+    rests = frontier.rest(stage)
+    costs: list[int] = []
+    for config in configs:
+        rest = rests[config.place]
+        index = rest.cheapest_within(left_ns - config.time_ns)
+        if index is not None:
+            costs.append(frontier.weighted_cost(stage, config) + rest.costs[index])
+    return min(costs, default=None)
+
+
+def _soonest_ns(frontier: PipelineFrontier, stage: int, configs: Sequence[StageConfig]) -> int:
+    """Return the least time of a stage and all behind it; `NEVER_NS` without a configuration."""
+    rests = frontier.rest(stage)
+    return min((c.time_ns + rests[c.place].fastest_ns for c in configs), default=NEVER_NS)

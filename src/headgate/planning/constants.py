@@ -48,6 +48,9 @@ LATENCY_SHARE: Final = 0.7
 MIX_STEP: Final = 0.01
 # With 4.0, the scarcer of the two counts alone if 12 % more of it are taken than of the other.
 MIX_GAIN: Final = 4.0
+# Observed times of a build, relative to those in its frontiers, beyond which these are built anew:
+# as much as a single service time is taken to deviate (`TIME_DEVIATION`).
+DRIFT: Final = 0.1
 # Time constant of the rate at which tasks arrive, where batches wait for more of them.
 RATE_MEMORY_NS: Final = 2 * SECOND_NS
 

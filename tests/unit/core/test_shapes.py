@@ -32,17 +32,13 @@ def make(
     *,
     host_memory_bytes: int = 0,
     concurrency: int = 1,
-    interference: tuple[float, ...] = (),
 ) -> App:
-    """Two functions in shapes 0 (small), 1 (large, batches of one) and 2 (more than a node).
-
-    Only the first function suffers from interference.
-    """
+    """Two functions in shapes 0 (small), 1 (large, batches of one) and 2 (more than a node)."""
     more = (ShapeTimes(LARGE, (6,)), ShapeTimes(HUGE, (1,)))
     profile = Profile((10, 18), memory_bytes=10)
     functions = []
-    for id, factors in enumerate((interference, ())):
-        variant = Variant(id, f"v{id}", id, (0,), profile, SMALL, concurrency, more, factors)
+    for id in range(2):
+        variant = Variant(id, f"v{id}", id, (0,), profile, SMALL, concurrency, more)
         functions.append(Function(id, f"f{id}", (variant,)))
     pool = Pool(
         0, "gpu", slots=8, cpu_milli=4_000, gpu_sevenths=7, compute=compute, memory_bytes=100,
@@ -319,16 +315,3 @@ def test_validate_finds_compute_that_is_miscounted(make_rig: type[Rig]) -> None:
     with pytest.raises(InvariantError, match="instance 0 holds no compute"):
         Validator(rig.view).check()
     instance.holds_compute = True
-
-
-def test_the_factors_of_what_runs_beside_a_batch_multiply(make_rig: type[Rig]) -> None:
-    """v0 takes 1.5 times as long beside each batch of f1, and 1.2 times beside one of its own."""
-    app = make(Compute.PER_BATCH, concurrency=2, interference=(1.2, 1.5))
-    first, second = app.variants
-    rig = make_rig_of(make_rig, app)
-    node = rig.view.nodes[0]
-    assert rig.view.interference(node, first) == 1.0
-    for task_id in (256, 768, 0):
-        send(rig, task_id)
-    assert rig.view.interference(node, first) == pytest.approx(1.5 * 1.5 * 1.2)
-    assert rig.view.interference(node, second) == 1.0

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
+from random import Random
 from typing import final
 
 import pytest
 from planning_rig import MS, PlanningRig, make_app
 
 from headgate.core.model import App, Pool, Profile, Shape, ShapeTimes
-from headgate.core.records import Task
+from headgate.core.records import Node, Task
 from headgate.planning.dispatch.shapes import ShapeChooser
-from headgate.planning.frontier.candidates import planned_shapes
+from headgate.planning.frontier.candidates import planned_shapes, priced, stage_candidates
 from headgate.planning.pools.build import Build
 
 # One seventh of a GPU: 40 ms for one item, 10 ms more for each other one. Five: a quarter of that.
@@ -176,3 +178,94 @@ def test_work_is_counted_in_the_compute_that_is_scarce() -> None:
         build.learn_mix(1, 1)
     assert build.weight_of(1) == pytest.approx(5.0)
     assert build.weight_of(0) == pytest.approx(1.0)
+
+
+RANDOM_SHAPES = (Shape(1_000, 1), Shape(4_000, 1), Shape(1_000, 4), Shape(8_000, 7))
+
+
+def random_rig(rng: Random, stages: int) -> PlanningRig:
+    """A chain of functions with random times in four shapes, and batches of up to four items."""
+    pool = replace(POOL, cpu_usd_per_hour=0.5, bytes_per_s=0.0)
+    chain = [(index, (index - 1,) if index else ()) for index in range(stages)]
+    app = make_app([Profile(SLOW[:4])] * stages, pool, latency_ms=1e6, pipelines=[chain])
+    for function in app.functions:
+        tables = []
+        for shape in RANDOM_SHAPES:
+            step = rng.randint(1, 5)
+            first = rng.randint(1, 60)
+            tables.append(ShapeTimes(shape, tuple(int((first + step * i) * MS) for i in range(4))))
+        variant = replace(
+            function.variants[0],
+            profile=Profile(tables[0].exec_ns),
+            shape=tables[0].shape,
+            concurrency=7,
+            more_shapes=tuple(tables[1:]),
+        )
+        object.__setattr__(function, "variants", (variant,))
+    return PlanningRig(App(app.functions, app.pipelines, (pool,)))
+
+
+def by_brute_force(
+    rig: PlanningRig, stage: int, items: int, left_ns: int, room: Shape, ratios: list[float]
+) -> int | None:
+    """The least cost of a batch and all behind it, of all combinations that are in time."""
+    app = priced(rig.view.app)
+    size = 1 << (items - 1).bit_length()  # what follows is in batches of up to so many
+    lists = []
+    for number, function in enumerate(app.functions[stage:]):
+        candidates = [c for c in stage_candidates(app, function) if c.batch <= size]
+        if number == 0:
+            candidates = [
+                c
+                for c in candidates
+                if c.batch == items
+                and c.cpu_milli <= room.cpu_milli
+                and c.gpu_sevenths <= room.gpu_sevenths
+            ]
+        ratio = ratios[stage + number]
+        lists.append([(round(c.time_ns * ratio), round(c.cost * ratio)) for c in candidates])
+    costs = [
+        sum(cost for _, cost in chosen)
+        for chosen in product(*lists)
+        if sum(time_ns for time_ns, _ in chosen) <= left_ns
+    ]
+    return min(costs, default=None)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_choice_is_the_cheapest_of_all_combinations_that_are_in_time(seed: int) -> None:
+    rng, answers = Random(seed), 0
+    rig = random_rig(rng, 3)
+    shapes = ShapeChooser(rig.view, rig.builds, rig.admission.budgets)
+    ratios = [1.0, 1.0, 1.0]
+    node = Node(0, "n", POOL, ())
+    for number in range(120):
+        if number == 60:  # one function is found to take twice as long, another half as long
+            ratios = [1.0, 2.0, 0.5]
+            for index, ratio in enumerate(ratios):
+                rig.build(index).ratio = ratio
+                shapes.on_observed(rig.build(index))
+        stage, items = rng.randrange(3), rng.randint(1, 4)
+        room = Shape(1_000 * rng.choice((1, 4, 8, 16)), rng.choice((1, 3, 5, 7)))
+        node.cpu_milli_used = POOL.cpu_milli - room.cpu_milli
+        node.gpu_sevenths_used = POOL.gpu_sevenths - room.gpu_sevenths
+        left_ns = rng.randint(1, 250 * MS)
+        task = rig.ask(items=items, due_ms=1e6).tasks[stage]
+        found = shapes.choose(rig.build(stage), task, items, left_ns, 0.0, node)
+        least = by_brute_force(rig, stage, items, left_ns, room, ratios)
+        assert (None if found is None else found.cost) == least
+        answers += found is not None
+    assert 20 < answers < 115
+
+
+def test_only_what_has_drifted_far_is_built_anew() -> None:
+    """What follows takes twice as long: the first stage has to be faster for it."""
+    rig = ShapesRig(latency_ms=200)
+    assert rig.choose(81) == (0, 1)
+    second = rig.rig.build(1)
+    second.ratio = 1.05  # within the spread: what follows is stretched
+    rig.shapes.on_observed(second)
+    assert rig.choose(83) == (0, 1)
+    second.ratio = 2.0
+    rig.shapes.on_observed(second)
+    assert [rig.choose(left_ms) for left_ms in (121, 61, 59)] == [(0, 1), (0, 1), (1, 1)]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+from stage_rig import StageRig, make_function
+
 from headgate.core.actions import Action, Dispatch, SetTimer, Settle, StartInstance
 from headgate.core.event_log import to_wire
 from headgate.core.events import (
     BatchFinished,
+    BatchLost,
     BatchRefused,
     Event,
     InstanceStarted,
@@ -314,3 +318,18 @@ def test_a_busy_node_is_asked_again_by_the_urgency_of_the_task_that_it_refused()
         waits_ms.append(timer.at_ns / MS - refused_ms)
     assert 10 < waits_ms[0] <= 25
     assert 0 < waits_ms[1] < 4
+
+
+@pytest.mark.parametrize("slo_ms", [1_000, 45])
+def test_a_task_in_quarantine_runs_in_its_fastest_shape(slo_ms: int) -> None:
+    """The task that ran beside it when their node died is held until it ends.
+
+    The small shape takes twice as long, and costs less. With 45 ms none of the two can be in time
+    any more when the node dies after 40 ms, which is no reason to take the time of the other one.
+    """
+    rig = StageRig([make_function(0)], slo_ms, policy="headgate", nodes=2)
+    together = rig.arrive(0, 0) + rig.arrive(0, 1)
+    assert {(each.node_id, each.shape_id) for each in together} == {(0, 0)}
+    assert sum(each.items for each in together) == 2
+    again = [each for lost in together for each in rig.at(40, BatchLost(lost.batch_id))]
+    assert [(each.node_id, each.shape_id, each.items) for each in again] == [(1, 1, 1)]

@@ -5,8 +5,9 @@ Four kinds of measurement, all in this process and on the same tables of candida
 - *frontiers*: building the frontiers of a pipeline and of the rest behind each of its stages, and
   rebuilding them after the profile of a stage in the middle has changed; exactly, and once with a
   tolerance of 1 %;
-- *decisions*: choosing the configuration of a stage, with everything free and with a few nodes
-  that have little free, for random times left and queue lengths;
+- *decisions*: what the policy `headgate` does to choose the shape and the size of a batch for a
+  stage (`ShapeChooser`), with everything free and on a node that has little free, for random times
+  left and queue lengths;
 - *searches*: ESG_1Q at strict, moderate and relaxed objectives, of which a random part up to a
   tenth has passed. Its time includes sorting the candidates, because the queue length changes
   which there are. *Plain* is the search without the three steps that the paper does not have
@@ -19,8 +20,8 @@ Four kinds of measurement, all in this process and on the same tables of candida
 
 Objectives are 0.8, 1.0 and 1.2 times the time at the smallest configuration, as in the paper. In
 the measured tables that time is close to the shortest, because a single image decodes no faster on
-more cores; there they are 1.2, 1.5 and 2.5 times the fastest path. Decisions are timed by the
-clock; builds and searches, which others may interrupt on a shared machine, in CPU time.
+more cores; there they are 1.2, 1.5 and 2.5 times the fastest path. All times are CPU time, because
+others may interrupt on a shared machine.
 
 Tables are *measured* (batch x vCPU x GPU share) or follow a scaling *law*, an assumption, from
 times at the smallest configuration as recalled from the ESG paper (`headgate.lab.stage_configs`).
@@ -30,33 +31,49 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import nan, prod
 from pathlib import Path
-from random import Random
 from statistics import median
-from time import perf_counter_ns, thread_time_ns
+from time import thread_time_ns
 from typing import TYPE_CHECKING, Final, final
 
 from headgate.core.actions import Action
+from headgate.core.clock import HOUR_NS, NEVER_NS
 from headgate.core.events import Event
-from headgate.core.model import Pipeline, Shape
+from headgate.core.model import App, Pipeline
+from headgate.core.records import Node, Request
 from headgate.core.rng import stream
+from headgate.core.scheduler.scheduler import Scheduler
 from headgate.lab.experiments import Check, Progress, Result, Row
 from headgate.lab.experiments.esg_cluster.environment import CELLS, ClusterScenario
-from headgate.lab.experiments.esg_cluster.profiles import MEASURED, RECALLED
+from headgate.lab.experiments.esg_cluster.profiles import (
+    MEASURED,
+    RECALLED,
+    FunctionTable,
+    ProfileSet,
+    build_app,
+)
 from headgate.lab.figures import draw_lines, write_figures
 from headgate.lab.harness import PolicyCase
-from headgate.lab.stage_configs import ESG_BASE_MS, law_configs, measured_configs
+from headgate.lab.stage_configs import ESG_BASE_MS, Prices, law_configs, measured_configs
 from headgate.metrics.report.style import add_legend_below, new_figure, number_log_axis, style_axes
-from headgate.planning.frontier.candidates import node_candidates, pipeline_graph, priced
+from headgate.planning.admission.cost_budgets import CostBudgets
+from headgate.planning.dispatch.shapes import ShapeChooser
+from headgate.planning.frontier.candidates import (
+    node_candidates,
+    pipeline_frontier,
+    pipeline_graph,
+    priced,
+)
 from headgate.planning.frontier.configs import InfeasibleError, StageConfig
-from headgate.planning.frontier.decision import StageDecider, fits_any
 from headgate.planning.frontier.graph import StageGraph
 from headgate.planning.frontier.pipeline import PipelineFrontier
 from headgate.planning.frontier.slo_split import shares_of_rest, split_slo
+from headgate.planning.pools.builds import Builds
 from headgate.planning.rivals.esg_search import ConfigPath, EsgSearch, brute_force
 from headgate.planning.rivals.orion_search import OrionSearch
-from headgate.policies import esg, orion
+from headgate.policies import esg, find_policy, orion
 from headgate.sim.interfaces import Observer
 from headgate.sim.run import Setup, build_scheduler
 
@@ -95,6 +112,7 @@ _BASE_CONFIGS: Final = 252
 _BUDGETED: Final = (125, 252)  # configurations at which the build has a budget
 _BUILDS: Final = 7
 _DECISIONS: Final = 20_000
+_WARM_UP: Final = 4_000
 _SEARCHES: Final = 200  # per application
 _PLAIN_SEARCHES: Final = 4
 _PATHS: Final = 5  # K of ESG_1Q
@@ -126,7 +144,6 @@ class _Built:
     points: int
     build_ms: float
     rebuild_ms: float
-    deciders_ms: float  # what decisions need beside the frontiers, for all stages
 
     def row(self) -> Row:
         return {
@@ -137,7 +154,6 @@ class _Built:
             "points": self.points,
             "build_ms": round(self.build_ms, 2),
             "rebuild_ms": round(self.rebuild_ms, 2),
-            "deciders_ms": round(self.deciders_ms, 2),
         }
 
 
@@ -200,7 +216,7 @@ def run(*, progress: Progress, out: Path | None = None) -> Result:
             progress(f"{table}: {stages} stages x {configs} configurations")
             candidates = _chain(table, stages, configs)
             built.append(_measure_build(table, candidates))
-            decided += _measure_decisions(table, candidates)
+            decided += _measure_decisions(table, stages, configs)
             searched.append(_measure_chain_search(table, candidates))
     progress("a tolerance")
     large = _chain("law", _BASE_STAGES, _BASE_CONFIGS)
@@ -263,7 +279,7 @@ def _graph(stages: int) -> StageGraph:
 def _measure_build(table: str, candidates: Candidates, tolerance: float = 0.0) -> _Built:
     stages = len(candidates)
     graph = _graph(stages)
-    builds, rebuilds, prepared = [], [], []
+    builds, rebuilds = [], []
     pipeline = PipelineFrontier(graph, candidates)
     drifting = stages // 2
     for number in range(_BUILDS):
@@ -271,9 +287,6 @@ def _measure_build(table: str, candidates: Candidates, tolerance: float = 0.0) -
         pipeline = PipelineFrontier(graph, candidates, tolerance=tolerance)
         _build_all(pipeline)
         builds.append(thread_time_ns() - started)
-        started = thread_time_ns()
-        assert all(StageDecider(pipeline, stage).configs for stage in range(stages))
-        prepared.append(thread_time_ns() - started)
         factor = 1.01 + 0.01 * number
         drifted = [_slower(config, factor) for config in candidates[drifting]]
         started = thread_time_ns()
@@ -287,7 +300,6 @@ def _measure_build(table: str, candidates: Candidates, tolerance: float = 0.0) -
         len(pipeline.whole),
         median(builds) / 1e6,
         median(rebuilds) / 1e6,
-        median(prepared) / 1e6,
     )
 
 
@@ -307,35 +319,51 @@ def _slower(config: StageConfig, factor: float) -> StageConfig:
     )
 
 
-def _measure_decisions(table: str, candidates: Candidates) -> list[_Decided]:
-    pipeline = PipelineFrontier(_graph(len(candidates)), candidates)
-    deciders = [StageDecider(pipeline, stage) for stage in range(len(candidates))]
+def _measure_decisions(table: str, stages: int, configs: int) -> list[_Decided]:
+    app = _chain_app(table, stages, configs)
+    view = Scheduler(app, find_policy("headgate")).view
+    builds = Builds(view)
+    shapes = ShapeChooser(view, builds, CostBudgets(builds))
+    (pipeline,), (pool,) = app.pipelines, app.pools
+    tasks = Request(0, pipeline, 0, 1, 0, 0, NEVER_NS).tasks
+    frontier = pipeline_frontier(priced(app), pipeline)
+    fastest = [frontier.from_stage(stage).fastest_ns for stage in range(stages)]
     latest = [
-        max(c.time_ns for c in configs) + pipeline.rest(stage)[0].times_ns[-1]
-        for stage, configs in enumerate(candidates)
+        max(c.time_ns for c in frontier.configs[stage]) + frontier.rest(stage)[0].times_ns[-1]
+        for stage in range(stages)
     ]
     results = []
     for resources in ("all free", "nodes nearly full"):
         rng = stream(0, f"{table}/{resources}")
         times = []
-        for _ in range(_DECISIONS):
-            stage = rng.randrange(len(deciders))
-            decider = deciders[stage]
-            budget_ns = rng.randint(decider.fastest_ns, latest[stage])
-            waiting = rng.randint(1, 40)
-            fits = None if resources == "all free" else fits_any(_rooms(rng))
-            started = perf_counter_ns()
-            decider.decide(budget_ns, batch_max=waiting, fits=fits)
-            times.append(perf_counter_ns() - started)
-        size = len(candidates), len(candidates[0])
+        for number in range(_WARM_UP + _DECISIONS):  # what a decision needs is built when needed
+            stage = rng.randrange(stages)
+            task, left_ns = tasks[stage], rng.randint(fastest[stage], latest[stage])
+            build, waiting = builds.of_function[task.function.id][0], rng.randint(1, 40)
+            node: Node | None = None
+            if resources != "all free":  # 0 to 4 vCPUs and 0/7 to 3/7 of a GPU are
+                node = Node(0, "node", pool, ())
+                node.cpu_milli_used = pool.cpu_milli - 1000 * rng.randint(0, 4)
+                node.gpu_sevenths_used = pool.gpu_sevenths - rng.randint(0, 3)
+            took_ns = _timed_ns(partial(shapes.choose, build, task, waiting, left_ns, 0.0, node))
+            if number >= _WARM_UP:
+                times.append(took_ns)
         times.sort()
-        results.append(_Decided(table, *size, resources, median(times) / 1e3, _p99(times) / 1e3))
+        took = median(times) / 1e3, _p99(times) / 1e3
+        results.append(_Decided(table, stages, configs, resources, *took))
     return results
 
 
-def _rooms(rng: Random) -> list[Shape]:
-    """Free resources of a few nodes: 0 to 4 vCPUs and 0/7 to 3/7 of a GPU each."""
-    return [Shape(1000 * rng.randint(0, 4), rng.randint(0, 3)) for _ in range(16)]
+def _chain_app(table: str, stages: int, configs: int) -> App:
+    """Return the cluster of `headgate reproduce esg` with a chain of stages, functions in turn.
+
+    The sizes of batches between those of the grid are interpolated.
+    """
+    tables = [FunctionTable(f, (*_candidates(table, f, configs),), 0, 0) for f in _FUNCTIONS]
+    chain = tuple(_FUNCTIONS[number % len(_FUNCTIONS)] for number in range(stages))
+    return build_app(
+        ProfileSet(table, (*tables,), (("chain", chain),)), {"chain": HOUR_NS}, Prices()
+    )
 
 
 def _measure_chain_search(table: str, candidates: Candidates) -> _Searched:

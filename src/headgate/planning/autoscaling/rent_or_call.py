@@ -49,8 +49,8 @@ from headgate.planning.constants import (
     WORK_MEMORY_NS,
 )
 from headgate.planning.forecast import Dispersion
-from headgate.planning.pools.concurrency import KneeLimits, budgets_ns
-from headgate.planning.pools.node_room import is_scarce
+from headgate.planning.pools.concurrency import KneeLimits, budgets_ns, has_replicas
+from headgate.planning.pools.node_room import is_scarce, replicas_of, room_of
 from headgate.planning.pools.targets import FaasTarget
 from headgate.planning.pools.warm_pool import burst_of
 
@@ -389,10 +389,10 @@ class NodeAutoscaler:
 
     def _fleet(self, function: Function, variant: Variant, pool: Pool) -> FleetSize:
         latency_ns = self._budgets_ns[function.id] - 2 * pool.network_ns
-        concurrency = min(self._limits.limit(pool, variant), pool.count_of(variant.shape))
+        concurrency = min(self._together(pool, variant), pool.count_of(variant.shape))
         alone_ns = variant.profile.time_ns(1, concurrency)
         interval_ns, batch_ns = self._in_batches(pool, variant, latency_ns)
-        exec_ns = round(interval_ns * self._limits.limit(pool, variant))
+        exec_ns = round(interval_ns * self._together(pool, variant))
         pipelines = self._app.pipelines
         slos = [p.slo for p in pipelines if any(s.function is function for s in p.stages)]
         return FleetSize(
@@ -452,7 +452,7 @@ class NodeAutoscaler:
         self, pipeline: Pipeline, index: int, variant: Variant, pool: Pool
     ) -> NodeDemand | None:
         """What a stage asks of a pool; None if it cannot be in time there."""
-        concurrency = self._limits.limit(pool, variant)
+        concurrency = self._together(pool, variant)
         alone_ns = variant.profile.time_ns(1, concurrency)
         if pipeline.slo.latency_ns == NEVER_NS:
             allowed_ns = max(_ALLOWED_NS, _ALLOWED_TIMES * alone_ns)
@@ -478,7 +478,7 @@ class NodeAutoscaler:
 
     def _in_batches(self, pool: Pool, variant: Variant, allowed_ns: int) -> tuple[float, int]:
         """Time per item on a node in batches that leave time to wait, and that of such a batch."""
-        concurrency, profile = self._limits.limit(pool, variant), variant.profile
+        concurrency, profile = self._together(pool, variant), variant.profile
         batch_ns = profile.time_ns(1, concurrency)
         interval_ns = batch_ns / concurrency
         for items in range(2, len(profile.exec_ns) + 1):
@@ -488,6 +488,21 @@ class NodeAutoscaler:
             if time_ns / (items * concurrency) < interval_ns:
                 interval_ns, batch_ns = time_ns / (items * concurrency), time_ns
         return interval_ns, batch_ns
+
+    def _together(self, pool: Pool, variant: Variant) -> int:
+        """Batches of a variant that a node of a pool runs at once, in one instance or in several.
+
+        As many of several as have the compute of the first shape.
+        """
+        lanes = pool.count_of(variant.shape)
+        is_shared = pool.is_elastic and not self._shares_nodes
+        if variant.concurrency >= lanes or is_shared or not has_replicas(pool):
+            return self._limits.limit(pool, variant)
+        variants = [v for v in self._app.variants_on(pool.id) if v is not None]
+        rooms = {v.id: room_of(pool, v, 0) for v in variants}
+        room_left = 1.0 - sum(rooms.values())
+        replicas = replicas_of(pool, variant, lanes, rooms[variant.id], room_left)
+        return max(1, min(lanes, replicas * variant.concurrency))
 
     def _own_rate_per_ns(self, function: Function) -> float:
         """Throughput of a function on nodes that are not rented; functions share a pool evenly."""

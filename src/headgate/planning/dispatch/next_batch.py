@@ -16,7 +16,7 @@ from typing import Final, final
 
 from headgate.core.records import STAGES_MAX, Batch, Node, Task
 from headgate.core.states import TASK_READY
-from headgate.core.view import View
+from headgate.core.view import View, has_free_compute
 from headgate.planning.admission.control import AdmissionControl
 from headgate.planning.admission.spillover import Spillover
 from headgate.planning.constants import BEST_EFFORT_RETRY_NS, HEADS_EXAMINED, LATE_Z
@@ -83,6 +83,9 @@ class Dispatcher:
         self._shapes = ShapeChooser(view, builds, admission.budgets)
         self._batching = Batching(view, builds, admission, queues, self._shapes)
         self._ready: deque[Task] = deque()  # queued, and not taken by `take_ready` yet
+        # A promised task waits for more compute of the node at hand than is free. Best effort in
+        # smaller shapes would take it piece by piece, as it becomes free.
+        self._lacks_compute = False
         self._has_left = False  # a slot was left to other gateways, and best effort may wait for it
         self._held: dict[int, int] = {}  # by build id: when to look again at what waits for more
         # By build id: when its batch was found to wait, with which head and how many items.
@@ -123,6 +126,7 @@ class Dispatcher:
     def on_batch_ended(self, batch: Batch, took_ns: int) -> None:
         """A batch has ended: its lane is free, and its time teaches."""
         self._builds.on_batch_ended(batch, took_ns)
+        self._shapes.on_observed(self._builds.build_of(batch))
         self._batching.on_ended(batch)
         if batch.node is None:
             self._spillover.on_call_ended(self._builds.build_of(batch), batch)
@@ -166,9 +170,10 @@ class Dispatcher:
         send: Send | None = None
         if best_effort.entries and queues.is_best_effort_due(pool_id):
             send = self._first(node, best_effort, is_best_effort=True)
+        self._lacks_compute = False
         if send is None and promised.entries:
             send = self._first(node, promised)
-            if send is None and node.id in self._emptied_for:
+            if send is None and (self._lacks_compute or node.id in self._emptied_for):
                 return None
         if send is None and len(queues.promised_heads) > 1:
             send = self._from_other_pool(node)
@@ -279,6 +284,10 @@ class Dispatcher:
         if task.request.items > build.items_max:
             return self.to_faas(task.function.id)  # perhaps no node can take it
         if not self._placement.suits(node, build):
+            has_choice = len(build.shape_ids) > 1  # of one shape alone, `_has_lane` keeps the room
+            if has_choice and not is_best_effort and build.variant.id in node.instances:
+                smallest = build.shape_ids[0]
+                self._lacks_compute |= not has_free_compute(node, build.variant, smallest)
             return None
         if is_best_effort and not self._leaves_lanes(task, build):
             return None
@@ -329,8 +338,9 @@ class Dispatcher:
 
         It goes to this node if the node has room for the shape, or else to another one.
         """
-        shapes, promise = self._shapes, self._admission.booked(task)
-        waiting = task.request.items if task.must_run_alone else queue.items
+        if task.must_run_alone:
+            return self._alone(queue, task, build, node)
+        shapes, promise, waiting = self._shapes, self._admission.booked(task), queue.items
         if self._waits.get(build.id) == (self._view.now_ns, task.id, waiting):
             return None  # nothing has changed
         left_ns, z = _NO_LIMIT_NS, 0.0
@@ -338,7 +348,7 @@ class Dispatcher:
             left_ns, z = self._admission.left_ns(task), self._admission.sent_z(task)
         best = shapes.choose(build, task, waiting, left_ns, z)
         if best is not None:
-            if promise is not None and not task.must_run_alone:
+            if promise is not None:
                 at_ns = shapes.hold_until_ns(build, task, waiting, left_ns, z, best.cost)
                 if at_ns > self._view.now_ns:
                     self._held[build.id] = at_ns
@@ -352,9 +362,25 @@ class Dispatcher:
         if choice is not None:
             return Send(queue, build, node, start_ns, choice.shape_id, choice)
         if best is not None or start_ns > 0:
+            if promise is not None and start_ns == 0:
+                self._lacks_compute = True
             return None  # what holds the build will have room for it
         shape_id = shapes.fastest(build, task, node)  # too late for any margin
         return None if shape_id is None else Send(queue, build, node, start_ns, shape_id)
+
+    def _alone(self, queue: EdfQueue, task: Task, build: Build, node: Node) -> Send | None:
+        """A task in quarantine, in the fastest shape for which a node has room.
+
+        The others that may have killed the same worker are held until it ends, so the time of its
+        batch is time that all of them lose.
+        """
+        for shape_id in self._shapes.by_time(build, task):
+            roomy = self._placement.node_with_room(build, task, shape_id, node)
+            if roomy is not None:
+                return Send(queue, build, roomy, 0, shape_id)
+        fastest = self._shapes.fastest(build, task, node)  # of a node that does not hold the build
+        start_ns = self._builds.start_ns(build, node)
+        return None if fastest is None else Send(queue, build, node, start_ns, fastest)
 
     def to_other_pool(self, promised: Build) -> Send | None:
         """Send what waits for a build to another pool where it is in time and nothing waits."""

@@ -4,21 +4,27 @@ A variant may run in several shapes (vCPUs and a share of a GPU). Each choice fo
 with the frontier of everything behind the stage, in the time that is left: so the time of a
 pipeline goes to the stages where it saves most. Where compute is paid for while a batch holds it, a
 batch waits for more tasks as long as those that are expected make it cheaper.
+
+Times are those that were observed. A stage's own times are scaled for every choice. The frontiers
+of what follows are built anew, as far as they contain a stage whose times have drifted, when they
+have drifted far; below that, what follows is stretched as a whole.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 from typing import Final, final
 
 from headgate.core.clock import SECOND_NS
 from headgate.core.errors import ConfigError
-from headgate.core.model import Compute, Pipeline
+from headgate.core.model import UNLIMITED, Compute, Pipeline
 from headgate.core.records import STAGES_MAX, Node, Task
-from headgate.core.view import View, has_free_compute
+from headgate.core.view import View
 from headgate.planning.admission.cost_budgets import CostBudgets
-from headgate.planning.constants import RATE_MEMORY_NS
+from headgate.planning.constants import DRIFT, RATE_MEMORY_NS
 from headgate.planning.forecast import OfferedLoad
 from headgate.planning.frontier.candidates import (
     has_choice,
@@ -26,7 +32,7 @@ from headgate.planning.frontier.candidates import (
     priced,
     stage_candidates,
 )
-from headgate.planning.frontier.configs import StageConfig
+from headgate.planning.frontier.configs import GPU_SEVENTHS_MAX, StageConfig
 from headgate.planning.frontier.pareto import Frontier
 from headgate.planning.frontier.pipeline import PipelineFrontier
 from headgate.planning.pools.build import Build
@@ -34,8 +40,11 @@ from headgate.planning.pools.builds import Builds
 
 _RATE_UNIT_NS: Final = 1e9
 _NO_COST: Final = 1 << 62
+_ALL: Final = (UNLIMITED, UNLIMITED)  # the compute of an idle node, which every shape fits
+_IDLE: Final = GPU_SEVENTHS_MAX + 1  # more of a GPU than any shape takes: of an idle node
 
-_Option = tuple[int, int, float]  # cost of an item, shape id, profiled time
+_Option = tuple[int, int, float, int]  # cost of an item, shape id, profiled time, CPUs
+_Options = tuple[float, list[_Option]]  # the least of their times, and all of them
 
 
 @final
@@ -68,9 +77,12 @@ class ShapeChooser:
                 self._frontiers.append(pipeline_frontier(app, pipeline))
             except ConfigError:  # a stage fits no pool
                 self._frontiers.append(None)
+        # By build id: observed over profiled times, as the frontiers have them.
+        self._ratios = [1.0 for _ in builds.all]
         self._rests: dict[tuple[int, int, int, int], Frontier | None] = {}
-        # By build id and number of items: the shapes, the cheapest first.
-        self._options: dict[tuple[int, int], list[_Option]] = {}
+        self._configs: dict[int, dict[int, list[StageConfig]]] = {}  # by build id and items
+        # By build id, number of items and free share of a GPU.
+        self._options: dict[tuple[int, int, int], _Options] = {}
         self._moving: dict[tuple[int, int, int], float] = {}  # by pool, pipeline and stage
         self._arrivals: dict[int, OfferedLoad] = {}  # by build id, in items per second
 
@@ -82,6 +94,28 @@ class ShapeChooser:
         if arrivals is None:
             arrivals = self._arrivals[build.id] = OfferedLoad(RATE_MEMORY_NS, RATE_MEMORY_NS // 20)
         arrivals.observe(self._view.now_ns, items * _RATE_UNIT_NS)
+
+    def on_observed(self, build: Build) -> None:
+        """Build frontiers anew in which the times of a build are far from what was observed."""
+        known, ratio = self._ratios[build.id], build.ratio
+        if not self._frontiers or abs(ratio - known) <= DRIFT * known:
+            return
+        self._ratios[build.id] = ratio
+        for option in [option for option in self._options if option[0] == build.id]:
+            del self._options[option]
+        for pipeline, frontier in zip(self._app.pipelines, self._frontiers, strict=False):
+            stages = [
+                i for i, s in enumerate(pipeline.stages) if s.function.id == build.function_id
+            ]
+            if frontier is None or not stages:
+                continue
+            for stage in stages:
+                frontier = frontier.with_configs(
+                    stage, _scaled(frontier.configs[stage], build, ratio / known)
+                )
+            self._frontiers[pipeline.id] = frontier
+            for key in [key for key in self._rests if key[0] == pipeline.id]:
+                del self._rests[key]
 
     def choose(
         self,
@@ -98,9 +132,10 @@ class ShapeChooser:
         node, only what its free compute allows.
         """
         best: Choice | None = None
+        stretch, room = self._stretch(task, z), _free_compute(node)
         items = min(waiting, build.items_max)
         while items >= task.request.items:
-            choice = self._cheapest(build, task, items, left_ns, z, node)
+            choice = self._cheapest(build, task, items, left_ns, z, stretch, room)
             if choice is not None:
                 if best is not None and best.cost <= choice.cost:
                     break
@@ -122,7 +157,8 @@ class ShapeChooser:
     ) -> int:
         """The shape for a batch that came out smaller than it was chosen for: no slower."""
         longest_ns = build.lane_ns_in(choice.items, choice.shape_id, z)
-        found = self._cheapest(build, task, items, left_ns, z, node, longest_ns)
+        stretch, room = self._stretch(task, z), _free_compute(node)
+        found = self._cheapest(build, task, items, left_ns, z, stretch, room, longest_ns)
         return choice.shape_id if found is None else found.shape_id
 
     def gains(self, build: Build, task: Task, left_ns: float, z: float, choice: Choice) -> bool:
@@ -138,7 +174,7 @@ class ShapeChooser:
         index = bisect_right(rest.times_ns, after_ns / stretch) - 1
         if index < 0:
             return False
-        alone = self._cheapest(build, task, task.request.items, left_ns, z, None)
+        alone = self._cheapest(build, task, task.request.items, left_ns, z, stretch, _ALL)
         return alone is None or choice.stage_cost + rest.costs[index] <= alone.cost
 
     def _cheapest(
@@ -148,31 +184,39 @@ class ShapeChooser:
         items: int,
         left_ns: float,
         z: float,
-        node: Node | None,
+        stretch: float,
+        room: tuple[int, int],
         longest_ns: float = inf,
     ) -> Choice | None:
+        """The cheapest shape for so many items that is in time and fits the room; exact."""
         rest = self._rest(task, build.pool.id, items)
         if rest is None:
             return None
         times_ns, costs = rest.times_ns, rest.costs
-        stretch = self._stretch(task, z)
+        cpu_free, gpu_free = room
+        has_budget = task.request.cost_usd < inf
         factor, network_ns = build.factor(z), build.network_ns
         left_ns -= items * self._moving_ns(build, task) + network_ns
-        most_ns = min(left_ns - times_ns[0] * stretch, longest_ns - network_ns)
-        best, best_cost, best_own = -1, _NO_COST, 0
-        for cost, shape_id, profiled_ns in self._of(build, items):
-            if cost + costs[-1] >= best_cost:
+        longest_ns = min(left_ns - times_ns[0] * stretch, longest_ns - network_ns) / factor
+        fastest_ns, options = self._of(build, items, gpu_free)
+        if fastest_ns > longest_ns:
+            return None
+        # No shape leaves what follows more time than the fastest, and it costs no less than that.
+        end = bisect_right(times_ns, int((left_ns - fastest_ns * factor) / stretch))
+        least = costs[end - 1]
+        best, best_cost, best_own, most = -1, _NO_COST, 0, _NO_COST
+        for cost, shape_id, profiled_ns, cpu_milli in options:
+            if cost >= most:
                 break
-            exec_ns = profiled_ns * factor
-            if exec_ns > most_ns:
+            if cpu_milli > cpu_free or profiled_ns > longest_ns:
                 continue
-            if node is not None and not has_free_compute(node, build.variant, shape_id):
+            if has_budget and self._exceeds(build, task, items, shape_id):
                 continue
-            if self._exceeds(build, task, items, shape_id):
-                continue
-            index = bisect_right(times_ns, (left_ns - exec_ns) / stretch) - 1
+            after_ns = int((left_ns - profiled_ns * factor) / stretch)
+            index = bisect_right(times_ns, after_ns, 0, end) - 1
             if index >= 0 and cost + costs[index] < best_cost:
                 best, best_cost, best_own = shape_id, cost + costs[index], cost
+                most = best_cost - least
         return None if best < 0 else Choice(best, items, best_cost, best_own)
 
     def _exceeds(self, build: Build, task: Task, items: int, shape_id: int) -> bool:
@@ -190,7 +234,7 @@ class ShapeChooser:
         profiled_ns = expected_ns = 0.0
         for build in behind:
             time_ns = build.profiled_ns(1)
-            profiled_ns += time_ns
+            profiled_ns += time_ns * self._ratios[build.id]
             expected_ns += time_ns * build.ratio * (1.0 + z * build.deviation)
         return expected_ns / profiled_ns if profiled_ns > 0.0 else 1.0
 
@@ -209,14 +253,22 @@ class ShapeChooser:
 
     def fastest(self, build: Build, task: Task, node: Node) -> int | None:
         """The shape in which a task alone ends soonest on a node; None if none fits there."""
+        cpu_free, gpu_free = _free_compute(node)
+        for shape_id in self.by_time(build, task):
+            shape = build.variant.shapes[shape_id].shape
+            if shape.cpu_milli <= cpu_free and shape.gpu_sevenths <= gpu_free:
+                return shape_id
+        return None
+
+    def by_time(self, build: Build, task: Task) -> list[int]:
+        """The shapes that a task can pay for, the one in which it alone ends soonest first."""
         items = task.request.items
-        fitting = [
+        shape_ids = [
             (build.lane_ns_in(items, shape_id), shape_id)
-            for _, shape_id, _ in self._of(build, items)
-            if has_free_compute(node, build.variant, shape_id)
-            and not self._exceeds(build, task, items, shape_id)
+            for _, shape_id, _, _ in self._of(build, items, GPU_SEVENTHS_MAX)[1]
+            if not self._exceeds(build, task, items, shape_id)
         ]
-        return min(fitting)[1] if fitting else None
+        return [shape_id for _, shape_id in sorted(shape_ids)]
 
     def hold_until_ns(
         self, build: Build, task: Task, waiting: int, left_ns: float, z: float, cost: int
@@ -230,30 +282,56 @@ class ShapeChooser:
         rate = 0.0 if arrivals is None else arrivals.erlangs(now_ns)
         if not is_compute_priced(build) or rate <= 0.0 or waiting >= build.items_max:
             return 0
+        stretch = self._stretch(task, z)
         for more in (1, waiting) if waiting > 1 else (1,):
             wait_ns = more / rate * _RATE_UNIT_NS
             items = min(waiting + more, build.items_max)
-            later = self._cheapest(build, task, items, left_ns - wait_ns, z, None)
+            later = self._cheapest(build, task, items, left_ns - wait_ns, z, stretch, _ALL)
             if later is not None and later.cost < cost:
                 return now_ns + int(_RATE_UNIT_NS / rate)
         return 0
 
-    def _of(self, build: Build, items: int) -> list[_Option]:
-        """The shapes for a batch by cost of an item, without those that another one replaces."""
-        options = self._options.get((build.id, items))
+    def _of(self, build: Build, items: int, gpu_free: int) -> _Options:
+        """The shapes for a batch with so much of a GPU, the cheapest first, and their least time.
+
+        Without those that another one replaces wherever they fit.
+        """
+        gpu_free = min(gpu_free, _IDLE)
+        options = self._options.get((build.id, items, gpu_free))
         if options is None:
-            function = self._app.functions[build.function_id]
-            by_items: dict[int, list[StageConfig]] = {}
-            for config in stage_candidates(self._app, function):
-                if config.build == build.variant.id and config.place == build.pool.id:
-                    by_items.setdefault(config.batch, []).append(config)
-            for count, configs in by_items.items():
-                self._options[build.id, count] = [
-                    (cost, shape_id, build.profiled_exec_ns(count, shape_id))
-                    for cost, shape_id in _useful(configs)
-                ]
-            options = self._options.setdefault((build.id, items), [])
+            options = self._useful(build, items, gpu_free)
+            self._options[build.id, items, gpu_free] = options
         return options
+
+    def _useful(self, build: Build, items: int, gpu_free: int) -> _Options:
+        useful: list[_Option] = []
+        times_ns: list[float] = []
+        configs = sorted(self._configs_of(build, items), key=lambda each: (each[0], each[1]))
+        for cost, time_ns, config in configs:
+            cpu_milli = config.cpu_milli
+            if config.gpu_sevenths <= gpu_free and not any(
+                option[2] <= time_ns and (gpu_free == _IDLE or option[3] <= cpu_milli)
+                for option in useful
+            ):
+                useful.append((cost, config.shape_id, time_ns, cpu_milli))
+                times_ns.append(time_ns)
+        return min(times_ns, default=inf), useful
+
+    def _configs_of(self, build: Build, items: int) -> list[tuple[int, float, StageConfig]]:
+        """Every shape for a batch: the cost of an item, the profiled time, and the configuration.
+
+        The cost is by the times that frontiers have, for it is added to theirs.
+        """
+        if build.id not in self._configs:
+            by_items = self._configs[build.id] = {}
+            for config in stage_candidates(self._app, self._app.functions[build.function_id]):
+                if (config.build, config.place) == (build.variant.id, build.pool.id):
+                    by_items.setdefault(config.batch, []).append(config)
+        ratio = self._ratios[build.id]
+        return [
+            (round(config.cost * ratio), build.profiled_exec_ns(items, config.shape_id), config)
+            for config in self._configs[build.id].get(items, ())
+        ]
 
     def _rest(self, task: Task, pool_id: int, items: int) -> Frontier | None:
         """The frontier of what follows a stage, in batches of up to about as many items."""
@@ -287,13 +365,24 @@ def is_compute_priced(build: Build) -> bool:
     return has_price and pool.compute != Compute.RESIDENT
 
 
-def _useful(configs: list[StageConfig]) -> list[tuple[int, int]]:
-    """Cost and shape of configurations, without those that another one replaces."""
-    useful: list[tuple[int, int]] = []
-    taken: list[tuple[int, int, int]] = []
-    for config in sorted(configs, key=lambda each: (each.cost, each.time_ns)):
-        time_ns, cpu_milli, gpu_sevenths = config.time_ns, config.cpu_milli, config.gpu_sevenths
-        if not any(t <= time_ns and c <= cpu_milli and g <= gpu_sevenths for t, c, g in taken):
-            taken.append((time_ns, cpu_milli, gpu_sevenths))
-            useful.append((config.cost, config.shape_id))
-    return useful
+def _scaled(configs: Sequence[StageConfig], build: Build, ratio: float) -> list[StageConfig]:
+    """Configurations of which those of a build take so many times as long, and cost as much."""
+    own, network_ns = (build.variant.id, build.pool.id), build.network_ns
+    return [
+        replace(
+            config,
+            time_ns=round((config.time_ns - network_ns) * ratio) + network_ns,
+            cost=round(config.cost * ratio),
+        )
+        if (config.build, config.place) == own
+        else config
+        for config in configs
+    ]
+
+
+def _free_compute(node: Node | None) -> tuple[int, int]:
+    """CPUs and GPU share that a batch could have on a node, or on an idle one."""
+    if node is None:
+        return _ALL
+    pool = node.pool
+    return pool.cpu_milli - node.cpu_milli_used, pool.gpu_sevenths - node.gpu_sevenths_used

@@ -243,6 +243,10 @@ class PipelineFrontier:
         other._nodes, other._rests = self._nodes, self._rests
         other._tables = {key: t for key, t in self._tables.items() if not key[0] & changed}
         other._grouped = {s for s in self._grouped if not s & changed}
+        other._capped = {
+            level: each.with_configs(stage, [c for c in configs if c.batch <= level])
+            for level, each in self._capped.items()
+        }
         return other
 
     def _has_changed(self, stage: int, configs: Sequence[StageConfig]) -> bool:

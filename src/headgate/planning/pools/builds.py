@@ -25,7 +25,7 @@ from headgate.planning.constants import (
 from headgate.planning.frontier.candidates import planned_shapes
 from headgate.planning.pools.build import Build, ComputeMix
 from headgate.planning.pools.calendar import Calendar
-from headgate.planning.pools.concurrency import KneeLimits, tightest_objectives_ns
+from headgate.planning.pools.concurrency import KneeLimits, has_replicas, tightest_objectives_ns
 from headgate.planning.pools.node_lanes import GatewayShare, NodeLanes
 from headgate.planning.pools.node_room import is_scarce, replicas_of, resident_holdings, room_of
 from headgate.planning.pools.targets import FaasTarget, choose_faas_target, within_host
@@ -55,7 +55,7 @@ class Builds:
             row: list[Build | None] = [None for _ in app.functions]
             if pool.faas is None:
                 variants = [v for v in view.variants_by_pool[pool.id] if v is not None]
-                lanes = limits.node_limit(pool, variants)
+                lanes = limits.node_limit(pool, variants, view.gateways)
                 self._add_builds(pool, variants, lanes, shapes, row)
             self.on_pool.append(row)
             per_node.append(lanes)
@@ -114,16 +114,19 @@ class Builds:
         row: list[Build | None],
     ) -> None:
         """Make the builds of a pool of nodes, in the planned shapes, by function id."""
-        holdings = resident_holdings(self._view.app, pool)
+        gateways = self._view.gateways
+        holdings = resident_holdings(self._view.app, pool, gateways)
         shapes.update(((id, pool.id), each.shape_id) for id, each in holdings.items())
         rooms = {v.id: room_of(pool, v, shapes.get((v.id, pool.id), 0)) for v in variants}
         room_left = 1.0 - sum(rooms.values())
         calendar, mix = self.calendars[pool.id], ComputeMix()
         windows_ns = _windows_ns(self._view.app)
         for variant in variants:
-            replicas = replicas_of(pool, variant, lanes, rooms[variant.id], room_left)
+            replicas = 1
             if variant.id in holdings:
                 replicas = holdings[variant.id].replicas
+            elif has_replicas(pool, gateways):
+                replicas = replicas_of(pool, variant, lanes, rooms[variant.id], room_left)
             own = Calendar(*windows_ns) if replicas * variant.concurrency < lanes else None
             shape_id = shapes.get((variant.id, pool.id), 0)
             build = Build(
@@ -386,7 +389,8 @@ class Builds:
         Where a variant runs in several pools, starts in the others count as well.
         """
         late = self.nodes.late_starts(build.variant.id, at_ns)
-        return max(0, self.lanes_of(build) - late * build.per_node)
+        each = build.per_node if build.replicas == 1 else build.variant.concurrency
+        return max(0, self.lanes_of(build) - late * each)
 
     def on_sent(self, build: Build, batch: Batch, start_ns: int) -> None:
         """A batch was sent; `start_ns` is the time that its instance needs first."""
@@ -456,14 +460,33 @@ class Builds:
     def as_promised(self, target: Target) -> Target:
         """A target of a plan with at least one instance for what is promised.
 
-        It has the shape in which the build starts, so that its batches wait for no other.
+        It has the shape in which the build starts, so that its batches wait for no other. What was
+        started beside the first instance of a node stays as long as the node does.
         """
         build = self.on_pool[target.pool_id][self._view.app.variants[target.variant_id].function_id]
         if build is None or build.variant.id != target.variant_id:
             return target
         if build.pending_items > 0 and target.count == 0:
             target = replace(target, count=1)
+        if build.replicas > 1:
+            target = self._with_replicas(target)
         return replace(target, shape_id=build.start_shape_id) if build.start_shape_id else target
+
+    def _with_replicas(self, target: Target) -> Target:
+        """A target of so many nodes, with all instances that they hold, or the first of each.
+
+        Plans stop what is too much node by node, the last one first.
+        """
+        held: dict[int, int] = {}  # by node id
+        for instance in self._view.instances_in(target.variant_id, target.pool_id):
+            node_id = NEVER_NS if instance.node is None else instance.node.id
+            held[node_id] = held.get(node_id, 0) + 1
+        kept = [held[node_id] for node_id in sorted(held)][: target.count]
+        return replace(
+            target,
+            count=sum(kept) + target.count - len(kept),
+            rented_max=min(target.rented_max, max(1, target.count)),
+        )
 
     def without_place(self) -> list[int]:
         """The functions that nothing but rented nodes can run in time now."""

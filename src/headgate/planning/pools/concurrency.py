@@ -64,7 +64,7 @@ class KneeLimits(ConcurrencyLimits):
     def _allowed(self, pool: Pool, variant: Variant, items: int, most: int) -> int:
         return knee_concurrency(variant.profile, most, self._latency_ns[variant.function_id])
 
-    def node_limit(self, pool: Pool, variants: Sequence[Variant]) -> int:
+    def node_limit(self, pool: Pool, variants: Sequence[Variant], gateways: int = 1) -> int:
         """How many batches, of any of these variants, a node of a pool runs at once.
 
         Batches and concurrency compete for the time that a stage has. The limit is the smallest
@@ -78,7 +78,7 @@ class KneeLimits(ConcurrencyLimits):
         is no limit.
         """
         together = sum(variant.concurrency for variant in variants)
-        most = pool.slots if has_replicas(pool) else max(1, min(pool.slots, together))
+        most = pool.slots if has_replicas(pool, gateways) else max(1, min(pool.slots, together))
         if any(variant.more_shapes for variant in variants):
             return most
         least_ns = 0.0  # time that the mix takes of a node, each variant at its best concurrency
@@ -168,14 +168,15 @@ class FixedLimits(ConcurrencyLimits):
         return self._count or most
 
 
-def has_replicas(pool: Pool) -> bool:
+def has_replicas(pool: Pool, gateways: int = 1) -> bool:
     """Whether a node of a pool may be given several instances of a variant.
 
     Only where shapes say how much of a node a batch takes: elsewhere the declared concurrency of an
-    instance is the only statement about it. Rented nodes have what plans say.
+    instance is the only statement about it. Where several gateways rent nodes, a Broker gives each
+    instance a node of its own.
     """
     has_limit = pool.cpu_milli < UNLIMITED or 0 < pool.gpu_sevenths < UNLIMITED
-    return has_limit and not pool.is_elastic and pool.faas is None
+    return has_limit and pool.faas is None and not (pool.is_elastic and gateways > 1)
 
 
 def largest_concurrency(profile: Profile, allowed_ns: float, most: int, items: int = 1) -> int:

@@ -28,14 +28,14 @@ class Holding:
     items_per_s: float  # of a node
 
 
-def resident_holdings(app: App, pool: Pool) -> dict[int, Holding]:
+def resident_holdings(app: App, pool: Pool, gateways: int = 1) -> dict[int, Holding]:
     """What the nodes of a pool with resident compute should hold, by variant id.
 
     Empty where compute is not resident, where a node cannot hold all variants at once, and where it
     need not: it has fewer slots, and starts take no time.
     """
     variants = [v for v in app.variants_on(pool.id) if v is not None]
-    if pool.compute != Compute.RESIDENT or not has_replicas(pool):
+    if pool.compute != Compute.RESIDENT or not has_replicas(pool, gateways):
         return {}
     if len(variants) > pool.slots and not any(v.profile.cold_start_ns for v in variants):
         return {}
@@ -165,7 +165,7 @@ def replicas_of(pool: Pool, variant: Variant, lanes: int, room: float, room_left
 
     `room` is what one holds, and `room_left` what one of each variant of the pool leaves.
     """
-    if not has_replicas(pool) or room_left < 0.0:
+    if room_left < 0.0:
         return 1
     batches = max(
         (pool.count_of(t.shape) for t in variant.shapes if pool.has_room_for(t.shape)), default=1
