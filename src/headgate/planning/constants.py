@@ -182,11 +182,6 @@ REACTION_NS: Final = 3 * SECOND_NS
 SETTLED_AFTER_NS: Final = 8 * SECOND_NS
 # Time for which the most that was wanted is kept, at least.
 HOLD_MIN_NS: Final = 5 * SECOND_NS
-# Part of the misses that an objective allows for which nodes are planned. Several gateways serve in
-# the order of urgency only roughly: on one node at 0.35 and at 0.42 Erlangs half as many again miss
-# five times their length as do in the order of arrival.
-PLANNED_MISSES: Final = 1 / 2
-PLANNED_MISSES_SHARED: Final = 1 / 3
 # Coefficient of variation of execution times; that of models is low.
 EXECUTION_CV: Final = 0.3
 # Of the instances wanted, and one: what is beyond that stops at once.

@@ -5,7 +5,7 @@ says by how much the rate may exceed the forecast without harm (`Slo.rate_tolera
 The least number of nodes n is the larger of two:
 
 - *For good, at the forecast rate*: P(response <= RT_max) >= SL_min (`response_time`, one queue).
-  Misses come in clusters, so only a part of those that SL_min allows are planned for.
+  Misses come in clusters, so only half of those that SL_min allows are planned for.
 - *For a while, at U times that rate*: if the rate rises now, more nodes are ready after a time T,
   the set-up and the time to notice. This is the capacity calendar at U times the forecast: of what
   arrives within t, for every t up to T, the n nodes finish in time what they can do until
@@ -35,8 +35,6 @@ from headgate.planning.autoscaling.waiting_time import GlobalQueue
 from headgate.planning.constants import (
     EXECUTION_CV,
     HOLD_MIN_NS,
-    PLANNED_MISSES,
-    PLANNED_MISSES_SHARED,
     REACTION_NS,
     RISE_DEVIATIONS,
     SETTLED_AFTER_NS,
@@ -50,8 +48,8 @@ _NORMAL: Final = NormalDist()
 _STEPS_PER_E: Final = 100.0  # rates are rounded to 1 %: fewer estimates
 
 
-def consistent_mean(values: Sequence[float], longest: int = _WINDOW) -> float:
-    """The mean of the longest recent window that no shorter one contradicts; at least one value.
+def consistent_mean(values: Sequence[float], longest: int = _WINDOW) -> tuple[float, int]:
+    """The mean of the longest recent window that no shorter one contradicts, and its length.
 
     Of Poisson arrivals at one rate the longest window says most. After a change of the rate the
     short windows differ from the long ones by more than chance, and the rate is that of the short
@@ -59,21 +57,21 @@ def consistent_mean(values: Sequence[float], longest: int = _WINDOW) -> float:
     on, up to `longest`.
 
     >>> consistent_mean([10.0] * 60 + [11.0, 9.0, 12.0, 8.0])
-    10.0
+    (10.0, 64)
     >>> consistent_mean([10.0] * 60 + [20.0] * 4)
-    20.0
+    (20.0, 4)
     """
     sums: list[tuple[int, float]] = []  # by window, the shortest first
-    mean = values[-1]
+    mean, used = values[-1], 1
     window = 2
     while window <= min(longest, len(values)):
         total = sum(values[-window:])
         expected = total / window
         if all(_is_consistent(part, length, expected, window) for length, part in sums):
-            mean = expected
+            mean, used = expected, window
         sums.append((window, total))
         window *= 2
-    return mean
+    return mean, used
 
 
 def _is_consistent(total: float, length: int, expected: float, window: int) -> bool:
@@ -128,8 +126,7 @@ class FleetSize:
         self._counts = ArrivalCounts(_BUCKET_NS, _WINDOW_MAX * _BUCKET_NS)
         self._has_arrivals = False
         self._settled_ns = 0  # from when on the forecast is trusted to release nodes
-        # Of the last estimate: the rounded rate, and whether gateways share the nodes.
-        self._step: tuple[int, bool] | None = None
+        self._step: int | None = None  # the rounded rate of the last estimate
         self._servers = 0
         self._held: deque[tuple[int, int]] = deque()  # (until, nodes), fewer nodes last
 
@@ -144,30 +141,34 @@ class FleetSize:
         """How many nodes to rent now, if so many gateways receive as much as this one."""
         forecast_per_s = self._forecast_per_s(now_ns, gateways)
         rate_per_s = forecast_per_s - self._own_per_s
-        nodes = ceil(self._servers_for(rate_per_s, gateways > 1) / self._concurrency)
+        nodes = ceil(self._servers_for(rate_per_s) / self._concurrency)
         nodes = self._hold(now_ns, nodes)
         if not self._has_arrivals or now_ns < self._settled_ns:
             nodes = max(nodes, self._standing)
         return min(nodes, self._nodes_max)
 
     def _forecast_per_s(self, now_ns: int, gateways: int) -> float:
-        """The rate of all gateways, and the deviation that counting a part of it adds."""
+        """The rate of all gateways, and the deviation that counting a part of it adds.
+
+        It is that of the window from which the rate is, or of a minute at most: after a change of
+        the rate the tolerance of the objective is for what is not known yet.
+        """
         values = self._counts.buckets(now_ns)
         if not values:
             return 0.0
         longest = min(gateways * _WINDOW, _WINDOW_MAX)
-        own_per_s = consistent_mean([value / gateways for value in values[-longest:]], longest)
+        own = [value / gateways for value in values[-longest:]]
+        own_per_s, window = consistent_mean(own, longest)
         per_s = gateways * own_per_s
-        return per_s + sqrt((gateways - 1) * per_s / longest)
+        return per_s + sqrt((gateways - 1) * per_s / max(window, _WINDOW))
 
-    def _servers_for(self, rate_per_s: float, is_shared: bool) -> int:
+    def _servers_for(self, rate_per_s: float) -> int:
         if rate_per_s <= 0.0:
             return 0
-        step = (round(_STEPS_PER_E * log(rate_per_s)), is_shared)
+        step = round(_STEPS_PER_E * log(rate_per_s))
         if step != self._step:
             self._step = step
-            part = PLANNED_MISSES_SHARED if is_shared else PLANNED_MISSES
-            quantile = 1.0 - part * (1.0 - self._slo.quantile)
+            quantile = 1.0 - (1.0 - self._slo.quantile) / 2
             for_good = replace(self._slo, rate_tolerance=1.0, quantile=quantile)
             least = self._least(rate_per_s, for_good)
             if self._slo.rate_tolerance > 1.0:
