@@ -85,6 +85,13 @@ MARGIN_UNIT: Final = 0.01
 EQUAL_SHARE: Final = 0.25
 # Objectives between two probes of a pipeline that is refused.
 PROBE_EVERY: Final = 2
+# Time to the next probe, relative to that for which probes have failed: what was slow for 20 s is
+# probed within 1 s, half of the 2 s after which it has to be served again.
+PROBE_BACKOFF: Final = 0.05
+# The same for a pipeline of which no promise was ever kept: twice the time takes 1.7 more probes.
+PROBE_BACKOFF_UNKEPT: Final = 0.5
+# However long probes have failed, one is made so often, for the cause may be gone.
+PROBE_BACKOFF_MAX_NS: Final = MINUTE_NS
 # Slack of a call, relative to that of a stage that waits for a node: the stages before it may be
 # late. Of 0, 0.25 and 0.5 the one with which quantiles are kept in the worlds 70043 and 80026.
 CALL_SLACK: Final = 0.5
