@@ -111,9 +111,12 @@ LEFT_TO_OTHERS: Final = 0.25
 LEFT_BY_LARGE: Final = 0.125
 # Price of the time of a pool without a backlog, relative to a full one.
 PRICE_MIN: Final = 0.1
-# Lane time of best-effort tasks relative to that of promised ones, while both wait: a little more
-# than 5 % of all, which the regret search demands (docs/regret.md).
+# Part of the lane time of a pool that best effort gets while it waits: a little more than 5 % of
+# all, which the regret search demands (docs/regret.md).
 BEST_EFFORT_SHARE: Final = 0.055
+# A batch of best effort counts as the work that it does in full batches, but as this part of its
+# lane time at least: small ones may cost promised tasks at most twice the share.
+FULL_BATCH_MIN: Final = 0.5
 
 # What a refusal says (`admission/refusals`).
 

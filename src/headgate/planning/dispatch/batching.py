@@ -17,6 +17,7 @@ from headgate.core.states import TASK_READY, BatchState
 from headgate.core.view import View
 from headgate.planning.admission.control import AdmissionControl
 from headgate.planning.admission.feasibility import Promise
+from headgate.planning.constants import FULL_BATCH_MIN
 from headgate.planning.dispatch.shapes import Choice, ShapeChooser
 from headgate.planning.dispatch.task_queues import EdfQueue, TaskQueues
 from headgate.planning.pools.build import Build
@@ -166,7 +167,10 @@ class Batching:
 
     def _learn(self, formed: FormedBatch) -> None:
         build = formed.build
-        self._queues.on_sent(build, formed.lane_ns, was_promised=formed.was_promised)
+        lane_ns = formed.lane_ns
+        if not formed.was_promised:
+            lane_ns *= max(FULL_BATCH_MIN, build.efficiency(formed.items))
+        self._queues.on_sent(build, lane_ns, was_promised=formed.was_promised)
         if formed.was_promised:
             build.on_formed(
                 formed.items, formed.booked_ns, formed.shape_id, is_contended=formed.is_contended
