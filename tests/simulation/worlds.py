@@ -25,6 +25,7 @@ from headgate.core.rng import stream
 from headgate.core.states import Outcome
 from headgate.metrics.columns import RunColumns
 from headgate.policies import find_policy
+from headgate.sim.faults import FaultPlan
 from headgate.sim.ground_truth import GroundTruthConfig
 from headgate.sim.interfaces import SimClient, Simulation
 from headgate.sim.run import Setup, simulate
@@ -185,6 +186,7 @@ def run_world(
     policy: str,
     seed: int,
     truth: GroundTruthConfig = GroundTruthConfig(),  # noqa: B008 - frozen
+    faults: FaultPlan = FaultPlan(),  # noqa: B008 - frozen
 ) -> Score:
     """Run a world; equal arguments give equal scores. Each stream has a random stream of its own.
 
@@ -208,6 +210,7 @@ def run_world(
         truth=truth,
         decision_ns=options.decision_ns,
         work_unit_ns=options.per_work_unit_ns,
+        faults=faults.actions(),
     )
     columns = simulate(
         setup, mix(plain) if plain else None, clients=senders, window_ns=parts[0].duration_ns

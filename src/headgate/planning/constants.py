@@ -94,6 +94,13 @@ PROBE_EVERY_MAX_NS: Final = MINUTE_NS
 # Of its expected time, by which a function is faster than at the last probe: the estimate is wrong,
 # and the next probe need not wait. More than the scatter of the mean of a few observations.
 PROBE_GAIN: Final = 0.1
+# Time to the next probe, relative to that for which probes have failed: what was slow for 20 s is
+# probed within 1 s, half of the 2 s after which it has to be served again.
+PROBE_BACKOFF: Final = 0.05
+# The same for a pipeline of which no promise was ever kept: twice the time takes 1.7 more probes.
+PROBE_BACKOFF_UNKEPT: Final = 0.5
+# However long probes have failed, one is made so often, for the cause may be gone.
+PROBE_BACKOFF_MAX_NS: Final = MINUTE_NS
 # Slack of a call, relative to that of a stage that waits for a node: the stages before it may be
 # late. Of 0, 0.25 and 0.5 the one with which quantiles are kept in the worlds 70043 and 80026.
 CALL_SLACK: Final = 0.5
@@ -113,9 +120,12 @@ LEFT_TO_OTHERS: Final = 0.25
 LEFT_BY_LARGE: Final = 0.125
 # Price of the time of a pool without a backlog, relative to a full one.
 PRICE_MIN: Final = 0.1
-# Lane time of best-effort tasks relative to that of promised ones, while both wait: a little more
-# than 5 % of all, which the regret search demands (docs/regret.md).
+# Part of the lane time of a pool that best effort gets while it waits: a little more than 5 % of
+# all, which the regret search demands (docs/regret.md).
 BEST_EFFORT_SHARE: Final = 0.055
+# A batch of best effort counts as the work that it does in full batches, but as this part of its
+# lane time at least: small ones may cost promised tasks at most twice the share.
+FULL_BATCH_MIN: Final = 0.5
 
 # What a refusal says (`admission/refusals`).
 

@@ -185,6 +185,31 @@ def test_best_effort_that_is_rejected_counts_as_waiting() -> None:
     assert score.share == pytest.approx(1.0)
 
 
+def test_a_batch_that_ends_the_waiting_counts_for_best_effort() -> None:
+    """One request a second waits for 100 ms, and ends when nobody waits: 10 per second of 100."""
+    arrivals = [
+        {"pipeline": "f", "process": "deterministic:rate=10/s"},
+        {"pipeline": "bulk", "process": "deterministic:rate=1/s"},
+    ]
+    pipelines = {"f": {"function": "f", "slo": {"latency": "1s"}}, "bulk": {"function": "f"}}
+    judge = world_of({"f": {"exec_time": "10ms"}}, {"gpu": {}}, arrivals, pipelines=pipelines)
+    times_ns = judge.world.arrivals.times_ns
+    is_bulk = judge.world.arrivals.pipeline == 1
+    started_ns = np.where(is_bulk, times_ns + SECOND_NS // 10, times_ns)
+    requests = build_requests(
+        times_ns,
+        started_ns=started_ns,
+        finished_ns=started_ns + SECOND_NS // 100,
+        deadline_ns=np.where(is_bulk, NEVER_NS, times_ns + SECOND_NS),
+        outcome=np.full(len(times_ns), Outcome.MET),
+        pipeline=is_bulk,
+    )
+    names = (("f", "bulk"), ("f",), ("client",), ("gpu",))
+    score = judge.score(RunColumns(requests, build_spans(), (), *names, 10**10, 10**10))
+    assert score.best_effort == pytest.approx(0.1, rel=0.15)
+    assert score.serves_best_effort
+
+
 def test_best_effort_that_never_waits_is_not_judged() -> None:
     judge = one_node(10)
     score = run(judge)

@@ -12,6 +12,7 @@ from planning_rig import CLOUD, MS, PlanningRig, make_app
 from headgate.core.events import BatchFinished, GatewaysChanged
 from headgate.core.model import Pool, Profile
 from headgate.core.records import Batch, Node, Task
+from headgate.planning.constants import BEST_EFFORT_SHARE
 from headgate.planning.dispatch.batching import Batching
 from headgate.planning.dispatch.next_batch import MORE, Dispatcher, Send
 from headgate.planning.dispatch.placement import TRY_AGAIN
@@ -149,6 +150,65 @@ def test_best_effort_that_others_cannot_wait_for_gets_its_small_share() -> None:
     assert rig.dispatch.to_node(rig.node()) is None
     rig.rig.view.now_ns = at_ns
     assert rig.send(rig.dispatch.to_node(rig.node())) == [best_effort]
+
+
+def test_best_effort_earns_its_share_of_the_time_of_a_node_while_it_waits() -> None:
+    """Not of the time that promised tasks use of it: some of it is idle for their sake."""
+    rig = DispatchRig(ONE)
+    queues, build = rig.queues, rig.rig.build()
+    queues.on_sent(build, 10.0 * MS, was_promised=True)
+    queues.on_sent(build, 10.0 * MS, was_promised=False)
+    earned_ns = int(10 * MS / BEST_EFFORT_SHARE)
+    assert not queues.is_best_effort_due(earned_ns, 0)  # nothing waits
+    rig.add_best_effort()
+    assert not queues.is_best_effort_due(2 * earned_ns - MS, 0)
+    assert queues.is_best_effort_due(2 * earned_ns + MS, 0)
+
+
+def test_what_was_left_over_counts_for_the_best_effort_that_got_it() -> None:
+    """Six batches on four lanes: four of them are remembered, 40 ms of their function alone."""
+    rig = PlanningRig(make_app([PROFILE, PROFILE], Pool(0, "four", nodes=4)))
+    queues, first, second = rig.queues, rig.build(0), rig.build(1)
+    for _ in range(6):
+        queues.on_sent(first, 10.0 * MS, was_promised=False)
+    assert not queues.may_go_first(first)
+    assert queues.may_go_first(second)
+    queues.push(rig.ask().tasks[0], None)
+    earned_ns = int(40 * MS / (4 * BEST_EFFORT_SHARE))
+    queues.is_best_effort_due(earned_ns - MS, 0)
+    assert not queues.may_go_first(first)
+    queues.is_best_effort_due(earned_ns + MS, 0)
+    assert queues.may_go_first(first)
+
+
+def test_a_small_batch_of_best_effort_counts_as_the_work_of_full_ones() -> None:
+    """A batch of four takes 16 ms, so two items are worth 8 of the 12 ms that they take."""
+    rig = DispatchRig(ONE)
+    queues, build = rig.queues, rig.rig.build()
+    queues.on_sent(build, 100.0 * MS, was_promised=True)
+    for _ in range(2):
+        rig.add_best_effort()
+    rig.send(rig.dispatch.to_node(rig.node()))
+    rig.add_best_effort()
+    earned_ns = int(8 * MS / BEST_EFFORT_SHARE)
+    assert not queues.is_best_effort_due(earned_ns - MS, 0)
+    assert queues.is_best_effort_due(earned_ns + MS, 0)
+    assert build.efficiency(1) == 0.4
+    assert build.efficiency(4) == 1.0
+
+
+def test_best_effort_has_its_share_of_the_calls_of_a_platform() -> None:
+    """A node can run it, too, and is busy."""
+    rig = DispatchRig(ONE, CLOUD)
+    best_effort = rig.add_best_effort()
+    assert rig.dispatch.to_pool(1) is None  # it waits for the node
+    rig.queues.on_sent(rig.rig.faas(), 10.0 * MS, was_promised=True)
+    send = rig.dispatch.to_pool(1)
+    assert send is not None
+    assert send.build is rig.rig.faas()
+    assert rig.send(send) == [best_effort]
+    rig.add_best_effort()
+    assert rig.dispatch.to_pool(1) is None  # it has had its share
 
 
 def test_best_effort_leaves_a_node_within_reach_of_others_where_there_are_two() -> None:

@@ -186,7 +186,7 @@ RANDOM_SHAPES = (Shape(1_000, 1), Shape(4_000, 1), Shape(1_000, 4), Shape(8_000,
 def random_rig(rng: Random, stages: int) -> PlanningRig:
     """A chain of functions with random times in four shapes, and batches of up to four items."""
     pool = replace(POOL, cpu_usd_per_hour=0.5, bytes_per_s=0.0)
-    chain = [(index, (index - 1,) if index else ()) for index in range(stages)]
+    chain = [(index, tuple(range(max(0, index - 1), index))) for index in range(stages)]
     app = make_app([Profile(SLOW[:4])] * stages, pool, latency_ms=1e6, pipelines=[chain])
     for function in app.functions:
         tables = []

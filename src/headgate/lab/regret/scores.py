@@ -212,7 +212,8 @@ class Judge:
         """Share of the capacity that best effort got while any of it waited for its first start.
 
         The capacity is what the pools could serve of the best-effort mix if they served nothing
-        else. What was served counts if it ended while some request waited.
+        else. What was served counts if it started or ended while some request waited: a batch that
+        takes everybody who waits ends the waiting, and is what they waited for.
         """
         requests = run.requests
         rows = ~self._is_scored[: len(requests)]
@@ -235,7 +236,8 @@ class Judge:
     ) -> tuple[list[Demand], list[Demand]]:
         requests, app = run.requests, self.world.app
         edges = np.array(waits).reshape(-1)
-        inside = np.searchsorted(edges, requests.finished_ns, side="left") % 2 == 1
+        started = np.searchsorted(edges, requests.started_ns, side="left") % 2 == 1
+        inside = started | (np.searchsorted(edges, requests.finished_ns, side="left") % 2 == 1)
         offered: list[Demand] = []
         served: list[Demand] = []
         for pipeline in app.pipelines:

@@ -35,6 +35,9 @@ from headgate.planning.constants import (
     MARGIN_MAX,
     MARGIN_UNIT,
     MISS_TARGET,
+    PROBE_BACKOFF,
+    PROBE_BACKOFF_MAX_NS,
+    PROBE_BACKOFF_UNKEPT,
     PROBE_EVERY,
     SENT_MARGIN,
     TRIES,
@@ -94,6 +97,9 @@ class AdmissionControl:
         self._has_choice = has_choice(view.app)
         self._probe_ns = [0 for _ in view.app.pipelines]
         self._estimate_probes = [EstimateProbes() for _ in view.app.pipelines]
+        # By pipeline: when it was first probed since a promise of it was kept, and whether any was.
+        self._probed_since_ns: list[int | None] = [None for _ in view.app.pipelines]
+        self._was_ever_kept = [False for _ in view.app.pipelines]
         self.late_stage: int | None = None  # of the last request: a stage that did not fit
         self.budgets = CostBudgets(builds)
         self.feasibility = Feasibility(view, builds, spillover, self.budgets)
@@ -209,6 +215,9 @@ class AdmissionControl:
         if outcome in _JUDGED:
             was_kept = outcome == _MET
             self.margins.observe(request.pipeline.id, was_kept=was_kept)
+            if was_kept:
+                self._was_ever_kept[request.pipeline.id] = True
+                self._probed_since_ns[request.pipeline.id] = None
             if self._view.gateways > 1:
                 self._builds.on_promise_settled(request.pipeline, was_kept=was_kept)
 
@@ -325,7 +334,7 @@ class AdmissionControl:
         is_late = now_ns + max(pipeline.longest_to(times_ns)) > request.deadline_ns
         if not (self._may_be_wrong(request, builds, times_ns) if is_late else is_idle):
             return None
-        self._probe_ns[pipeline.id] = now_ns + PROBE_EVERY * (request.deadline_ns - now_ns)
+        self._probe_ns[pipeline.id] = self._next_probe_ns(request)
         for promise in promises:
             promise.book(self._view.now_ns)
         return promises
@@ -341,6 +350,20 @@ class AdmissionControl:
         if max(pipeline.longest_to(declared_ns)) > left_ns:
             return False
         return self._estimate_probes[pipeline.id].is_due(now_ns, PROBE_EVERY * left_ns, builds)
+
+    def _next_probe_ns(self, request: Request) -> int:
+        """When to probe a pipeline again, if the promise that is made now should be broken.
+
+        The longer none was kept, the less often (exponential back-off): what was slow for a while
+        is served again soon, relative to that while. What never was in time may not be able to.
+        """
+        now_ns, id = self._view.now_ns, request.pipeline.id
+        since_ns = self._probed_since_ns[id]
+        if since_ns is None:
+            since_ns = self._probed_since_ns[id] = now_ns
+        part = PROBE_BACKOFF if self._was_ever_kept[id] else PROBE_BACKOFF_UNKEPT
+        backoff_ns = min(PROBE_BACKOFF_MAX_NS, int(part * (now_ns - since_ns)))
+        return now_ns + max(PROBE_EVERY * (request.deadline_ns - now_ns), backoff_ns)
 
     def _probe_best_effort(self, request: Request) -> bool:
         """The same for a request without a deadline, which observed times make too dear."""

@@ -19,6 +19,7 @@ from headgate.core.states import TASK_READY, BatchState
 from headgate.core.view import View
 from headgate.planning.admission.control import AdmissionControl
 from headgate.planning.admission.feasibility import Promise
+from headgate.planning.constants import FULL_BATCH_MIN
 from headgate.planning.dispatch.shapes import Choice, ShapeChooser
 from headgate.planning.dispatch.task_queues import EdfQueue, TaskQueues
 from headgate.planning.pools.build import Build
@@ -145,6 +146,8 @@ class Batching:
         to join it, and `slip_ns` is by how much it is sent after its latest start; None if it was
         promised to another build.
         """
+        if not was_promised:
+            lane_ns *= max(FULL_BATCH_MIN, build.efficiency(items))
         self._queues.on_sent(build, lane_ns, was_promised=was_promised)
         if was_promised:
             build.on_formed(items, booked_ns, shape_id, is_contended=is_contended)

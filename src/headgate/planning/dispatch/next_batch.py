@@ -168,8 +168,8 @@ class Dispatcher:
         queues, pool_id = self._queues, node.pool.id
         promised, best_effort = queues.promised_heads[pool_id], queues.best_effort_heads[pool_id]
         send: Send | None = None
-        if best_effort.entries and queues.is_best_effort_due(pool_id):
-            send = self._first(node, best_effort, is_best_effort=True)
+        if queues.is_best_effort_due(self._view.now_ns, pool_id):
+            send = self._first(node, best_effort, is_best_effort=True, goes_first=True)
         self._lacks_compute = False
         if send is None and promised.entries:
             send = self._first(node, promised)
@@ -186,7 +186,9 @@ class Dispatcher:
             send = self._first(node, best_effort, is_best_effort=True)
         return send
 
-    def _first(self, node: Node, heads: Heads, *, is_best_effort: bool = False) -> Send | None:
+    def _first(
+        self, node: Node, heads: Heads, *, is_best_effort: bool = False, goes_first: bool = False
+    ) -> Send | None:
         """The most urgent queue of which the node should run a batch now."""
         passed_over: list[EdfQueue] = []
         send: Send | None = None
@@ -202,7 +204,8 @@ class Dispatcher:
                     break
             if not self._has_lane(node, build):
                 break  # kept for a build that needs more of it, which would starve otherwise
-            send = self._of_queue(node, queue, task, build, is_best_effort=is_best_effort)
+            if not goes_first or self._queues.may_go_first(build):
+                send = self._of_queue(node, queue, task, build, is_best_effort=is_best_effort)
             if send is None and not is_best_effort and self._empties(node, build, task):
                 break
             if send is None:
@@ -431,28 +434,46 @@ class Dispatcher:
 
     def to_pool(self, pool_id: int) -> Send | None:
         """The next call of a FaaS pool, whose concurrency all its functions share."""
-        for heads in (
-            self._queues.promised_heads[pool_id],
-            self._queues.best_effort_heads[pool_id],
-        ):
-            passed_over: list[EdfQueue] = []
-            send: Send | None = None
-            while send is None and len(passed_over) < HEADS_EXAMINED:
-                queue = heads.first()
-                if queue is None:
-                    break
-                task = self._batching.prune(queue)
-                if task is None:
-                    continue
+        queues = self._queues
+        promised, best_effort = queues.promised_heads[pool_id], queues.best_effort_heads[pool_id]
+        send: Send | None = None
+        if queues.is_best_effort_due(self._view.now_ns, pool_id):
+            send = self._first_call(best_effort, is_best_effort_due=True)
+        return send or self._first_call(promised) or self._first_call(best_effort)
+
+    def _first_call(self, heads: Heads, *, is_best_effort_due: bool = False) -> Send | None:
+        """The call of the most urgent queue of which one can be sent."""
+        passed_over: list[EdfQueue] = []
+        send: Send | None = None
+        while send is None and len(passed_over) < HEADS_EXAMINED:
+            queue = heads.first()
+            if queue is None:
+                break
+            task = self._batching.prune(queue)
+            if task is None:
+                continue
+            if is_best_effort_due:
+                send = self._due_call(queue, task)
+            else:
                 send = self.to_faas(task.function.id)
-                if send is None:
-                    heads.remove(queue)
-                    passed_over.append(queue)
-            for queue in passed_over:
-                heads.push(queue)
-            if send is not None:
-                return send
-        return None
+            if send is None:
+                heads.remove(queue)
+                passed_over.append(queue)
+        for queue in passed_over:
+            heads.push(queue)
+        return send
+
+    def _due_call(self, queue: EdfQueue, task: Task) -> Send | None:
+        """A call of best effort, which may run on nodes too but has its share of the platform."""
+        build = self._builds.faas[task.function.id]
+        if build is None or not self._builds.fits_call(task):
+            return None
+        if not self._queues.may_go_first(build):
+            return None
+        may_start = self._admission.budgets.allows_cold(task, build)
+        if not self._spillover.may_call(build, task, may_start=may_start):
+            return None
+        return Send(queue, build, None)
 
     def _called_queues(self, build: Build) -> list[EdfQueue]:
         best_effort = self._queues.best_effort[build.function_id]

@@ -199,9 +199,16 @@ class TaskQueues:
         self.best_effort_heads = [Heads() for _ in app.pools]
         # Functions with best effort that was not offered to the nodes of all its pools yet, by id.
         self.given_up: list[int] = []
+        # By pool id: the lane time that best effort has earned and not used, and up to when it has
+        # earned. On nodes it earns by time; calls cost money, so there by what promised ones take.
         self._credit_ns = [0.0 for _ in app.pools]
-        # By pool id: when best effort may send a batch that others cannot wait for; 0: none waits.
-        self._may_block_ns = [0 for _ in app.pools]
+        self._earned_ns = [0 for _ in app.pools]
+        self._credit_max_ns = [0.0 for _ in app.pools]  # what the last promised batch took
+        self._earned_sum_ns = [0.0 for _ in app.pools]  # in all
+        # By build id: the sum at which all is earned that the build has got.
+        self._paid_off_ns = [0.0 for _ in builds.all]
+        # By pool id: since when best effort waits to send a batch for which others cannot wait.
+        self._blocked_ns: list[int | None] = [None for _ in app.pools]
 
     def push(self, task: Task, promise: Promise | None) -> EdfQueue:
         """Queue a ready task for the build that its promise names, or for best effort."""
@@ -336,9 +343,34 @@ class TaskQueues:
         for build in self.builds_of(queue, function_id):
             self.best_effort_heads[build.pool.id].push(queue)
 
-    def is_best_effort_due(self, pool_id: int) -> bool:
-        """Whether best effort has had less than its share of a pool."""
+    def is_best_effort_due(self, now_ns: int, pool_id: int) -> bool:
+        """Whether best effort waits, and has had less than its share of a pool.
+
+        What it gets must be a share of the capacity, not of what promised tasks use of that: they
+        leave some idle where nothing else can be in time.
+        """
+        elapsed_ns = now_ns - self._earned_ns[pool_id]
+        self._earned_ns[pool_id] = now_ns
+        if self.best_effort_heads[pool_id].first() is None:
+            return False
+        calendar = self._builds.calendars[pool_id]
+        if elapsed_ns > 0 and self._app.pools[pool_id].faas is None:
+            self._earn(pool_id, elapsed_ns * calendar.supply)
         return self._credit_ns[pool_id] > 0.0
+
+    def _earn(self, pool_id: int, lane_ns: float) -> None:
+        """Credit best effort with its share of a lane time."""
+        earned_ns = BEST_EFFORT_SHARE * lane_ns
+        self._earned_sum_ns[pool_id] += earned_ns
+        credit_ns = self._credit_ns[pool_id] + earned_ns
+        self._credit_ns[pool_id] = min(credit_ns, self._credit_max_ns[pool_id])
+
+    def may_go_first(self, build: Build) -> bool:
+        """Whether best effort of a build may go before promised tasks, where best effort is due.
+
+        Not if what was left over gave it as much; that is no reason to keep other builds waiting.
+        """
+        return self._paid_off_ns[build.id] <= self._earned_sum_ns[build.pool.id]
 
     def may_block_from_ns(self, now_ns: int, build: Build, lane_ns: float) -> int:
         """From when on best effort may send a batch for which others would have to wait too long.
@@ -346,21 +378,28 @@ class TaskQueues:
         While those others are active, such batches get the share of best effort and no more: what
         a batch takes is earned while it waits.
         """
-        pool_id = build.pool.id
-        if self._may_block_ns[pool_id] == 0:
-            part = build.weight / max(1.0, build.calendar.supply)
-            self._may_block_ns[pool_id] = now_ns + int(lane_ns * part / BEST_EFFORT_SHARE)
-        return self._may_block_ns[pool_id]
+        since_ns = self._blocked_ns[build.pool.id]
+        if since_ns is None:
+            since_ns = self._blocked_ns[build.pool.id] = now_ns
+        part = build.weight / max(1.0, build.calendar.supply)
+        return since_ns + int(lane_ns * part / BEST_EFFORT_SHARE)
 
     def on_blocking(self, pool_id: int) -> None:
         """Best effort sends a batch that takes lanes for longer than others can wait."""
-        self._may_block_ns[pool_id] = 0
+        self._blocked_ns[pool_id] = None
 
     def on_sent(self, build: Build, lane_ns: float, *, was_promised: bool) -> None:
-        """Account for a batch that was sent."""
-        credit_ns, pool_id = self._credit_ns, build.pool.id
+        """Account for a batch that was sent: of best effort, what it would take in full batches."""
+        pool_id = build.pool.id
         if was_promised:
-            earned_ns = credit_ns[pool_id] + BEST_EFFORT_SHARE * lane_ns
-            credit_ns[pool_id] = earned_ns if earned_ns < lane_ns else lane_ns
+            self._credit_max_ns[pool_id] = lane_ns
+            if build.warm_pool is not None:
+                self._earn(pool_id, lane_ns)
         else:
-            credit_ns[pool_id] = max(-lane_ns, credit_ns[pool_id] - lane_ns)
+            self._credit_ns[pool_id] = max(-lane_ns, self._credit_ns[pool_id] - lane_ns)
+            # What it got is remembered up to a batch on every lane, and what it earned and did not
+            # get up to one batch.
+            earned_ns = self._earned_sum_ns[pool_id]
+            most_ns = earned_ns + lane_ns * max(1.0, build.calendar.supply)
+            paid_off_ns = max(earned_ns, self._paid_off_ns[build.id] + lane_ns)
+            self._paid_off_ns[build.id] = min(most_ns, paid_off_ns)

@@ -197,6 +197,11 @@ class Build:
         """Expected time for which a batch holds its lane."""
         return self._times_ns[items - 1] * self.ratio + self.network_ns
 
+    def efficiency(self, items: int) -> float:
+        """Time per item of a full batch, relative to that of a batch of so many items."""
+        full_ns = self.lane_ns(self.items_best) * items / self.items_best
+        return min(1.0, full_ns / max(1.0, self.lane_ns(items)))
+
     def lane_ns_in(self, items: int, shape_id: int, z: float = 0.0) -> float:
         """The same in a shape, and `z` standard deviations more."""
         factor = self.ratio * (1.0 + z * self.deviation)
