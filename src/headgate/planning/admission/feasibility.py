@@ -301,12 +301,13 @@ class Feasibility:
             return None
         size, base_ns, batches = self._marginal(build, items, due_ns - ready_ns, z)
         work_ns = int(base_ns * build.overrun)
-        may_start = self._budgets.allows_cold(task, build)
+        may_start, now_ns = self._budgets.allows_cold(task, build), self._view.now_ns
+        bucket = build.calendar.bucket(now_ns, latest_ns)
+        ahead_ns = build.calendar.slack(now_ns, bucket)[0]
         if not self._spillover.can_start_by(
-            build, task, batches, latest_ns, may_start=may_start, is_trial=self.is_trial
+            build, task, batches, latest_ns, ahead_ns, may_start=may_start, is_trial=self.is_trial
         ):
             return None
-        bucket = build.calendar.bucket(self._view.now_ns, latest_ns)
         if not self._balances(build, latest_ns, bucket, work_ns, batches, build.weight):
             return None
         return Promise(

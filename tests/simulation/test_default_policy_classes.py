@@ -1,0 +1,47 @@
+"""The default policy where requests with little time wait beside others that have much.
+
+Work that is due later is behind a request, and must not count against it, wherever the policy asks
+what has to run before the request; nor must a build count that is never in time.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from headgate.config import declare
+from headgate.sim.ground_truth import GroundTruthConfig
+
+from .worlds import SEEDS, Stream, run_world
+
+pytestmark = pytest.mark.long
+
+TRUTH = GroundTruthConfig("lognormal", cv=0.1)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_patient_calls_of_a_platform_do_not_shut_out_urgent_ones(seed: int) -> None:
+    """Two calls run at a time, 20 a second; most of what is offered may wait for a minute.
+
+    When the patient calls that wait fill more than the urgent ones can wait for, urgent ones go
+    before them.
+    """
+    config = declare(
+        functions={"f": {"exec_time": "100ms", "cold_start": "1s", "memory": "1GB"}},
+        pools={
+            "cloud": {
+                "tier": "serverless",
+                "memory": "1GB",
+                "concurrency": 2,
+                "price": "$0.00002/GB-s",
+            }
+        },
+        pipelines={
+            "patient": {"stages": {"s": {"function": "f"}}, "slo": {"latency": "60s"}},
+            "urgent": {"stages": {"s": {"function": "f"}}, "slo": {"latency": "500ms"}},
+        },
+    )
+    streams = (Stream("poisson:rate=18/s", "patient"), Stream("poisson:rate=4/s", "urgent"))
+    score = run_world(config, streams, 300.0, policy="headgate", seed=seed, truth=TRUTH)
+    assert score.goodput_per_s("urgent") >= 3.5
+    assert score.goodput_per_s() >= 18.5
+    assert score.kept() >= 0.99
