@@ -45,3 +45,35 @@ def test_patient_calls_of_a_platform_do_not_shut_out_urgent_ones(seed: int) -> N
     assert score.goodput_per_s("urgent") >= 3.5
     assert score.goodput_per_s() >= 18.5
     assert score.kept() >= 0.99
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_patient_requests_do_not_shut_out_urgent_ones_of_a_function_on_few_nodes(seed: int) -> None:
+    """Each of two nodes holds one of two functions, and a start takes longer than an objective.
+
+    What waits for the node of the first function, mostly for a minute, is not in the way of those
+    that cannot wait.
+    """
+    cold = {"memory": "1GB", "cold_start": "2s", "prewarm_nodes": 1}
+    config = declare(
+        functions={
+            "first": {"exec_time": "50ms", **cold},
+            "second": {"exec_time": "50ms", **cold},
+        },
+        pools={"gpu": {"nodes": 2, "memory": "1GB"}},
+        pipelines={
+            "patient": {"stages": {"s": {"function": "first"}}, "slo": {"latency": "60s"}},
+            "urgent": {"stages": {"s": {"function": "first"}}, "slo": {"latency": "500ms"}},
+            "other": {"stages": {"s": {"function": "second"}}, "slo": {"latency": "500ms"}},
+        },
+    )
+    streams = (
+        Stream("poisson:rate=18/s", "patient"),
+        Stream("poisson:rate=4/s", "urgent"),
+        Stream("poisson:rate=14/s", "other"),
+    )
+    score = run_world(config, streams, 300.0, policy="headgate", seed=seed, truth=TRUTH)
+    assert score.goodput_per_s("urgent") >= 3.5
+    assert score.goodput_per_s("other") >= 13.0
+    assert score.goodput_per_s() >= 31.0
+    assert score.kept() >= 0.99

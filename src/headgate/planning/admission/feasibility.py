@@ -286,8 +286,14 @@ class Feasibility:
         load = self._loads.get(build.pool.id)
         if load is not None and self._must_yield(build.pool.id, load, alone_ns):
             left_ns = int((1.0 - LEFT_TO_OTHERS) * left_ns)
-        supply = lanes * build.calendar.part
-        return build.pending_ns > supply * left_ns or self._builds.free_in_ns(build) > left_ns
+        calendar, supply = build.calendar, lanes * build.calendar.part
+        if build.pending_ns > supply * left_ns:
+            now_ns = self._view.now_ns
+            # What is due later waits: it does not fill the lanes until then.
+            ahead_ns = calendar.slack(now_ns, calendar.bucket(now_ns, latest_ns))[0]
+            if min(ahead_ns, build.pending_ns) > supply * left_ns:
+                return True
+        return self._builds.free_in_ns(build) > left_ns
 
     def _fit_call(
         self, build: Build, task: Task, ready_ns: int, due_ns: int, z: float
