@@ -35,7 +35,10 @@ def make_task(rig: PlanningRig, due_ms: float = 0) -> Task:
 
 
 def can_start(rig: PlanningRig, latest_ms: float, batches: float = 1.0) -> bool:
-    return rig.spillover.can_start_by(rig.faas(), make_task(rig), batches, int(latest_ms * MS))
+    build = rig.faas()
+    return rig.spillover.can_start_by(
+        build, make_task(rig), batches, int(latest_ms * MS), build.pending_ns
+    )
 
 
 def test_a_call_starts_at_once_on_a_warm_instance_or_after_a_cold_start() -> None:
@@ -55,6 +58,17 @@ def test_no_more_calls_are_promised_than_the_warm_instances_start_in_time(warm: 
         build.pending_batches += 1.0
         promised += 1
     assert promised == 4 * warm
+
+
+def test_calls_that_are_due_later_are_not_in_the_way() -> None:
+    """An instance is warm, and many wait for it; of those, some must start before the newcomer."""
+    rig = make_rig(warm=1)
+    build = rig.faas()
+    build.pending_ns, build.pending_batches = 100 * 10 * MS, 100.0
+    for ahead, is_in_time in ((0, True), (3, True), (4, False), (200, False)):
+        assert is_in_time == rig.spillover.can_start_by(
+            build, make_task(rig), 1.0, 30 * MS, ahead * 10 * MS
+        )
 
 
 def test_no_more_start_cold_than_the_platform_runs_at_once() -> None:

@@ -378,18 +378,24 @@ class AdmissionControl:
         return True
 
     def _wait_ns(self, request: Request, stage: int) -> float:
-        """Estimate of the wait and service of a stage, on the build where it would end first."""
+        """Estimate of the wait and service of a stage, on the build where it would end first.
+
+        Calls come last: they count where no node is in time.
+        """
         now_ns = self._view.now_ns
         best_ns: float | None = None
         for build in self._builds.of_function[request.tasks[stage].function.id]:
             calendar = build.narrowest
-            if build.warm_pool is not None and best_ns is not None:
+            is_call = build.warm_pool is not None
+            if is_call and best_ns is not None and now_ns + best_ns <= request.deadline_ns:
                 continue
             if calendar.lanes <= 0 or request.items > build.items_max:
                 continue
+            bucket = calendar.bucket(now_ns, request.deadline_ns)
+            ahead_ns = calendar.slack(now_ns, bucket)[0]  # what is due later waits
             wait_ns = max(
                 calendar.free_in_ns(now_ns),
-                (calendar.work_ns + calendar.busy_ns(now_ns)) / calendar.supply,
+                (ahead_ns + calendar.busy_ns(now_ns)) / calendar.supply,
             )
             total_ns = wait_ns + build.lane_ns(request.items)
             if best_ns is None or total_ns < best_ns:

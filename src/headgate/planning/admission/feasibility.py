@@ -289,9 +289,13 @@ class Feasibility:
         load = self._loads.get(build.pool.id)
         if load is not None and self._must_yield(build.pool.id, load, alone_ns):
             left_ns = int((1.0 - LEFT_TO_OTHERS) * left_ns)
-        supply = lanes * build.calendar.part
+        calendar, supply = build.calendar, lanes * build.calendar.part
         if build.pending_ns > supply * left_ns:
-            return True
+            now_ns = self._view.now_ns
+            # What is due later waits: it does not fill the lanes until then.
+            ahead_ns = calendar.slack(now_ns, calendar.bucket(now_ns, latest_ns))[0]
+            if min(ahead_ns, build.pending_ns) > supply * left_ns:
+                return True
         return self._builds.free_in_ns(build, left_ns) > left_ns
 
     def _fit_call(
@@ -306,12 +310,13 @@ class Feasibility:
             return None
         size, base_ns, batches = self._marginal(build, items, due_ns - ready_ns, z)
         work_ns = int(base_ns * build.overrun)
-        may_start = self._budgets.allows_cold(task, build)
+        may_start, now_ns = self._budgets.allows_cold(task, build), self._view.now_ns
+        bucket = build.calendar.bucket(now_ns, latest_ns)
+        ahead_ns = build.calendar.slack(now_ns, bucket)[0]
         if not self._spillover.can_start_by(
-            build, task, batches, latest_ns, may_start=may_start, is_trial=self.is_trial
+            build, task, batches, latest_ns, ahead_ns, may_start=may_start, is_trial=self.is_trial
         ):
             return None
-        bucket = build.calendar.bucket(self._view.now_ns, latest_ns)
         if not self._balances(build, latest_ns, bucket, work_ns, batches, build.weight):
             return None
         return Promise(

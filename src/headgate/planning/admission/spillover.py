@@ -85,11 +85,14 @@ class Spillover:
         task: Task,
         batches: float,
         latest_ns: int,
+        ahead_ns: float,
         *,
         may_start: bool = True,
         is_trial: bool = False,
     ) -> bool:
-        """Whether so many more calls can begin in time.
+        """Whether so many more calls can begin in time, behind the work that is due before.
+
+        `ahead_ns` is that work, of all functions on the platform: what is due later waits.
 
         They begin on instances that are warm or being started, or after a cold start if they may
         start an instance themselves. A trial is no demand.
@@ -97,9 +100,11 @@ class Spillover:
         warm_pool, platform = _faas(build)
         now_ns, lanes = self._view.now_ns, warm_pool.lanes
         batch_ns = build.mean_pending_ns()
+        ahead_ns = min(ahead_ns, float(build.pending_ns))
         if not is_trial:
-            self._observe_demand(build, task, batches * batch_ns, latest_ns, batch_ns)
-        needed = build.pending_batches + batches
+            self._observe_demand(build, task, batches * batch_ns, latest_ns, ahead_ns, batch_ns)
+        needed_in_all = min(build.pending_batches, ahead_ns / batch_ns) + batches
+        needed = needed_in_all
         lanes.resize(min(platform.concurrency_max, warm_pool.instances.size(now_ns)))
         # Instances that are being started add starts of their own.
         size = lanes.lanes
@@ -111,10 +116,9 @@ class Spillover:
             size = ready
         if lanes.can_start(now_ns, latest_ns, batch_ns, needed):
             return True
-        needed = build.pending_batches + batches
         cold_latest_ns = latest_ns - build.cold_start_ns
         if may_start and lanes.can_start(
-            now_ns, cold_latest_ns, batch_ns, needed, platform.concurrency_max
+            now_ns, cold_latest_ns, batch_ns, needed_in_all, platform.concurrency_max
         ):
             return True
         if not is_trial:
@@ -124,7 +128,13 @@ class Spillover:
         return False
 
     def _observe_demand(
-        self, build: Build, task: Task, work_ns: float, latest_ns: int, batch_ns: float
+        self,
+        build: Build,
+        task: Task,
+        work_ns: float,
+        latest_ns: int,
+        ahead_ns: float,
+        batch_ns: float,
     ) -> None:
         """Observe the concurrency with which the recent calls, and this one, would be in time.
 
@@ -146,7 +156,7 @@ class Spillover:
         if calls_in_turn > 1 and missed_ns < one_ns * _WITHIN_WINDOW:
             warm_pool.observe_demand(now_ns, wanted_ns / window_ns)
             return
-        waiting = (build.pending_ns + missed_ns + one_ns) / (slack_ns + batch_ns)
+        waiting = (ahead_ns + missed_ns + one_ns) / (slack_ns + batch_ns)
         warm_pool.observe_demand(now_ns, warm_pool.instances.busy + waiting)
 
     def resize_at_ns(self, build: Build) -> int | None:
