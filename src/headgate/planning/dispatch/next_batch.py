@@ -179,9 +179,10 @@ class Dispatcher:
         passed_over: list[EdfQueue] = []
         send: Send | None = None
         while send is None and (queue := heads.first()) is not None:
+            first = queue.head()
             task = self._batching.prune(queue)
-            if task is None:
-                continue
+            if task is None or first is None or first[1] is not task:
+                continue  # its head was given up: another queue may be more urgent now
             build = self._builds.on_pool[node.pool.id][task.function.id]
             assert build is not None
             send = self._call_instead(queue, task)
