@@ -167,6 +167,18 @@ def test_the_last_moment_of_a_stage_leaves_time_for_the_stages_after_it() -> Non
     assert rig.builds.isolated_ns(request) == 30 * MS
 
 
+@pytest.mark.parametrize("shape", [CHAIN, DIAMOND])
+def test_nothing_stays_reserved_for_a_request_that_will_be_late(shape: Shape) -> None:
+    rig = PlanningRig(make_app([TEN, BATCHES], NODES, latency_ms=200, pipelines=[shape]))
+    before, request = books(rig), rig.ask()
+    assert rig.admission.admit(request)
+    rig.admission.break_promise(request.tasks[0])
+    assert rig.admission.is_broken(request)
+    assert books(rig) == before
+    rig.admission.on_settled(request, Outcome.LATE)
+    assert not rig.admission.is_broken(request)
+
+
 def test_margins_grow_with_misses_and_shrink_slowly_for_their_pipeline_alone() -> None:
     app = make_app([TEN], NODES, pipelines=[[(0, ())], [(0, ())]])
     rig = PlanningRig(app)

@@ -12,6 +12,7 @@ from planning_rig import CLOUD, MS, PlanningRig, make_app
 from headgate.core.events import BatchFinished, GatewaysChanged
 from headgate.core.model import Pool, Profile
 from headgate.core.records import Batch, Node, Task
+from headgate.core.states import Outcome
 from headgate.planning.dispatch.batching import Batching
 from headgate.planning.dispatch.next_batch import MORE, Dispatcher, Send
 from headgate.planning.dispatch.placement import TRY_AGAIN
@@ -142,6 +143,20 @@ def test_a_queue_whose_head_is_given_up_does_not_go_before_a_more_urgent_one() -
     assert rig.send(rig.dispatch.to_node(rig.node())) == [urgent]
     assert rig.rig.admission.booked(lost) is None
     assert rig.rig.admission.booked(last) is not None
+
+
+def test_what_is_given_up_teaches_at_once_and_once() -> None:
+    """As a late start does, and a promise that was not kept; not again when it is answered."""
+    rig = DispatchRig(ONE)
+    task, admission, calendar = rig.admit(30), rig.rig.admission, rig.rig.build().calendar
+    (z,) = admission.margins.z
+    rig.rig.view.now_ns = 25 * MS
+    assert rig.batching.prune(rig.queues.promised[rig.rig.build().id]) is None
+    assert calendar.inflation > 1.0
+    (broken_z,) = admission.margins.z
+    assert broken_z > z
+    admission.on_settled(task.request, Outcome.LATE)
+    assert admission.margins.z == [broken_z]
 
 
 def test_best_effort_that_others_cannot_wait_for_gets_its_small_share() -> None:

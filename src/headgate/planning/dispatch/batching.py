@@ -218,13 +218,18 @@ class Batching:
             if promise is None or not self._is_lost(queue, task, promise):
                 return task
             queue.pop()
-            self._admission.give_up(task)
+            slip_ns = self._view.now_ns - promise.start_ns
+            if slip_ns > 0:  # to learn from those that start alone is to learn least from the worst
+                promise.build.narrowest.on_sent(slip_ns)
+            self._admission.break_promise(task)
             self._queues.give_up(task)
         return None
 
     def _is_lost(self, queue: EdfQueue, task: Task, promise: Promise) -> bool:
         """Whether a task cannot be in time, or only in a batch that would make others late."""
         now_ns, items, build = self._view.now_ns, task.request.items, promise.build
+        if self._admission.is_broken(task.request):
+            return True
         if len(build.shape_ids) > 1:
             return now_ns > promise.order_ns  # too late for its fastest shape
         left_ns = self._builds.latest_ns(task.request, task.id % STAGES_MAX) - now_ns
