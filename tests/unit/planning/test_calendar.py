@@ -236,38 +236,3 @@ def test_a_lane_counts_only_if_it_is_free_in_time_even_when_it_takes_longer() ->
     assert lanes.can_start(150 * WIDTH_NS, 210 * WIDTH_NS, 10.0 * WIDTH_NS, 1.0)
     lanes.release(100 * WIDTH_NS)
     assert lanes.can_start(150 * WIDTH_NS, 150 * WIDTH_NS, 10.0 * WIDTH_NS, 1.0)
-
-
-def fits(calendar: Calendar, latest_ns: int, work_ns: int = 4 * WIDTH_NS) -> bool:
-    bucket = calendar.bucket(0, latest_ns)
-    return calendar.fits(0, latest_ns, bucket, work_ns, 1.0, 1.0, work_ns)
-
-
-def test_from_when_on_a_newcomer_fits() -> None:
-    """One lane, and eight batches of four buckets each that are due one after the other."""
-    calendar = make_calendar(1)
-    for number in range(8):
-        calendar.add(calendar.bucket(0, 4 * number * WIDTH_NS), 4 * WIDTH_NS, 1.0)
-    from_ns = calendar.fits_from_ns(0, 4 * WIDTH_NS, 1.0, 1.0, 4 * WIDTH_NS)
-    assert from_ns is not None
-    assert fits(calendar, from_ns) and not fits(calendar, from_ns - 2 * WIDTH_NS)
-    assert from_ns == pytest.approx(32 * WIDTH_NS, abs=4 * WIDTH_NS)
-    assert make_calendar(1).fits_from_ns(0, WIDTH_NS, 1.0, 1.0, WIDTH_NS) == 0
-    assert make_calendar(0).fits_from_ns(0, WIDTH_NS, 1.0, 1.0, WIDTH_NS) is None
-
-
-def test_with_how_many_lanes_more_a_newcomer_fits() -> None:
-    calendar = make_calendar(2)
-    for _ in range(6):
-        calendar.add(calendar.bucket(0, 8 * WIDTH_NS), 4 * WIDTH_NS, 1.0)
-    ask = (0, 8 * WIDTH_NS, 4.0 * WIDTH_NS, 1.0, 1.0, 4.0 * WIDTH_NS)
-    missing = calendar.lanes_missing(*ask, lanes_max=64)
-    assert missing is not None and missing > 0 and calendar.lanes == 2
-    assert not fits(calendar, 8 * WIDTH_NS)
-    calendar.resize(2 + missing - 1)
-    assert not fits(calendar, 8 * WIDTH_NS)
-    calendar.resize(2 + missing)
-    assert fits(calendar, 8 * WIDTH_NS)
-    assert calendar.lanes_missing(*ask, lanes_max=64) == 0
-    calendar.resize(2)
-    assert calendar.lanes_missing(*ask, lanes_max=missing - 1) is None

@@ -11,10 +11,6 @@ lanes examined):
 - Does it push out what is promised for later? The processor-demand test of EDF (Baruah 1990): at
   every later deadline, the work that is due by then fits into the time of the lanes.
 
-Two more are for those who were refused, and for who scales: from when on would it fit, which is
-also the question for the earliest deadline (`fits_from_ns`), and with how many lanes more
-(`lanes_missing`).
-
 Deadlines are rounded down to buckets of a fixed width, counted from the first question: counted
 from time 0, the same requests would be decided otherwise at another time of day. The buckets are
 the leaves of a tree of sums and least prefix sums of (capacity - work), so the least slack at or
@@ -354,52 +350,6 @@ class Calendar(Lanes):
             if by_then_ns > ahead_ns and not self.can_start(now_ns, last_ns, mean_ns, needed):
                 return False
         return least_ns + beyond_ns >= needed_ns
-
-    def fits_from_ns(
-        self, now_ns: int, work_ns: float, batches: float, lanes: float, default_ns: float
-    ) -> int | None:
-        """The earliest latest start with which a newcomer fits; None: not within the calendar.
-
-        Rounded up to buckets. Later is taken to be no worse, which holds for what is booked in the
-        order of its deadlines. O(log buckets) calls of `fits`.
-        """
-        first = self.bucket(now_ns, now_ns)
-        low, high = first - 1, self._base + self._size
-        while high - low > 1:
-            bucket = (low + high) // 2
-            latest_ns = max(now_ns, self._begins_ns(bucket))
-            if self.fits(now_ns, latest_ns, bucket, work_ns, batches, lanes, default_ns):
-                high = bucket
-            else:
-                low = bucket
-        return max(now_ns, self._begins_ns(high)) if high < self._base + self._size else None
-
-    def lanes_missing(
-        self,
-        now_ns: int,
-        latest_ns: int,
-        work_ns: float,
-        batches: float,
-        lanes: float,
-        default_ns: float,
-        lanes_max: int,
-    ) -> int | None:
-        """How many lanes more a newcomer needs to fit; None if `lanes_max` more are not enough.
-
-        O(buckets log lanes): a question for the slow time scale.
-        """
-        present = self.lanes
-        bucket = self.bucket(now_ns, latest_ns)
-        low, high = -1, lanes_max + 1  # with `low` it does not fit, with `high` it does
-        while high - low > 1:
-            middle = (low + high) // 2
-            self.resize(present + middle)
-            if self.fits(now_ns, latest_ns, bucket, work_ns, batches, lanes, default_ns):
-                high = middle
-            else:
-                low = middle
-        self.resize(present)
-        return high if high <= lanes_max else None
 
     def _of_lanes(self, time_ns: int) -> int:
         """The time of all lanes within a time, as far as it is for this gateway."""
