@@ -167,6 +167,53 @@ def test_the_last_moment_of_a_stage_leaves_time_for_the_stages_after_it() -> Non
     assert rig.builds.isolated_ns(request) == 30 * MS
 
 
+def test_the_work_of_who_joins_a_batch_is_due_when_the_batch_starts() -> None:
+    """Three requests for one function: the second is due last of all, the third first of all.
+
+    The second runs with the first, however late it is due, and delays all that must start after the
+    first. Those who come later join the third.
+    """
+    rig = PlanningRig(make_app([BATCHES], Pool(0, "node")))
+    calendar = rig.build().calendar
+    calendar.occupy(20 * MS)
+    promises: list[Promise] = []
+    for due_ms in (70, 95, 50, 90):
+        request = rig.ask(due_ms=due_ms)
+        assert rig.admission.admit(request)
+        promises += promises_of(rig, request)
+    first, second, third, fourth = promises
+    assert third.start_ns < first.start_ns < second.start_ns
+    assert second.begin_ns == first.start_ns == first.begin_ns
+    assert fourth.begin_ns == third.start_ns == third.begin_ns
+    due_ns = calendar.slack(0, calendar.bucket(0, first.start_ns))[0]
+    assert due_ns == calendar.work_ns, "nothing is due later"
+
+
+def test_a_stage_joins_no_batch_that_starts_before_it_is_ready() -> None:
+    """The batch of the second function must start at once; a stage of it comes after 10 ms."""
+    shapes: list[Shape] = [[(1, ())], [(0, ()), (1, (0,))]]
+    rig = PlanningRig(make_app([TEN, BATCHES], NODES, pipelines=shapes))
+    rig.build().calendar.occupy(MS)
+    soon, later = rig.ask(0, due_ms=20), rig.ask(1, due_ms=90)
+    assert rig.admission.admit(soon) and rig.admission.admit(later)
+    (head,), (_, stage) = promises_of(rig, soon), promises_of(rig, later)
+    assert head.start_ns < 10 * MS
+    assert stage.work_ns < 10 * MS, "it is reckoned to be one of a batch"
+    assert stage.begin_ns == stage.start_ns
+
+
+@pytest.mark.parametrize("shape", [CHAIN, DIAMOND])
+def test_nothing_stays_reserved_for_a_request_that_will_be_late(shape: Shape) -> None:
+    rig = PlanningRig(make_app([TEN, BATCHES], NODES, latency_ms=200, pipelines=[shape]))
+    before, request = books(rig), rig.ask()
+    assert rig.admission.admit(request)
+    rig.admission.break_promise(request.tasks[0])
+    assert rig.admission.is_broken(request)
+    assert books(rig) == before
+    rig.admission.on_settled(request, Outcome.LATE)
+    assert not rig.admission.is_broken(request)
+
+
 def test_margins_grow_with_misses_and_shrink_slowly_for_their_pipeline_alone() -> None:
     app = make_app([TEN], NODES, pipelines=[[(0, ())], [(0, ())]])
     rig = PlanningRig(app)

@@ -12,6 +12,7 @@ from planning_rig import CLOUD, MS, PlanningRig, make_app
 from headgate.core.events import BatchFinished, GatewaysChanged
 from headgate.core.model import Pool, Profile
 from headgate.core.records import Batch, Node, Task
+from headgate.core.states import Outcome
 from headgate.planning.constants import BEST_EFFORT_SHARE
 from headgate.planning.dispatch.batching import Batching
 from headgate.planning.dispatch.next_batch import MORE, Dispatcher, Send
@@ -27,8 +28,8 @@ OTHER = Pool(1, "other", nodes=1)
 class DispatchRig:
     """A Dispatcher over the components of a `PlanningRig`, which says what was promised."""
 
-    def __init__(self, *pools: Pool, profile: Profile = PROFILE) -> None:
-        rig = self.rig = PlanningRig(make_app([profile], *pools))
+    def __init__(self, *pools: Pool, profile: Profile = PROFILE, functions: int = 1) -> None:
+        rig = self.rig = PlanningRig(make_app([profile] * functions, *pools))
         self.sent: Batch | None = None  # to a node, last
         self.queues = rig.queues
         shapes = ShapeChooser(rig.view, rig.builds, rig.admission.budgets)
@@ -40,9 +41,9 @@ class DispatchRig:
     def node(self, pool_id: int = 0) -> Node:
         return next(n for n in self.rig.view.nodes.values() if n.pool.id == pool_id)
 
-    def admit(self, due_ms: float) -> Task:
+    def admit(self, due_ms: float, pipeline: int = 0) -> Task:
         """Admit a request, and queue its task."""
-        request = self.rig.ask(due_ms=due_ms)
+        request = self.rig.ask(pipeline, due_ms=due_ms)
         assert self.rig.admission.admit(request)
         task = request.tasks[0]
         self.queues.push(task, self.rig.admission.booked(task))
@@ -132,6 +133,31 @@ def test_what_cannot_be_in_time_any_more_is_best_effort() -> None:
     assert rig.rig.admission.booked(task) is None
     assert rig.queues.given_up == [0]
     assert rig.send(rig.dispatch.to_node(rig.node())) == [task]
+
+
+def test_a_queue_whose_head_is_given_up_does_not_go_before_a_more_urgent_one() -> None:
+    """The head of the first function was due first; what is behind it is due last of all."""
+    rig = DispatchRig(ONE, functions=2)
+    lost, last = rig.admit(30), rig.admit(95)
+    urgent = rig.admit(60, pipeline=1)
+    rig.rig.view.now_ns = 25 * MS
+    assert rig.send(rig.dispatch.to_node(rig.node())) == [urgent]
+    assert rig.rig.admission.booked(lost) is None
+    assert rig.rig.admission.booked(last) is not None
+
+
+def test_what_is_given_up_teaches_at_once_and_once() -> None:
+    """As a late start does, and a promise that was not kept; not again when it is answered."""
+    rig = DispatchRig(ONE)
+    task, admission, calendar = rig.admit(30), rig.rig.admission, rig.rig.build().calendar
+    (z,) = admission.margins.z
+    rig.rig.view.now_ns = 25 * MS
+    assert rig.batching.prune(rig.queues.promised[rig.rig.build().id]) is None
+    assert calendar.inflation > 1.0
+    (broken_z,) = admission.margins.z
+    assert broken_z > z
+    admission.on_settled(task.request, Outcome.LATE)
+    assert admission.margins.z == [broken_z]
 
 
 def test_best_effort_that_others_cannot_wait_for_gets_its_small_share() -> None:

@@ -33,6 +33,7 @@ class Promise:
     __slots__ = (
         "base_ns",
         "batches",
+        "begin_ns",
         "bucket",
         "build",
         "due_ns",
@@ -56,13 +57,16 @@ class Promise:
         items: int,
         size: int,
         base_ns: int,
+        begin_ns: int | None = None,
     ) -> None:
         self.base_ns = base_ns
         self.build = build
         self.due_ns = due_ns  # the stage's deadline, less the margin
         self.start_ns = start_ns  # the latest start with which it is done by then
         self.order_ns = start_ns  # by which tasks queue
-        self.bucket = bucket
+        # When its work is due: with those that it joins, who may have to start sooner.
+        self.begin_ns = start_ns if begin_ns is None else begin_ns
+        self.bucket = bucket  # of that
         self.own_bucket = 0  # in the build's own calendar, if it has one
         self.work_ns = work_ns
         self.batches = batches
@@ -79,7 +83,7 @@ class Promise:
         build.calendar.add(self.bucket, work_ns, batches)
         own = build.own
         if own is not None:
-            self.own_bucket = own.bucket(now_ns, self.start_ns)
+            self.own_bucket = own.bucket(now_ns, self.begin_ns)
             own.add(self.own_bucket, int(work_ns / build.weight), batches / build.weight)
 
     def release(self) -> None:
@@ -166,6 +170,8 @@ class Feasibility:
         for promise in promises:
             build = promise.build
             load = self._loads.get(build.pool.id)
+            if promise.begin_ns == promise.start_ns:  # others will join it
+                build.open_start_ns, build.open_items = promise.start_ns, promise.size
             if load is not None:
                 load.tokens_ns -= promise.work_ns
             if build.id not in self._preferred:
@@ -317,7 +323,7 @@ class Feasibility:
             build, task, batches, latest_ns, ahead_ns, may_start=may_start, is_trial=self.is_trial
         ):
             return None
-        if not self._balances(build, latest_ns, bucket, work_ns, batches, build.weight):
+        if not self._balances(build, latest_ns, latest_ns, work_ns, batches, build.weight):
             return None
         return Promise(
             build, due_ns, latest_ns, bucket, work_ns, batches, items, size, int(base_ns)
@@ -359,15 +365,17 @@ class Feasibility:
             together = min(size, build.pending_items + items)
             sooner_ns = due_ns - int(max(alone_ns, build.cautious_ns(together, z)))
             latest_ns = sooner_ns if sooner_ns >= ready_ns else latest_ns
-        bucket = calendar.bucket(now_ns, latest_ns)
+        begin_ns = build.joined_ns(items, size, ready_ns, latest_ns)
+        bucket = calendar.bucket(now_ns, begin_ns)
         is_idle = calendar.work_ns == 0 and narrowest.has_free_lane(now_ns)
         if not is_idle and not self._balances(
-            build, latest_ns, bucket, work_ns, batches, build.weight
+            build, latest_ns, begin_ns, work_ns, batches, build.weight
         ):
             return None
         return Promise(
-            build, due_ns, latest_ns, bucket, int(work_ns), batches, items, size, int(base_ns)
-        )
+            build, due_ns, latest_ns, bucket, int(work_ns), batches, items, size, int(base_ns),
+            begin_ns,
+        )  # fmt: skip
 
     def _fit_shape(
         self, build: Build, items: int, ready_ns: int, due_ns: int, z: float, most_usd: float
@@ -413,7 +421,9 @@ class Feasibility:
         latest_ns = due_ns - int(time_ns + start_ns)
         bucket = calendar.bucket(now_ns, latest_ns)
         is_idle = calendar.work_ns == 0 and build.narrowest.has_free_lane(now_ns)
-        if not is_idle and not self._balances(build, latest_ns, bucket, work_ns, batches, weight):
+        if not is_idle and not self._balances(
+            build, latest_ns, latest_ns, work_ns, batches, weight
+        ):
             return None
         return Promise(
             build, due_ns, latest_ns, bucket, int(work_ns), batches, items, size, int(base_ns)
@@ -423,26 +433,31 @@ class Feasibility:
         self,
         build: Build,
         latest_ns: int,
-        bucket: int,
+        begin_ns: int,
         work_ns: float,
         batches: float,
         weight: float,
     ) -> bool:
-        """Whether a batch can start by `latest_ns`, and everything promised for later still can."""
+        """Whether a task can start by `latest_ns`, and everything promised for later still can.
+
+        Its work is done at `begin_ns`, with the batch that it joins, and delays what is due then.
+        """
         now_ns, calendar = self._view.now_ns, build.calendar
         default_ns = build.lane_ns(1)
         if build.own is not None:
-            own_bucket = build.own.bucket(now_ns, latest_ns)
+            own_bucket = build.own.bucket(now_ns, begin_ns)
             own_work_ns, own_batches = work_ns / weight, batches / weight
             if not build.own.fits(
                 now_ns, latest_ns, own_bucket, own_work_ns, own_batches, 1.0, default_ns
             ):
                 return False
+        bucket = calendar.bucket(now_ns, begin_ns)
         if not calendar.fits(now_ns, latest_ns, bucket, work_ns, batches, weight, default_ns):
             return False
         load, shares = self._loads.get(build.pool.id), self._shares[build.pool.id]
         if load is None:
             return True
+        bucket = calendar.bucket(now_ns, latest_ns)
         left_ns = min(latest_ns, calendar.covered_ns(bucket)) - now_ns
         reserved_ns = shares.reserved_ns(load, left_ns)
         part = 0.0  # of the calendar that it leaves to others

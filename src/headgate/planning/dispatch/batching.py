@@ -191,26 +191,35 @@ class Batching:
         return items_max
 
     def prune(self, queue: EdfQueue) -> Task | None:
-        """Give up the heads that are lost to best effort; the first task that is not, or None."""
+        """Give up the heads that are lost to best effort; the first task that is not, or None.
+
+        Together they are as one batch that starts too late. To learn only from those that start
+        would be to learn least from the worst.
+        """
+        late: Promise | None = None
         while (task := queue.head()) is not None:
             promise = self._admission.booked(task)
             if promise is None or not self._is_lost(queue, task, promise):
-                return task
+                break
+            late = late or promise
             queue.pop()
-            self._admission.give_up(task)
+            if self._is_late(task, promise):
+                self._admission.break_promise(task)
+            else:
+                self._admission.give_up(task)  # by luck it may be in time
             self._queues.give_up(task)
-        return None
+        if late is not None:
+            late.build.narrowest.on_sent(self._view.now_ns - late.start_ns)
+        return task
 
     def _is_lost(self, queue: EdfQueue, task: Task, promise: Promise) -> bool:
         """Whether a task cannot be in time, or only in a batch that would make others late."""
         now_ns, items, build = self._view.now_ns, task.request.items, promise.build
-        if build.has_choice:
-            return now_ns > promise.order_ns  # too late for its fastest shape
-        left_ns = self._builds.latest_ns(task.request, task.id % STAGES_MAX) - now_ns
-        # No build is faster than the fastest: where its own is in time, none need be compared.
-        is_tight = build.lane_ns(items) > left_ns
-        if is_tight and self._builds.fastest_ns(task.function.id, items) > left_ns:
+        if self._is_late(task, promise):
             return True
+        if build.has_choice:
+            return False
+        left_ns = self._builds.latest_ns(task.request, task.id % STAGES_MAX) - now_ns
         if 2 * items > promise.size or queue.items <= items:
             return False
         items_max = build.items_within(left_ns, 0.0)
@@ -221,6 +230,18 @@ class Batching:
         share_ns = calendar.mean_batch_ns(build.lane_ns(1)) * items_max / build.items_best
         least_ns = calendar.slack(now_ns, 0)[2]
         return least_ns + share_ns < build.lane_ns(items_max)
+
+    def _is_late(self, task: Task, promise: Promise) -> bool:
+        """Whether a task, or another one of its request, cannot be in time."""
+        now_ns, items, build = self._view.now_ns, task.request.items, promise.build
+        if self._admission.is_broken(task.request):
+            return True
+        if build.has_choice:
+            return now_ns > promise.order_ns  # too late for its fastest shape
+        left_ns = self._builds.latest_ns(task.request, task.id % STAGES_MAX) - now_ns
+        # No build is faster than the fastest: where its own is in time, none need be compared.
+        is_tight = build.lane_ns(items) > left_ns
+        return is_tight and self._builds.fastest_ns(task.function.id, items) > left_ns
 
 
 def take_batch(queue: deque[Task], node: Node, items_max: int) -> list[Task]:

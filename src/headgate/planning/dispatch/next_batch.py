@@ -193,9 +193,10 @@ class Dispatcher:
         passed_over: list[EdfQueue] = []
         send: Send | None = None
         while send is None and (queue := heads.first()) is not None:
+            first = queue.head()
             task = self._batching.prune(queue)
-            if task is None:
-                continue
+            if task is None or task is not first:
+                continue  # its head was given up: another queue may be more urgent now
             build = self._builds.on_pool[node.pool.id][task.function.id]
             assert build is not None
             if self._builds.faas[task.function.id] is not None:

@@ -91,6 +91,8 @@ class Build:
         "narrowest",
         "network_ns",
         "observations",
+        "open_items",
+        "open_start_ns",
         "overrun",
         "own",
         "pending_batches",
@@ -180,6 +182,10 @@ class Build:
         self.pending_ns = 0
         self.pending_items = 0  # promised to this build and not sent
         self.pending_batches = 0.0
+        # The batch that the next task may join: the latest start of its first task, and the items
+        # with which that one is in time.
+        self.open_start_ns = 0
+        self.open_items = 0
 
     def _fastest_times_ns(self) -> list[float]:
         """By number of items, the time in the fastest of the shapes that a dispatch can choose."""
@@ -334,6 +340,17 @@ class Build:
         lanes = int(self._lanes_due)
         self._lanes_due -= lanes
         return lanes
+
+    def joined_ns(self, items: int, size: int, ready_ns: int, latest_ns: int) -> int:
+        """When a task must start that is promised now, with those that it will run with.
+
+        Those that wait fill batches of `size`. It joins the last one, unless its first task must
+        start before this one is ready, or would be late in so large a batch.
+        """
+        filled = self.pending_items % size
+        if filled == 0 or filled + items > min(size, self.open_items):
+            return latest_ns
+        return self.open_start_ns if ready_ns <= self.open_start_ns < latest_ns else latest_ns
 
     def likely_items(self) -> int:
         """The largest batch size to plan with: not far above recent batches."""

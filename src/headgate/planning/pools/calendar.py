@@ -224,10 +224,11 @@ class Calendar(Lanes):
             self._is_stale = True
 
     def on_sent(self, slip_ns: int) -> None:
-        """A promised batch was sent, so much after its latest start; negative: before it.
+        """A promised batch was sent, or a task given up, so much after its latest start.
 
-        Batches that are smaller than planned, lanes that stand idle between batches, batches that
-        cannot be preempted: whatever makes starts late in spite of the test makes it stricter.
+        Negative: before it. Batches that are smaller than planned, lanes that stand idle between
+        batches, batches that cannot be preempted: whatever makes starts late in spite of the test
+        makes it stricter.
         """
         if slip_ns > 0:
             self.inflation = min(self._inflation_max, self.inflation + LATE_START_STEP)
