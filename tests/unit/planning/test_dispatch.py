@@ -224,11 +224,16 @@ def test_a_small_batch_of_best_effort_counts_as_the_work_of_full_ones() -> None:
 
 
 def test_best_effort_has_its_share_of_the_calls_of_a_platform() -> None:
-    """A node can run it, too, and is busy."""
+    """A node can run it, too, and is busy. An instance that must start would take far more."""
     rig = DispatchRig(ONE, CLOUD)
     best_effort = rig.add_best_effort()
     assert rig.dispatch.to_pool(1) is None  # it waits for the node
     rig.queues.on_sent(rig.rig.faas(), 10.0 * MS, was_promised=True)
+    assert rig.dispatch.to_pool(1) is None
+    warm_pool = rig.rig.faas().warm_pool
+    assert warm_pool is not None
+    warm_pool.instances.on_call(0)
+    warm_pool.instances.on_return(0, ran=True)
     send = rig.dispatch.to_pool(1)
     assert send is not None
     assert send.build is rig.rig.faas()

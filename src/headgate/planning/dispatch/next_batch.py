@@ -471,8 +471,8 @@ class Dispatcher:
             return None
         if not self._queues.may_go_first(build):
             return None
-        may_start = self._admission.budgets.allows_cold(task, build)
-        if not self._spillover.may_call(build, task, may_start=may_start):
+        # A start would hold concurrency for many times as long as the call that is due.
+        if not self._spillover.has_warm(build, task):
             return None
         return Send(queue, build, None)
 
