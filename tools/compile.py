@@ -5,7 +5,7 @@
 copies `src` to DIR/src (build/compiled/src), compiles the hot modules in place there and prints
 that directory: with it on PYTHONPATH, Headgate is compiled. The source tree is left alone. Nothing
 is done when the last build was of the very same sources. Needs mypy and a C compiler, which
-spends most of the time on `-O3`.
+spends most of the time on `-O3`; what was built needs `mypy_extensions`, which comes with mypy.
 """
 
 from __future__ import annotations
