@@ -182,10 +182,8 @@ class Build:
         self.pending_ns = 0
         self.pending_items = 0  # promised to this build and not sent
         self.pending_batches = 0.0
-        # The batch that the next task may join: the latest start of its first task, and the items
-        # with which that one is in time.
-        self.open_start_ns = 0
-        self.open_items = 0
+        # Of the batch that the next task may join: its first task's latest start, and most items.
+        self.open_start_ns = self.open_items = 0
 
     def _fastest_times_ns(self) -> list[float]:
         """By number of items, the time in the fastest of the shapes that a dispatch can choose."""
