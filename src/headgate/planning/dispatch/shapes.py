@@ -135,11 +135,12 @@ class ShapeChooser:
         stretch, room = self._stretch(task, z), _free_compute(node)
         items = min(waiting, build.items_max)
         while items >= task.request.items:
-            choice = self._cheapest(build, task, items, left_ns, z, stretch, room)
+            below = _NO_COST if best is None else best.cost
+            choice = self._cheapest(build, task, items, left_ns, z, stretch, room, inf, below)
             if choice is not None:
-                if best is not None and best.cost <= choice.cost:
-                    break
                 best = choice
+            elif best is not None:
+                break  # what is faster in every shape is in time too, so it costs more
             if items == 1:
                 break
             items = max(task.request.items, items // 2) if items > task.request.items else 0
@@ -187,8 +188,12 @@ class ShapeChooser:
         stretch: float,
         room: tuple[int, int],
         longest_ns: float = inf,
+        below: int = _NO_COST,
     ) -> Choice | None:
-        """The cheapest shape for so many items that is in time and fits the room; exact."""
+        """The cheapest shape for so many items that is in time and fits the room; exact.
+
+        None if no shape is, or if none costs less than `below`.
+        """
         rest = self._rest(task, build.pool.id, items)
         if rest is None:
             return None
@@ -204,7 +209,7 @@ class ShapeChooser:
         # No shape leaves what follows more time than the fastest, and it costs no less than that.
         end = bisect_right(times_ns, int((left_ns - fastest_ns * factor) / stretch))
         least = costs[end - 1]
-        best, best_cost, best_own, most = -1, _NO_COST, 0, _NO_COST
+        best, best_cost, best_own, most = -1, below, 0, below - least
         for cost, shape_id, profiled_ns, cpu_milli in options:
             if cost >= most:
                 break
