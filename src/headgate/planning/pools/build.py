@@ -166,8 +166,7 @@ class Build:
         self._variance = TIME_DEVIATION**2  # of that ratio, relative to the mean
         self.deviation = TIME_DEVIATION  # its root
         self._seen = PROFILE_WEIGHT
-        self._surprises = 0
-        self.observations = 0  # batches that were learnt from
+        self._surprises = self.observations = 0  # of all batches that were learnt from
         self.warm_pool = warm_pool  # of a FaaS pool: its instances are the lanes; None for nodes
         memory_ns = max(LOAD_STARTS * profile.cold_start_ns, LOAD_RUNS * profile.exec_ns[0])
         self.load = OfferedLoad(memory_ns, 10 * profile.exec_ns[0])
@@ -179,8 +178,7 @@ class Build:
         # By items and what limits the nodes.
         self._least_work: dict[tuple[int, float], tuple[list[float], list[int]]] = {}
         self._dearest: dict[int, int] = {}  # by items: the batch in which they cost most
-        self.pending_ns = 0
-        self.pending_items = 0  # promised to this build and not sent
+        self.pending_ns = self.pending_items = 0  # promised to this build and not sent
         self.pending_batches = 0.0
         # Of the batch that the next task may join: its first task's latest start, and most items.
         self.open_start_ns = self.open_items = 0
