@@ -22,6 +22,7 @@ from headgate.planning.autoscaling.waiting_time import (
     Partitioned,
     PowerOfD,
     RandomRetry,
+    SharedQueueTail,
     erlang_c,
 )
 
@@ -204,3 +205,9 @@ def test_bad_input_is_one_line(objective: Slo, message: str) -> None:
 def test_bad_parameters_are_one_line(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         make()
+
+
+def test_a_load_that_only_rounding_keeps_below_one_is_never_in_time() -> None:
+    """The rate at which the tail decays is 0 there, as far as floats tell."""
+    tail = SharedQueueTail(LogNormalTimes(0.1, 0.5), load=2.0 * (1.0 - 2e-15), backends=2)
+    assert tail.beyond(1e6) == 1.0

@@ -242,14 +242,14 @@ class SharedQueueTail:
         self._load = load / backends
         self._waits = erlang_c(backends, load)
         self._scale = backends / times.mean_s
-        if self._load < 1.0:
+        if self._load < _STABLE_MAX:
             self._decay, factor = _cramer_lundberg(self._load, times.cv)
             self._since = max(0.0, log(factor) / self._decay)
             self._points = [(each / times.mean_s, weight) for each, weight in times.points(inf)]
 
     def beyond(self, time_s: float) -> float:
         """Return P(W > time)."""
-        if self._load >= 1.0:
+        if self._load >= _STABLE_MAX:
             return 1.0
         time = time_s * self._scale
         behind = 0.0
@@ -567,6 +567,7 @@ _TERMS: Final = 4
 _SWEEPS_MAX: Final = 50
 _ROUNDS_MAX: Final = 30  # of a fixed point
 _NEGLIGIBLE: Final = 1e-6
+_STABLE_MAX: Final = 1.0 - 1e-9  # load beyond which the rate of decay is lost in rounding
 _QUEUE_MAX: Final = 40
 
 
