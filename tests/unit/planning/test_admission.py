@@ -202,18 +202,6 @@ def test_a_stage_joins_no_batch_that_starts_before_it_is_ready() -> None:
     assert stage.begin_ns == stage.start_ns
 
 
-@pytest.mark.parametrize("shape", [CHAIN, DIAMOND])
-def test_nothing_stays_reserved_for_a_request_that_will_be_late(shape: Shape) -> None:
-    rig = PlanningRig(make_app([TEN, BATCHES], NODES, latency_ms=200, pipelines=[shape]))
-    before, request = books(rig), rig.ask()
-    assert rig.admission.admit(request)
-    rig.admission.break_promise(request.tasks[0])
-    assert rig.admission.is_broken(request)
-    assert books(rig) == before
-    rig.admission.on_settled(request, Outcome.LATE)
-    assert not rig.admission.is_broken(request)
-
-
 def test_margins_grow_with_misses_and_shrink_slowly_for_their_pipeline_alone() -> None:
     app = make_app([TEN], NODES, pipelines=[[(0, ())], [(0, ())]])
     rig = PlanningRig(app)

@@ -24,7 +24,7 @@ from typing import Final, final
 from headgate.core.clock import NEVER_NS, SECOND_NS
 from headgate.core.model import Pipeline
 from headgate.core.records import STAGES_MAX, Request, Task
-from headgate.core.states import TASK_BLOCKED, Outcome
+from headgate.core.states import Outcome
 from headgate.core.view import View
 from headgate.planning.admission.cost_budgets import CostBudgets
 from headgate.planning.admission.feasibility import Feasibility, Promise
@@ -82,7 +82,6 @@ class AdmissionControl:
         self.margins = Margins(view)
         self._promises: dict[int, list[Promise | None]] = {}  # by request id, by stage
         self._booked: dict[int, Promise] = {}  # by task id: what is not sent yet
-        self._broken: set[int] = set()  # ids of requests that are open and will be late
         # Deviations of stages add as variances, so each keeps less where there are several.
         self._depth_roots = [
             sqrt(max(p.longest_to([1.0] * len(p.stages)))) for p in view.app.pipelines
@@ -169,25 +168,6 @@ class AdmissionControl:
         self.release_task(task)
         self._promises[task.request.id][task.id % STAGES_MAX] = None
 
-    def break_promise(self, task: Task) -> None:
-        """A task will not be in time, so its request will not be: nothing is reserved for it.
-
-        What that teaches is learnt at once. Late requests are answered last, and until then as many
-        more would be promised in error.
-        """
-        request = task.request
-        self.give_up(task)
-        for other in request.tasks:
-            if other.state == TASK_BLOCKED:
-                self.give_up(other)
-        if request.id not in self._broken:
-            self._broken.add(request.id)
-            self._judge(request, was_kept=False)
-
-    def is_broken(self, request: Request) -> bool:
-        """Whether a request that was promised will not be in time."""
-        return request.id in self._broken
-
     def confirm(self, task: Task) -> Promise | None:
         """The promise of a task that is ready now; a new one, or None, if its build cannot run it.
 
@@ -232,9 +212,7 @@ class AdmissionControl:
                 promise = self._booked.pop(request.id * STAGES_MAX + stage, None)
                 if promise is not None:
                     promise.release()
-        if request.id in self._broken:
-            self._broken.remove(request.id)
-        elif outcome in _JUDGED:
+        if outcome in _JUDGED:
             self._judge(request, was_kept=outcome == _MET)
 
     def _judge(self, request: Request, *, was_kept: bool) -> None:

@@ -203,10 +203,7 @@ class Batching:
                 break
             late = late or promise
             queue.pop()
-            if self._is_late(task, promise):
-                self._admission.break_promise(task)
-            else:
-                self._admission.give_up(task)  # by luck it may be in time
+            self._admission.give_up(task)
             self._queues.give_up(task)
         if late is not None:
             late.build.narrowest.on_sent(self._view.now_ns - late.start_ns)
@@ -232,10 +229,8 @@ class Batching:
         return least_ns + share_ns < build.lane_ns(items_max)
 
     def _is_late(self, task: Task, promise: Promise) -> bool:
-        """Whether a task, or another one of its request, cannot be in time."""
+        """Whether a task cannot be in time, on whichever build."""
         now_ns, items, build = self._view.now_ns, task.request.items, promise.build
-        if self._admission.is_broken(task.request):
-            return True
         if build.has_choice:
             return now_ns > promise.order_ns  # too late for its fastest shape
         left_ns = self._builds.latest_ns(task.request, task.id % STAGES_MAX) - now_ns
