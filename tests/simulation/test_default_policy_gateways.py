@@ -132,6 +132,60 @@ def test_what_has_no_objective_is_refused_by_busy_nodes_and_never_fails() -> Non
     assert found.outcomes().count(Outcome.MET) == len(found.outcomes())
 
 
+def run_with_best_effort(promised: float, best_effort: float, gateways: int) -> RunColumns:
+    """Eight seconds of requests with an objective and without, as parts of the capacity."""
+    profile = Profile((EXEC_MS * MS,))
+    function = Function(0, "f", (Variant(0, "f", 0, (0,), profile, concurrency=POOL.slots),))
+    slos = {"p": Slo(300 * MS, 0.99), "batch": Slo(NEVER_NS, 0.99)}
+    pipelines = tuple(
+        Pipeline(id, name, (Stage(function),), slo) for id, (name, slo) in enumerate(slos.items())
+    )
+    setup = Setup(
+        App((function,), pipelines, (POOL,)),
+        find_policy("headgate"),
+        schedulers=gateways,
+        truth=GroundTruthConfig("lognormal", cv=0.1),
+        limit_ns=1_000 * SECOND_NS,
+    )
+    loads = {"p": promised, "batch": best_effort}
+    arrivals = [
+        named(poisson(load * CAPACITY_PER_S, 8 * SECOND_NS, seed=seed), name)
+        for seed, (name, load) in enumerate(loads.items())
+        if load > 0
+    ]
+    return simulate(setup, mix(arrivals))
+
+
+def in_time(columns: RunColumns) -> float:
+    """Of the requests with an objective, after the first second."""
+    rows = columns.requests
+    is_promised = (rows.pipeline == 0) & (rows.arrival_ns > SECOND_NS)
+    return float((rows.outcome[is_promised] == Outcome.MET).mean())
+
+
+def best_effort_throughput(columns: RunColumns) -> float:
+    """What ends of it while requests arrive, as a part of the capacity."""
+    rows, (from_ns, until_ns) = columns.requests, (SECOND_NS, 8 * SECOND_NS)
+    ends = (rows.pipeline == 1) & (rows.finished_ns > from_ns) & (rows.finished_ns <= until_ns)
+    return float(ends.sum()) / (CAPACITY_PER_S * (until_ns - from_ns) / SECOND_NS)
+
+
+@pytest.mark.parametrize("gateways", [2, 8])
+def test_best_effort_alone_has_the_whole_pool(gateways: int) -> None:
+    """Each gateway left all slots to promises of the others, which there were none of."""
+    found = run_with_best_effort(0.0, 1.5, gateways)
+    assert best_effort_throughput(found) >= 0.95
+
+
+@pytest.mark.parametrize("gateways", [2, 8])
+@pytest.mark.parametrize(("promised", "left"), [(0.1, 0.75), (0.8, 0.12)])
+def test_best_effort_gets_what_promises_leave(gateways: int, promised: float, left: float) -> None:
+    """A flood of best effort at all gateways makes no promise late, and no slot stays idle."""
+    found = run_with_best_effort(promised, 1.5, gateways)
+    assert in_time(found) >= 0.98
+    assert best_effort_throughput(found) >= left
+
+
 def test_gateways_start_what_a_node_lacks_once() -> None:
     """All find four empty nodes at the same moment."""
     found = run(make_app(cold_start_ms=200, warm=4), 0.5 * CAPACITY_PER_S, 4)

@@ -127,7 +127,7 @@ class Headgate(Policy):
 
     def on_batch_ended(self, batch: Batch, took_ns: int) -> None:
         self._dispatch.on_batch_ended(batch, took_ns)
-        at_ns = self._busy.ask_again_at_ns(batch)
+        at_ns = self._busy.on_ended(batch)
         if batch.node is not None and at_ns is not None:
             self.orders.set_timer(TRY_AGAIN, at_ns, batch.node.id)
         self._offer_ready()

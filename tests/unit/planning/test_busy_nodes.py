@@ -81,7 +81,7 @@ def send_one(rig: PlanningRig, *, refusals: int = 0) -> Batch:
 def test_a_single_gateway_backs_off(rig: PlanningRig, busy: BusyNodes) -> None:
     batch = send_one(rig)
     assert not busy.on_refused(batch)
-    assert busy.ask_again_at_ns(batch) is None
+    assert busy.on_ended(batch) is None
     assert busy.on_freed(rig.view.nodes[0]) is None
     assert not busy.is_held_back(rig.view.nodes[0])
 
@@ -97,14 +97,31 @@ def test_a_node_that_refused_is_held_back_and_asked_again(
         busy.on_gateways_changed()
     batch = send_one(rig)
     assert busy.on_refused(batch)
-    at_ns = busy.ask_again_at_ns(batch)
+    at_ns = busy.on_ended(batch)
     assert at_ns is not None
-    assert busy.ask_again_at_ns(batch) is None
+    assert busy.on_ended(batch) is None
     assert 0 < at_ns <= 1.25 * 10 * MS / 2  # nothing waits: half of a batch, about
     assert busy.is_held_back(node)
     assert busy.on_asked_again(node) is not None  # one of three slots is still withheld
     assert not busy.is_held_back(node)
     assert busy.on_asked_again(node) is None
+
+
+def test_a_promised_task_does_not_wait_for_a_node_as_best_effort_does(
+    rig: PlanningRig, busy: BusyNodes
+) -> None:
+    node = rig.view.nodes[0]
+    rig.tell(GatewaysChanged(2))
+    busy.on_gateways_changed()
+    busy.hold_back(node)  # nothing promised waits
+    busy.on_promised(node.pool.id)
+    assert not busy.is_held_back(node)
+    task = rig.ask(due_ms=1100).tasks[0]
+    assert rig.admission.admit(task.request)
+    rig.queues.push(task, rig.admission.booked(task))
+    busy.hold_back(node)  # from what is promised: the next one has no reason to ask sooner
+    busy.on_promised(node.pool.id)
+    assert busy.is_held_back(node)
 
 
 def test_a_task_that_is_always_refused_fails_in_the_end(rig: PlanningRig, busy: BusyNodes) -> None:

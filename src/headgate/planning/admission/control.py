@@ -574,8 +574,7 @@ class AdmissionControl:
             if builds:
                 build, size = builds[0], builds[0].items_best
                 work_ns = build.lane_ns(size) / size * request.items * build.weight
-                self._builds.observe_load(build, work_ns)
-                self._builds.observe_admitted(build.pool.id, work_ns)
+                self._builds.observe_load(build, work_ns, is_best_effort=True)
 
     def is_in_time(self, task: Task, build: Build) -> bool:
         """Whether a task would keep its promise on another build that began with it now."""

@@ -70,7 +70,11 @@ class BusyNodes:
         self._queues = queues
         self._rng = rng
         self.allowed: dict[int, int] = {}  # by node id; empty while none is held back
+        # By pool id: the nodes that are held back from best effort alone. What is promised there
+        # later need not wait for as long as best effort does.
+        self._from_best_effort: list[set[int]] = [set() for _ in view.app.pools]
         self._refused_id: int | None = None  # of the batch that was refused just now
+        self._batch_ns = [0.0] * len(view.app.pools)  # by pool id: time of our last batch there
         # Batches of a gateway that is gone may still run.
         self.has_had_peers = view.gateways > 1
 
@@ -93,28 +97,44 @@ class BusyNodes:
         self._refused_id = batch.id
         return True
 
-    def ask_again_at_ns(self, batch: Batch) -> int | None:
-        """When to ask the node again that has just refused a batch, whose tasks are queued again.
+    def on_promised(self, pool_id: int) -> None:
+        """A promised task waits for a pool: it may ask the nodes that best effort does not ask."""
+        held = self._from_best_effort[pool_id]
+        while held:
+            self.allowed.pop(held.pop(), None)
 
-        Until they are, nothing is known of how urgent they are.
+    def on_ended(self, batch: Batch) -> int | None:
+        """When to ask the node again that has refused a batch; None if it has not.
+
+        Its tasks are queued again: until they are, nothing is known of how urgent they are.
         """
-        if batch.node is None or batch.id != self._refused_id:
+        if not self.has_had_peers or batch.node is None:
+            return None
+        pool_id, batch_ns = batch.node.pool.id, self._builds.build_of(batch).lane_ns(batch.items)
+        self._batch_ns[pool_id] = batch_ns
+        if batch.id != self._refused_id:
             return None
         self._refused_id = None
+        slack_ns = self._slack_ns(pool_id)
+        if slack_ns < inf:
+            self._from_best_effort[pool_id].discard(batch.node.id)
         refusals = max(task.busy_refusals for task in batch.tasks)
-        batch_ns = self._builds.build_of(batch).lane_ns(batch.items)
-        return self.retry_at_ns(self._slack_ns(batch.node.pool.id), batch_ns, refusals)
+        return self.retry_at_ns(slack_ns, batch_ns, refusals)
 
     def on_freed(self, node: Node) -> int | None:
         """Hold back a node with a free slot that is left to others; when to ask it then.
 
         None: the slot can be used at once.
         """
-        pool_id = node.pool.id
-        if self._view.gateways == 1 or not self._builds.is_left_to_others(pool_id):
+        if self._view.gateways == 1:
             return None
-        batch_ns = self._builds.calendars[pool_id].mean_batch_ns(0.0)
-        at_ns = self.yield_until_ns(node, self._slack_ns(pool_id), batch_ns)
+        pool_id = node.pool.id
+        slack_ns = self._slack_ns(pool_id)
+        if slack_ns == inf and not self._builds.has_promises(pool_id):
+            return None
+        if slack_ns < inf and not self._builds.is_left_to_others(pool_id):
+            return None
+        at_ns = self.yield_until_ns(node, slack_ns, self._mean_batch_ns(pool_id))
         if at_ns is not None:
             self.hold_back(node)
         return at_ns
@@ -124,8 +144,7 @@ class BusyNodes:
         if not self.allow_one_more(node):
             return None
         pool_id = node.pool.id
-        batch_ns = self._builds.calendars[pool_id].mean_batch_ns(RETRY_MIN_NS)
-        return self.retry_at_ns(self._slack_ns(pool_id), batch_ns)
+        return self.retry_at_ns(self._slack_ns(pool_id), self._mean_batch_ns(pool_id))
 
     def is_held_back(self, node: Node) -> bool:
         """Whether a node runs as much as it may."""
@@ -134,10 +153,16 @@ class BusyNodes:
     def forget(self, node: Node) -> None:
         """A node is gone."""
         self.allowed.pop(node.id, None)
+        self._from_best_effort[node.pool.id].discard(node.id)
 
     def hold_back(self, node: Node) -> None:
         """Send a node no more than what it runs."""
         self.allowed[node.id] = node.running
+        held = self._from_best_effort[node.pool.id]
+        if self._queues.promised_heads[node.pool.id].first() is None:
+            held.add(node.id)
+        else:
+            held.discard(node.id)
 
     def allow_one_more(self, node: Node) -> bool:
         """Allow one batch more on a node; whether it is still held back then."""
@@ -164,6 +189,11 @@ class BusyNodes:
         if wait_ns < RETRY_MIN_NS or self.is_held_back(node):
             return None
         return self._view.now_ns + int(wait_ns)
+
+    def _mean_batch_ns(self, pool_id: int) -> float:
+        """Time of a batch on a pool: of those that are promised, or of the last one."""
+        last_ns = max(float(RETRY_MIN_NS), self._batch_ns[pool_id])
+        return self._builds.calendars[pool_id].mean_batch_ns(last_ns)
 
     def _slack_ns(self, pool_id: int) -> float:
         """Time until the most urgent promised task of a pool must start; endless if none waits."""

@@ -355,7 +355,7 @@ class TaskQueues:
             return False
         calendar = self._builds.calendars[pool_id]
         if elapsed_ns > 0 and self._app.pools[pool_id].faas is None:
-            self._earn(pool_id, elapsed_ns * calendar.supply)
+            self._earn(pool_id, elapsed_ns * min(calendar.supply, self._builds.own_lanes(pool_id)))
         return self._credit_ns[pool_id] > 0.0
 
     def _earn(self, pool_id: int, lane_ns: float) -> None:
@@ -396,6 +396,7 @@ class TaskQueues:
             if build.warm_pool is not None:
                 self._earn(pool_id, lane_ns)
         else:
+            self._builds.on_best_effort_sent(pool_id, lane_ns)
             self._credit_ns[pool_id] = max(-lane_ns, self._credit_ns[pool_id] - lane_ns)
             # What it got is remembered up to a batch on every lane, and what it earned and did not
             # get up to one batch.

@@ -168,11 +168,11 @@ class Builds:
         from_ns = request.pipeline.longest_from(times_ns)
         return request.deadline_ns - max(from_ns[index] for index in after)
 
-    def observe_load(self, build: Build, work_ns: float) -> None:
+    def observe_load(self, build: Build, work_ns: float, *, is_best_effort: bool = False) -> None:
         """Record work that was offered to a build, admitted or not."""
         build.load.observe(self._view.now_ns, work_ns)
         pool_id = build.pool.id
-        if self._view.gateways > 1:
+        if self._view.gateways > 1 and not is_best_effort:  # which other gateways need not mind
             share = self._gateway_shares[pool_id]
             share.observe(self._view.now_ns, work_ns, self._view.gateways)
         if self._is_scarce[pool_id]:
@@ -199,6 +199,11 @@ class Builds:
         if self._view.gateways > 1:
             self._gateway_shares[pool_id].on_admitted(self._view.now_ns, work_ns)
 
+    def on_best_effort_sent(self, pool_id: int, work_ns: float) -> None:
+        """Record that work without an objective was sent to a pool."""
+        if self._view.gateways > 1:
+            self._gateway_shares[pool_id].on_best_effort_sent(self._view.now_ns, work_ns)
+
     def on_promise_settled(self, pipeline: Pipeline, *, was_kept: bool) -> None:
         """Learn whether a promise was kept, where gateways share the pools of its stages."""
         allowed = 1.0 - pipeline.slo.quantile
@@ -207,12 +212,20 @@ class Builds:
             if builds:
                 self._gateway_shares[builds[0].pool.id].on_settled(allowed, was_kept=was_kept)
 
+    def own_lanes(self, pool_id: int) -> float:
+        """The equal part of a pool's lanes that a gateway has while all of them need them."""
+        return self.calendars[pool_id].lanes / self._view.gateways
+
     def is_left_to_others(self, pool_id: int) -> bool:
         """Whether what promises leave of a pool here is for the promises of other gateways."""
         gateways = self._view.gateways
         return gateways > 1 and self._gateway_shares[pool_id].is_contended(
             self._view.now_ns, gateways
         )
+
+    def has_promises(self, pool_id: int) -> bool:
+        """Whether gateways promise anything of a pool, as far as this one has seen."""
+        return self._gateway_shares[pool_id].has_promises
 
     def on_gateways_changed(self) -> None:
         """Count on another part of every pool."""

@@ -200,13 +200,14 @@ class GatewayShare:
         )
         self._offered_slow = OfferedLoad(slow_ns, prior_ns)
         self._admitted_slow = OfferedLoad(slow_ns, prior_ns)
+        self._best_effort = OfferedLoad(slow_ns, prior_ns)  # what was sent of it
         self._work_ns = 0.0  # mean of what an arrival adds
         self._until_review = self._arrivals = 0
         self._was_contended = False  # when the pool was divided last
         self._caution = 1.0  # divides the part in overload, learnt from promises that were broken
 
     def observe(self, now_ns: int, work_ns: float, gateways: int) -> None:
-        """Record work that was offered to the pool."""
+        """Record work with an objective that was offered to the pool."""
         self._offered.observe(now_ns, work_ns)
         self._offered_slow.observe(now_ns, work_ns)
         self._work_ns += (work_ns - self._work_ns) * (GATEWAY_STEP if self._arrivals else 1.0)
@@ -217,8 +218,12 @@ class GatewayShare:
             self.divide(now_ns, gateways)
 
     def on_admitted(self, now_ns: int, work_ns: float) -> None:
-        """Record that it was admitted."""
+        """Record that work with an objective was admitted."""
         self._admitted_slow.observe(now_ns, work_ns)
+
+    def on_best_effort_sent(self, now_ns: int, work_ns: float) -> None:
+        """Record that work without an objective was sent: other gateways send as much."""
+        self._best_effort.observe(now_ns, work_ns)
 
     def on_settled(self, allowed: float, *, was_kept: bool) -> None:
         """Learn from what became of a promise: so many may be broken."""
@@ -228,8 +233,13 @@ class GatewayShare:
         self._caution = min(CAUTION_MAX, max(1.0, self._caution + step))
 
     def is_contended(self, now_ns: int, gateways: int) -> bool:
-        """Whether all gateways together are offered more than there is."""
+        """Whether what all gateways together are asked to promise is more than there is."""
         return self._erlangs(now_ns) * gateways >= self._calendar.lanes
+
+    @property
+    def has_promises(self) -> bool:
+        """Whether anything was to be promised so far."""
+        return self._arrivals > 0
 
     def _erlangs(self, now_ns: int) -> float:
         """The offered load: the recent one only if it differs from the slow one beyond chance.
@@ -249,6 +259,7 @@ class GatewayShare:
         if self._was_contended:
             offered_slow = max(1e-9, self._offered_slow.erlangs(now_ns))
             load *= min(1.0, self._admitted_slow.erlangs(now_ns) / offered_slow)
+            load += self._best_effort.erlangs(now_ns) / max(1, self._calendar.lanes)
         caution = self._caution if self._was_contended else 1.0
         part = part_of(load, gateways) / caution
         for calendar in (self._calendar, *self._own):
