@@ -146,7 +146,7 @@ def test_each_pipeline_is_a_model_with_matching_payloads() -> None:
     assert (result.pipelines, result.clients) == (("my model",), ("someone",))
     assert set(server.paths) == {b"/v2/models/my%20model/infer"}
     assert b'"name":"x","datatype":"FP32","shape":[1,8]' in server.bodies[0]
-    assert server.headers[0][b"x-key"] == b"k"
+    assert server.headers[0][b"x-key"] == server.metadata_headers[0][b"x-key"] == b"k"
 
 
 def test_requests_that_cannot_be_sent_are_refused() -> None:
@@ -157,6 +157,10 @@ def test_requests_that_cannot_be_sent_are_refused() -> None:
     with pytest.raises(ConfigError, match="is not a valid header"):
         run_open_loop(
             "http://127.0.0.1:1/x", every(1, 1), LoadOptions(body=BODY, headers={"A": "b\r\nC: d"})
+        )
+    with pytest.raises(ConfigError, match="is not a valid header"):  # before it asks for metadata
+        run_open_loop(
+            "http://127.0.0.1:1", every(1, 1), LoadOptions(model="m", headers={"A": "\u00e9"})
         )
 
 
