@@ -271,7 +271,9 @@ def of_all_gateways(spec: Mapping[str, Any], gateways: int) -> dict[str, Any]:
     return {**spec, "pools": pools or spec["pools"]}
 
 
-def check_gateways(policy: SelectedPolicy, gateways: int, key: str = "--gateways") -> None:
+def check_gateways(
+    policy: SelectedPolicy, gateways: int, where: str = "--gateways", key: str | None = None
+) -> None:
     """Raise `ConfigError` if a policy cannot share its pools with other gateways."""
     capabilities = policy.kind.capabilities
     if gateways > 1 and not (capabilities.multi_gateway or capabilities.shares_nodes):
@@ -279,7 +281,7 @@ def check_gateways(policy: SelectedPolicy, gateways: int, key: str = "--gateways
         able = [name for name, can in kinds if can.multi_gateway or can.shares_nodes]
         problem = f"policy {policy.name} does not support several gateways"
         allowed = f"1, or one of the policies {', '.join(able)}"
-        raise ConfigError(problem, key=key, value=gateways, allowed=allowed)
+        raise ConfigError(problem, where=where, key=key, value=gateways, allowed=allowed)
 
 
 def _divided_usd(text: str, parts: float) -> str:

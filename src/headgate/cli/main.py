@@ -13,6 +13,7 @@ import os
 import pkgutil
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, Final, NoReturn
 
@@ -116,7 +117,8 @@ def main() -> NoReturn:
 
 def _print_error(problem: str) -> int:
     """Report bad input in one line; return the exit status."""
-    click.echo(f"headgate: error: {' '.join(problem.splitlines())}", err=True)
+    with suppress(OSError):  # a full disk: the status is all that is left
+        click.echo(f"headgate: error: {' '.join(problem.splitlines())}", err=True)
     return BAD_INPUT
 
 

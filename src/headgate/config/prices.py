@@ -69,6 +69,7 @@ class FaasSpec(FaasTerms, frozen=True, kw_only=True):
     cpu_memory_bytes: Annotated[SizeBytes, Meta(ge=MIB)]
     sizes: SizesSpec
     usd_per_gb_s: UsdPerGbS = field(name="price")
+    # Limits of the platform, for readers of the list: no plan looks at them.
     timeout_max_ns: PositiveOrNeverNs = NEVER_NS
     package_bytes_max: SizeOrUnlimitedBytes = UNLIMITED
     image_bytes_max: SizeOrUnlimitedBytes = UNLIMITED
@@ -167,10 +168,6 @@ def _platform(name: str, spec: FaasSpec, sizes_bytes: tuple[int, ...]) -> FaasOf
         cpu_bytes=spec.cpu_memory_bytes,
         sizes_bytes=sizes_bytes,
         network_ns=spec.network_ns,
-        timeout_ns=spec.timeout_max_ns,
-        package_bytes=spec.package_bytes_max,
-        image_bytes=spec.image_bytes_max,
-        payload_bytes=spec.payload_bytes_max,
     )
 
 

@@ -506,10 +506,6 @@ class FaasOffering:
     cpu_bytes: int  # the memory size that comes with one CPU
     sizes_bytes: tuple[int, ...]  # the memory sizes on offer, ascending
     network_ns: int = 0  # one way
-    timeout_ns: int = NEVER_NS  # limit on one call
-    package_bytes: int = UNLIMITED  # limit on the code and its dependencies, unpacked
-    image_bytes: int = UNLIMITED  # limit on a container image
-    payload_bytes: int = UNLIMITED  # limit on one request or response
 
     def cpus(self, memory_bytes: int) -> float:
         """CPUs of an instance of this memory size."""

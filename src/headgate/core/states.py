@@ -3,8 +3,8 @@
 States are small integers in namespaces rather than `Enum` members, because they are compared
 several times per request: an `Enum` attribute costs 100 ns per lookup on CPython 3.11, and a
 compiled build turns these integers into constants. The tables are the single definition of what is
-legal: `validate` mode checks every transition against them, and the diagrams in the documentation
-are generated from them.
+legal: `validate` mode checks what tasks and instances do against them, and the diagrams in the
+documentation are generated from them.
 
 The module also defines how a request ends: the six outcomes, of which every request gets exactly
 one, the reasons for which requests are rejected or fail, and the `Settlement` that has both.

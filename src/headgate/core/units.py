@@ -204,7 +204,7 @@ def _parse(
     elif not unit and factor is None:
         problem = "needs a unit"
     elif factor is None:
-        problem = f"unknown unit {unit!r}"
+        problem = "has too many digits" if unit[0].isdigit() else f"unknown unit {unit!r}"
     else:
         return Fraction(match["number"]) * factor
     allowed = ", ".join(unit for unit in units if unit)

@@ -1,1 +1,1 @@
-"""For research: experiments of the papers, benchmarks and the demonstration. Nothing imports it."""
+"""For research: experiments of the papers, benchmarks, the demonstration. Only `cli` imports it."""

@@ -57,6 +57,7 @@ FIRST_HEARTBEAT_TIMEOUT_S: Final = 60.0
 # immediate.
 BACKOFF_S: Final = (0.0, 0.25, 0.5, 1.0, 2.0, 5.0)
 BACKOFF_WINDOW_S: Final = 30.0
+STOP_S: Final = 2.0  # for workers to exit; then they are killed
 BAD_CONFIGURATION: Final = 78  # exit status of a child that can never start
 BAD_INPUT: Final = 2  # exit status of the command in that case
 PROBLEMS_PREFIX: Final = b"problems: "  # prefix of the line of a gateway that cannot start
@@ -486,8 +487,9 @@ class ProcessGroup:
         for worker in self._workers.values():
             # Workers ignore SIGTERM, which a service manager sends to all.
             worker.send_signal(signal.SIGUSR1)
+        until_s = monotonic() + STOP_S  # for all together: one by one, many would take minutes
         for worker in self._workers.values():
-            worker.wait(2.0)
+            worker.wait(max(0.0, until_s - monotonic()))
             worker.close()
         shutil.rmtree(self._run_dir, ignore_errors=True)
 

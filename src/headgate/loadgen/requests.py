@@ -94,17 +94,26 @@ def request_bytes(
     if body is not None:
         lines |= {**body.headers, "Content-Length": str(len(content))}
     lines |= headers
-    head = [f"{method} {path or '/'} HTTP/1.1"]
-    for name, value in lines.items():
-        line = f"{name}: {value}"
-        if not name or not line.isascii() or not line.isprintable() or ":" in name or " " in name:
-            raise ConfigError("is not a valid header", where="--header", value=line)
-        head.append(line)
+    _check_headers(lines)
+    head = [f"{method} {path or '/'} HTTP/1.1", *(f"{k}: {v}" for k, v in lines.items())]
     return "\r\n".join((*head, "", "")).encode() + content
 
 
+def _check_headers(headers: Mapping[str, str]) -> None:
+    for name, value in headers.items():
+        line = f"{name}: {value}"
+        if not name or not line.isascii() or not line.isprintable() or ":" in name or " " in name:
+            raise ConfigError("is not a valid header", where="--header", value=line)
+
+
 def fetch(
-    address: Address, method: str, path: str, body: Body | None = None, *, timeout_s: float = 10.0
+    address: Address,
+    method: str,
+    path: str,
+    body: Body | None = None,
+    *,
+    headers: Mapping[str, str] | None = None,
+    timeout_s: float = 10.0,
 ) -> tuple[int, bytes]:
     """Send one request, before or after a run; return the status and the content.
 
@@ -119,7 +128,8 @@ def fetch(
         connection = HTTPConnection(address.host, address.port, timeout=timeout_s)
     try:
         content = None if body is None else body.content
-        connection.request(method, path or "/", content, {} if body is None else dict(body.headers))
+        lines = {**({} if body is None else body.headers), **(headers or {})}
+        connection.request(method, path or "/", content, lines)
         response = connection.getresponse()
         return response.status, response.read(_RESPONSE_BYTES_MAX)
     except HTTPException as error:
@@ -140,12 +150,13 @@ class _Metadata(msgspec.Struct):
     inputs: tuple[InputSpec, ...] = ()
 
 
-def fetch_inputs(address: Address, model: str) -> tuple[InputSpec, ...]:
-    """Fetch the inputs of a model from the metadata that the server has of it."""
+def fetch_inputs(address: Address, model: str, headers: Mapping[str, str]) -> tuple[InputSpec, ...]:
+    """Fetch the inputs of a model from its metadata, for which a server may need a key, too."""
+    _check_headers(headers)
     path = address.model_path(model)
     where = f"http{'s' if address.is_secure else ''}://{address.authority}{path}"
     try:
-        status, content = fetch(address, "GET", path)
+        status, content = fetch(address, "GET", path, headers=headers)
     except OSError as error:
         raise ConfigError(f"cannot be reached: {error}", where=where) from None
     if status != 200:
@@ -306,7 +317,7 @@ class EncodedRequests:
         if body is None:
             assert model is not None
             rng = stream(options.seed, f"payload/{model}/{items}")
-            inputs = fetch_inputs(address, model)
+            inputs = fetch_inputs(address, model, options.headers)
             body = make_body(inputs, items, rng, is_binary=options.is_binary)
         path = address.path if model is None else f"{address.model_path(model)}/infer"
         return request_bytes(address, "POST", path, body, options.headers)

@@ -350,7 +350,9 @@ class LoadSummary:
     lag_p99_ms: float
     lag_max_ms: float
     is_doubtful: bool  # the lag of the sender is a large part of the latencies
-    timings_p50_ms: dict[str, float]  # by metric name of the Server-Timing header
+    # Of requests with a result, by metric name of the Server-Timing header: a rejection has a
+    # total time, too, and would make the median of the total less than that of its parts.
+    timings_p50_ms: dict[str, float]
 
     def to_json(self) -> dict[str, object]:
         """Return dicts, lists and numbers: the keys of `Summary`, and the others under `load`."""
@@ -379,8 +381,9 @@ def summarise_load(result: LoadResult) -> LoadSummary:
         lag_max_ms=lag_max_ms,
         is_doubtful=lag_p99_ms > max(_LAG_MS_MAX, _LAG_SHARE_MAX * run.p99_ms),
         timings_p50_ms={
-            name: _percentiles_ms(column[column != NEVER_NS])[0]
+            name: _percentiles_ms(column[is_known])[0]
             for name, column in result.timings_ns.items()
+            if (is_known := (column != NEVER_NS) & (result.outcome <= Outcome.LATE)).any()
         },
     )
 

@@ -122,7 +122,7 @@ class Engine:
         self._limit_ns = limit_ns
         self._survives_faults = survives_faults  # continue after a PolicyError, as live
         self._token = 0
-        self._pending_clients = 0  # `Submission` and `ClientDue` items on the queue
+        self._pending_clients = 0  # submissions and wake-ups of clients on the queue
         self._senders: dict[int, SimClient] = {}
         self._shared = SharedPools(app, nodes, queue)
         self._starts: dict[int, StartInstance] = {}  # by instance id, as they were ordered

@@ -164,6 +164,7 @@ def test_a_log_does_not_overwrite_an_input(tmp_path: Path) -> None:
         (["--duration", "0"], "--duration: '0': must be longer than zero"),
         (["--duration", "-5"], "--duration: '-5s': must not be negative"),
         (["--duration", "5 parsecs"], "--duration: '5 parsecs': "),
+        (["--duration", "1e400s"], "--duration: '1e400s': has too many digits"),
         (["--seed", "-1"], "simulate: Invalid value for '--seed': -1"),
         (["--log", "/nosuch/run.log"], "--log: '/nosuch/run.log': cannot be written"),
         (["--report", f"{KAAS}/report"], f"--report: '{KAAS}/report': cannot be written"),
@@ -260,6 +261,8 @@ def test_a_policy_about_functions_where_there_are_none(tmp_path: Path, command: 
         (("--tls-certificate", "app.yaml"), "serve.tls_certificate: '{}/app.yaml': is not a cert"),
         (("--log", "app.yaml"), "app.yaml: --log: exists and is not an event log (allowed: a new"),
         (("--log", "."), ".: --log: is a directory"),
+        (("--port", "-1"), "--port: -1: is not valid (allowed: a whole number from 0 to 65535)"),
+        (("--policy", "srft"), "--policy: 'srft': unknown policy, did you mean srtf?"),
         (("--log", "missing/run.log"), "missing/run.log: --log: cannot be written: missing is not"),
     ],
 )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.cli.commands.serve import _shared_by_gateways
+from headgate.cli.app_loading import check_gateways, select_policy, shared_by_gateways
 from headgate.config import AppConfig, declare, from_spec
 from headgate.core.errors import ConfigError
+from headgate.policies import find_policy
 
 
 def config(policy: str) -> AppConfig:
@@ -28,9 +29,14 @@ def config(policy: str) -> AppConfig:
     )
 
 
+def shared(policy: str) -> AppConfig:
+    """The application as each of the three gateways serves it."""
+    app = config(policy)
+    return from_spec(shared_by_gateways(app, find_policy(policy).capabilities, 3), "app")
+
+
 def test_nodes_queue_and_budgets_are_divided() -> None:
-    shared = from_spec(_shared_by_gateways(config("round_robin"), "app"), "app")
-    by_name = {pool.name: pool for pool in shared.app.pools}
+    by_name = {pool.name: pool for pool in shared("round_robin").app.pools}
     assert [by_name[name].queue_max for name in ("cpu", "queued")] == [4, 9]
     platform = by_name["faas"]
     assert platform.faas is not None
@@ -40,10 +46,11 @@ def test_nodes_queue_and_budgets_are_divided() -> None:
 
 @pytest.mark.parametrize("policy", ["headgate", "swayam"])
 def test_policy_that_is_made_for_refusals_gets_them(policy: str) -> None:
-    shared = from_spec(_shared_by_gateways(config(policy), "app"), "app")
-    assert [pool.queue_max for pool in shared.app.pools[:2]] == [0, 9]
+    assert [pool.queue_max for pool in shared(policy).app.pools[:2]] == [0, 9]
 
 
 def test_policy_that_scales_by_what_it_sees_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"app: policy: 'autoscale': cannot be run by 3 gateways"):
-        _shared_by_gateways(config("autoscale"), "app")
+    selected = select_policy(config("autoscale"), "app", None, {})
+    problem = "app: serve.gateways: 3: policy autoscale does not support several gateways"
+    with pytest.raises(ConfigError, match=problem):
+        check_gateways(selected, 3, "app", "serve.gateways")

@@ -90,6 +90,16 @@ def test_output_that_cannot_be_written_is_one_line(arguments: str) -> None:
         assert (ended.returncode, ended.stderr) == (2, message)
 
 
+def test_bad_input_has_its_status_where_stderr_cannot_be_written() -> None:
+    ended = subprocess.run(
+        f"{' '.join(COMMAND)} check nosuch.yaml 2>/dev/full",
+        shell=True,
+        env=environment(),
+        check=False,
+    )
+    assert ended.returncode == 2
+
+
 def test_out_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def want_too_much(reference: str) -> None:
         raise MemoryError(reference)

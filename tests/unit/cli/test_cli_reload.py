@@ -1,15 +1,21 @@
-"""What a reload of `headgate serve` leaves as it is, and says so."""
+"""What `headgate serve` makes of its options, and what a reload leaves as it is."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from cli_rig import headgate
 
 from headgate.cli.app_loading import base_directory, load_app
-from headgate.cli.commands.serve import _warn_of_fixed_settings
+from headgate.cli.commands.serve import (
+    _deployment,
+    _warn_of_fixed_settings,
+    _warn_of_shared_cores,
+)
 from headgate.config import ServeSpec
+from headgate.live.deployment import NodeSpec
 
 
 @pytest.fixture
@@ -44,3 +50,25 @@ def test_a_model_may_be_named_in_capitals(tmp_path: Path) -> None:
     assert (function.name, base_directory(str(model))) == ("RESNET", tmp_path)
     checked = headgate("check", model)
     assert "not found" not in checked.out and checked.out.endswith("RESNET.ONNX is valid\n")
+
+
+def test_workers_that_share_cores_are_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    nodes = [NodeSpec(number, 0, f"cpu{number}", [core]) for number, core in enumerate(cores)]
+    _warn_of_shared_cores(nodes, "app.yaml")
+    assert capsys.readouterr().err == ""
+    _warn_of_shared_cores([*nodes, nodes[0]], "app.yaml")
+    count = len(cores)
+    problem = f"{count + 1} workers want {count + 1} cores and share {count}"
+    assert capsys.readouterr().err == f"headgate: warning: app.yaml: pools: {problem}\n"
+
+
+@pytest.mark.parametrize(("policy", "batch_max"), [(None, 4), ("balance", 4), ("srtf", None)])
+def test_policy_of_the_file_keeps_its_settings(
+    tmp_path: Path, policy: str | None, batch_max: int | None
+) -> None:
+    path = tmp_path / "app.yaml"
+    text = "functions: {f: {code: 'm:f'}}\npolicy: {name: balance, batch_max: 4}\n"
+    path.write_text(text, encoding="utf-8")
+    made = _deployment(str(path), {}, policy=policy, slo=None, workers=None, admission=None)
+    assert made.load().policy.settings.get("batch_max") == batch_max

@@ -69,8 +69,8 @@ def test_durations_are_exact(text: object, expected_ns: int) -> None:
         (None, "is not a number with a unit"),
         (True, "is not a number with a unit"),
         (False, "is not a number with a unit"),
-        ("9" * 5000 + "s", "unit"),
-        ("1e99999999s", "unit"),
+        ("9" * 5000 + "s", "too many digits"),
+        ("1e99999999s", "too many digits"),
     ],
 )
 def test_a_bad_duration_is_refused(value: object, problem: str) -> None:

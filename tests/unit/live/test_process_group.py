@@ -41,6 +41,7 @@ class FakeChild:
         self.status: int | None = None
         self.signals: list[signal.Signals] = []
         self.held_bytes = 0
+        self.is_stuck = False  # does not exit when asked to
         FakeChild.started.append(self)
 
     def poll_output(self) -> None:
@@ -57,7 +58,8 @@ class FakeChild:
         return self.held_bytes
 
     def wait(self, limit_s: float) -> bool:
-        return True
+        CLOCK[0] += limit_s if self.is_stuck else 0.0
+        return not self.is_stuck
 
     def close(self) -> None:
         pass
@@ -72,7 +74,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessGroup]:
 
 
 def make_group(
-    monkeypatch: pytest.MonkeyPatch, number: int, *, gateways: int = 1
+    monkeypatch: pytest.MonkeyPatch, number: int, *, gateways: int = 1, workers: int = 1
 ) -> Iterator[ProcessGroup]:
     monkeypatch.setattr(supervisor, "ChildProcess", FakeChild)
     monkeypatch.setattr(supervisor, "monotonic", lambda: CLOCK[0])
@@ -83,7 +85,8 @@ def make_group(
         pools={"cpu": {"memory": "1GB"}},
         serve={"gateways": gateways},
     )
-    deployment = Deployment(config.spec, ".", [NodeSpec(0, 0, "cpu1", [])])
+    nodes = [NodeSpec(node, 0, f"cpu{node + 1}", []) for node in range(workers)]
+    deployment = Deployment(config.spec, ".", nodes)
     running = ProcessGroup(number, deployment, http_fd=3, begun_fd=4, log_path=None)
     try:
         yield running
@@ -202,6 +205,15 @@ def test_reload_needs_all_functions(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     for group in make_group(monkeypatch, 1):
         assert latest("gateway").arguments[-2:] == ["--loads-needed", "all"]
         assert group.ready_line is None
+
+
+def test_workers_that_do_not_exit_are_waited_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred of them that are still importing libraries, say, when the server is stopped."""
+    for _ in make_group(monkeypatch, 0, workers=100):
+        for child in FakeChild.started:
+            child.is_stuck = True
+        began_s = CLOCK[0]
+    assert CLOCK[0] - began_s <= 2.0
 
 
 def told(group: ProcessGroup, slot: int) -> list[int]:

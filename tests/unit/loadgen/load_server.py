@@ -44,6 +44,7 @@ class Server:
     port: int = 0
     bodies: list[bytes] = field(default_factory=list)
     headers: list[dict[bytes, bytes]] = field(default_factory=list)
+    metadata_headers: list[dict[bytes, bytes]] = field(default_factory=list)
     paths: list[bytes] = field(default_factory=list)
     open_count: int = 0  # received and not answered
     open_count_max: int = 0
@@ -109,6 +110,7 @@ class _Peer(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if self._parser.get_method() == b"GET":
+            self._server.metadata_headers.append(self._headers)
             self._write(Response(content=json.dumps(METADATA).encode()))
             return
         server = self._server

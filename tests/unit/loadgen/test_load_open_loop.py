@@ -138,6 +138,16 @@ def test_server_timings_are_recorded() -> None:
     assert result.intended_ns[1] <= started_ns[1] <= result.ended_ns[1]
 
 
+def test_median_timings_are_those_of_results() -> None:
+    """Two of three requests are rejected at once, and have only a total."""
+    served = Response(headers={"Server-Timing": "queue;dur=10, exec;dur=20, total;dur=31"})
+    rejected = Response(status=429, headers={"Server-Timing": "total;dur=0.1"})
+    options = LoadOptions(body=BODY, connections_max=1)
+    with serving(lambda number: rejected if number else served) as server:
+        summary = summarise_load(run_open_loop(f"{server.url}/x", every(1, 3), options))
+    assert summary.timings_p50_ms == {"queue": 10.0, "exec": 20.0, "total": 31.0}
+
+
 def test_each_pipeline_is_a_model_with_matching_payloads() -> None:
     """Without a payload, tensors are generated from the metadata."""
     arrivals = named(every(5, 2), "my model", "someone")
@@ -146,7 +156,7 @@ def test_each_pipeline_is_a_model_with_matching_payloads() -> None:
     assert (result.pipelines, result.clients) == (("my model",), ("someone",))
     assert set(server.paths) == {b"/v2/models/my%20model/infer"}
     assert b'"name":"x","datatype":"FP32","shape":[1,8]' in server.bodies[0]
-    assert server.headers[0][b"x-key"] == b"k"
+    assert server.headers[0][b"x-key"] == server.metadata_headers[0][b"x-key"] == b"k"
 
 
 def test_requests_that_cannot_be_sent_are_refused() -> None:
@@ -157,6 +167,10 @@ def test_requests_that_cannot_be_sent_are_refused() -> None:
     with pytest.raises(ConfigError, match="is not a valid header"):
         run_open_loop(
             "http://127.0.0.1:1/x", every(1, 1), LoadOptions(body=BODY, headers={"A": "b\r\nC: d"})
+        )
+    with pytest.raises(ConfigError, match="is not a valid header"):  # before it asks for metadata
+        run_open_loop(
+            "http://127.0.0.1:1", every(1, 1), LoadOptions(model="m", headers={"A": "\u00e9"})
         )
 
 

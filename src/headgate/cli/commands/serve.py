@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +17,8 @@ import click
 
 from headgate.cli.app_loading import (
     base_directory,
+    check_gateways,
+    known_policy,
     load_app,
     select_policy,
     shared_by_gateways,
@@ -27,14 +29,13 @@ from headgate.config import AppConfig, ServeSpec, from_spec
 from headgate.config.reference import SchemaKey, keys_of
 from headgate.core.errors import ConfigError
 from headgate.http.interface import BACKLOG
-from headgate.live.deployment import Deployment, assign_cores, tls_context
+from headgate.live.deployment import Deployment, NodeSpec, assign_cores, tls_context
 from headgate.live.event_log import check_log_path
 from headgate.live.model_registry import remote_only
 from headgate.live.pools.registry import check_providers
 from headgate.live.supervisor import Supervisor, log_path_of
 from headgate.live.telemetry import logs
 from headgate.live.telemetry.logs import reopen_standard_fds
-from headgate.policies import find_policy, policy_names
 
 _LOG: Final = logging.getLogger(__name__)
 # Keys of `serve:` that hold for as long as the server runs. gRPC may be added later.
@@ -48,7 +49,7 @@ def _parser(setting: SchemaKey, option: str) -> Callable[[str], object]:
         try:
             setting.check(text, option)
         except ConfigError:
-            if not re.fullmatch("[0-9]{1,18}", text):
+            if not re.fullmatch("-?[0-9]{1,18}", text):
                 raise
             setting.check(int(text), option)
             return int(text)
@@ -83,7 +84,10 @@ def _setting_options(command: Callable[..., int]) -> Callable[..., int]:
 )
 @click.option("--slo", metavar="LATENCY", help="Objective of pipelines without one, such as 50ms.")
 @click.option(
-    "--workers", type=click.IntRange(1, 1_000), help="Number of nodes of APP's first pool."
+    "--workers",
+    type=click.IntRange(1, 1_000),
+    metavar="N",
+    help="Number of nodes of APP's first pool.",
 )
 @admission_option
 @click.option("--log", type=click.Path(path_type=Path), help="File for the event log.")
@@ -123,6 +127,7 @@ def command(
     from_command = {*given, *([] if log is None else ["log"])}
     first = prepare()
     warn_of_unreachable_objectives(first.load(), app)
+    _warn_of_shared_cores(first.nodes, app)
     serve = first.load().serve
     if log is None and serve.log is not None:
         log = Path(first.base) / serve.log
@@ -153,6 +158,14 @@ def command(
             return supervisor.run()
 
 
+def _warn_of_shared_cores(nodes: Sequence[NodeSpec], app: str) -> None:
+    """Warn on stderr if workers slow each other down, which no profile and no policy knows."""
+    wanted, cores = sum(len(node.cores) for node in nodes), len(os.sched_getaffinity(0))
+    if wanted > cores:
+        problem = f"{len(nodes)} workers want {wanted} cores and share {cores}"
+        click.echo(f"headgate: warning: {app}: pools: {problem}", err=True)
+
+
 def _warn_of_fixed_settings(app: str, running: ServeSpec, from_command: Collection[str]) -> None:
     """Log which settings of a file that has changed wait for the next start."""
     serve = load_app(app).serve
@@ -179,7 +192,8 @@ def _deployment(
     spec["serve"] = {**spec["serve"], **given}
     if admission is not None:
         spec["limits"] = {**spec["limits"], "admission": admission}
-    if policy is not None:
+    if policy is not None and policy != config.policy.name:  # else with the settings of the file
+        known_policy(policy, "--policy")
         spec["policy"] = policy
     if slo is not None:
         spec["slo"] = {**(spec["slo"] or {}), "latency": slo}
@@ -189,7 +203,8 @@ def _deployment(
         spec["pools"] = {**pools, first: {**pools[first], "nodes": workers}}
     changed = from_spec(spec, app)
     _check_served(changed, app)
-    select_policy(changed, app, None, {})
+    selected = select_policy(changed, app, None, {})
+    check_gateways(selected, changed.serve.gateways, app, "serve.gateways")
     check_providers(changed, app)
     tls_context(changed.serve, base_directory(app), app)
     if changed.serve.grpc_port is not None and find_spec("grpc") is None:
@@ -198,26 +213,11 @@ def _deployment(
             problem, where=app, key="serve.grpc_port", allowed="pip install 'headgate[grpc]'"
         )
     if changed.serve.gateways > 1:
-        changed = from_spec(_shared_by_gateways(changed, app), app)
+        capabilities, gateways = selected.kind.capabilities, changed.serve.gateways
+        changed = from_spec(shared_by_gateways(changed, capabilities, gateways), app)
     cores, gateways = sorted(os.sched_getaffinity(0)), changed.serve.gateways
     nodes = assign_cores(changed.app, cores, app, changed.providers, gateways)
     return Deployment(changed.spec, str(base_directory(app)), nodes)
-
-
-def _shared_by_gateways(config: AppConfig, where: str) -> dict[str, Any]:
-    """Return the application as each of several gateways serves it. Raises `ConfigError`."""
-    gateways, capabilities = config.serve.gateways, find_policy(config.policy.name).capabilities
-    if not (capabilities.multi_gateway or capabilities.shares_nodes):
-        kinds = {name: find_policy(name).capabilities for name in policy_names()}
-        able = [name for name, kind in kinds.items() if kind.multi_gateway or kind.shares_nodes]
-        raise ConfigError(
-            f"cannot be run by {gateways} gateways",
-            where=where,
-            key="policy",
-            value=config.policy.name,
-            allowed=f"{', '.join(able)}; or `gateways: 1`",
-        )
-    return shared_by_gateways(config, capabilities, gateways)
 
 
 def _check_served(config: AppConfig, where: str) -> None:

@@ -6,18 +6,38 @@ whichever front end or stage of a request ran into the problem.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from headgate.core.states import Settlement
 from headgate.http.interface import HttpError
 
 OUTCOME_UNKNOWN: Final = "outcome_unknown"  # the reason of a 503 that no retry can change
+# Of errors without a reason of their own: body, header, metrics and logs always have one.
+_REASONS: Final[Mapping[int, str]] = {
+    400: "invalid",
+    401: "unauthenticated",
+    404: "unknown_path",
+    405: "method_not_allowed",
+    406: "not_acceptable",
+    408: "slow",
+    413: "too_large",
+    414: "too_large",
+    415: "unsupported",
+    417: "unsupported",
+    431: "too_large",
+    500: "internal",
+    503: "not_ready",
+}
 
 
 class RequestError(HttpError):
     """Raised wherever a request turns out to be one that is not served.
 
     `status` is an HTTP status; front ends of other protocols map it.
+
+    >>> RequestError(405, "'/metrics' allows only GET, HEAD").reason
+    'method_not_allowed'
     """
 
     def __init__(
@@ -32,7 +52,7 @@ class RequestError(HttpError):
         allow: str = "",
         closes: bool = False,
     ) -> None:
-        super().__init__(status, message, reason=reason, closes=closes)
+        super().__init__(status, message, reason=reason or _REASONS.get(status, ""), closes=closes)
         self.retry_ns = retry_ns  # when to retry; 0: a retry would not help, or nobody can tell
         self.deadline_ns = deadline_ns  # latency that the deadline allowed
         self.settlement = settlement  # of a request that the Scheduler rejected

@@ -135,7 +135,7 @@ def ping(request: HttpRequest) -> None:
     """
     api = request.context.api
     is_healthy = api.phase is GatewayPhase.READY and len(problems(api)) < len(api.models)
-    request.respond(200 if is_healthy else 503, b"", b"")
+    request.respond(200 if is_healthy else 503, b"", b"", "" if is_healthy else "not_ready")
 
 
 def invocations(request: HttpRequest) -> None:

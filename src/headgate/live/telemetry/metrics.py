@@ -134,30 +134,13 @@ REASONS: Final = frozenset(
 )
 OTHER: Final = "other"
 
-# Reason by HTTP status, for errors without one.
-_BY_STATUS: Final[Mapping[int, str]] = {
-    400: "invalid",
-    401: "unauthenticated",
-    404: "unknown_path",
-    405: "method_not_allowed",
-    406: "not_acceptable",
-    408: "slow",
-    413: "too_large",
-    414: "too_large",
-    415: "unsupported",
-    417: "unsupported",
-    431: "too_large",
-    500: "internal",
-    503: "not_ready",
-}
-
 
 @final
 class Responses:
     """Counts the responses of a gateway by protocol, code and reason.
 
     >>> responses = Responses()
-    >>> responses.count(HTTP, 405, "")
+    >>> responses.count(HTTP, 405, "method_not_allowed")
     >>> responses.count(GRPC, "NOT_FOUND", "unknown_model")
     >>> sorted(responses.counted())[1]
     (('http', '200', ''), 0)
@@ -179,9 +162,7 @@ class Responses:
         if key in self._counts:
             self._counts[key] += 1
             return
-        if not reason and isinstance(code, int):
-            reason = _BY_STATUS.get(code, OTHER if code >= 400 else "")
-        elif reason and reason not in REASONS:
+        if reason and reason not in REASONS:
             reason = OTHER
         key = (protocol, code, reason)
         self._counts[key] = self._counts.get(key, 0) + 1

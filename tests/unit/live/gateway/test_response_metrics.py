@@ -58,10 +58,13 @@ def counted(rig: Rig) -> dict[Row, int]:
     ],
     ids=lambda value: value[0] + value[1] if isinstance(value, tuple) else "",
 )
-def test_early_errors_are_counted(request_bytes: bytes, row: Row) -> None:
+def test_early_errors_are_counted_under_the_reason_that_clients_see(
+    request_bytes: bytes, row: Row
+) -> None:
     async def scenario(rig: Rig) -> None:
         reply = await rig.ask(request_bytes)
         assert (str(reply.status), counted(rig)) == (row[0], {row: 1})
+        assert reply.json["reason"] == reply.headers["x-headgate-reason"] == row[1]
 
     run(scenario, LIMITED)
 

@@ -398,7 +398,7 @@ class RpcAdmission(grpc.GenericRpcHandler):
         if error.has_retry_time:
             error.retry_ns = self._context.retry_ns(error.retry_ns)
         status = status_of(error)
-        self._count(rpc, status, error.reason or _DEFAULT_REASONS.get(status, ""))
+        self._count(rpc, status, error.reason)
         trailers = (*trailers_of(error), ("x-request-id", rpc.request_id.decode("latin-1")))
         await rpc.context.abort(status, details_of(error), trailers)
 
@@ -459,10 +459,3 @@ def _logged_error(rpc: Rpc) -> RequestError:
 
 def _too_many_rpcs() -> RequestError:
     return RequestError(503, "too many RPCs are open", reason="too_many_rpcs")
-
-
-# Reasons for the metrics where the error has none.
-_DEFAULT_REASONS: Final = {
-    StatusCode.INVALID_ARGUMENT: "invalid",
-    StatusCode.NOT_FOUND: "unknown_model",
-}

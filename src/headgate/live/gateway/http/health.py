@@ -150,7 +150,8 @@ def _model(request: HttpRequest) -> ServedModel:
 
 
 def _respond(request: HttpRequest, status: int, content: Struct) -> None:
-    request.respond(status, JSON_HEADER, _ENCODER.encode(content))
+    reason = "" if status == 200 else "not_ready"
+    request.respond(status, JSON_HEADER, _ENCODER.encode(content), reason)
 
 
 def _tensor_metadata(spec: TensorSpec) -> TensorMetadata:
