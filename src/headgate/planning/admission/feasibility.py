@@ -110,6 +110,11 @@ class Feasibility:
         self._builds = builds
         self._spillover = spillover
         self._shares = [PoolShares() for _ in view.app.pools]
+        # By pool id: whether some function runs nowhere else.
+        self._is_bound = [
+            any(b is not None and len(builds.of_function[b.function_id]) == 1 for b in row)
+            for row in builds.on_pool
+        ]
         self._declared_ns = _declared_ns(view.app)  # by pipeline id
         self._loads: dict[int, ClassLoad] = {}  # of the request at hand, by pool
         self._works: dict[int, float] = {}  # likewise: what it offers
@@ -177,9 +182,29 @@ class Feasibility:
             if build.id not in self._preferred:
                 self._builds.observe_elsewhere(build, promise.base_ns)
 
+    def on_refused(self) -> None:
+        """The request at hand was not admitted."""
+        for pool_id, load in self._loads.items():
+            load.on_refused(self._works[pool_id])
+
     def on_admitted_before(self) -> None:
         """A request that was admitted is at hand again: its class owes nothing more."""
         self._loads.clear()
+
+    def waits_until_ns(self, task: Task, promise: Promise, items: int) -> int:
+        """Until when a promised task waits for others to fill its batch; `items` wait for now.
+
+        It does where a class that can wait less is starved, and its own is not. Half of the time
+        that it can wait is enough: what else is promised may delay it.
+        """
+        build, request = promise.build, task.request
+        shares = self._shares[build.pool.id]
+        if shares.starved_window_ns == inf or items >= build.items_best:
+            return 0
+        load = shares.of_class((request.client, request.pipeline.id))
+        if load is None or load.is_starved or load.window_ns <= shares.starved_window_ns:
+            return 0
+        return (request.arrival_ns + promise.start_ns) // 2
 
     def unblocking_items(self, build: Build, items: int) -> int:
         """The largest batch, up to `items`, that leaves lanes to those who cannot wait so long.
@@ -260,18 +285,28 @@ class Feasibility:
         """The builds of a task, the one that costs others least first, and calls last.
 
         The price of a pool's time is its backlog within the task's window: a task leaves a pool
-        that is in demand to those that can run nowhere else.
+        that is in demand to those that can run nowhere else. For their sake calls may come first.
         """
         builds = self._builds.of_function[task.function.id]
         return sorted(builds, key=lambda build: self._cost(build, task.request.items, window_ns))
 
     def _cost(self, build: Build, items: int, window_ns: int) -> float:
         calendar = build.narrowest
-        if build.warm_pool is not None or calendar.lanes <= 0 or items > build.items_max:
+        if build.warm_pool is not None:
+            return 0.0 if self._must_leave_nodes(build) else inf
+        if calendar.lanes <= 0 or items > build.items_max:
             return inf
         backlog_ns = calendar.work_ns + calendar.busy_ns(self._view.now_ns)
         price = PRICE_MIN + backlog_ns / (calendar.supply * max(1, window_ns))
         return build.lane_ns(items) * build.weight / calendar.supply * price
+
+    def _must_leave_nodes(self, call: Build) -> bool:
+        """Whether nodes that have not enough time for all are left to those who cannot be calls."""
+        return all(
+            build.warm_pool is not None
+            or (self._is_bound[build.pool.id] and self._shares[build.pool.id].is_contended)
+            for build in self._builds.of_function[call.function_id]
+        )
 
     def _start_ns(self, build: Build, latest_ns: int, alone_ns: float) -> int | None:
         """Time that a batch which begins by `latest_ns` must wait for a node to hold the build.
@@ -330,10 +365,16 @@ class Feasibility:
         )
 
     def _marginal(
-        self, build: Build, items: int, window_ns: float, z: float
+        self, build: Build, items: int, window_ns: float, z: float, most_ns: float = 0.0
     ) -> tuple[int, float, float]:
-        """The largest batch for a window, and the work and the part of a batch that a task adds."""
+        """The largest batch for a window, and the work and the part of a batch that a task adds.
+
+        `most_ns` is all of the time that a task has; some of it is for waiting.
+        """
         fitting, size = build.items_within(window_ns, z), build.likely_items()
+        if fitting < int(build.batch_mean):
+            # Batches are larger than that in fact: tasks find others that wait, and start at once.
+            fitting = max(fitting, min(int(build.batch_mean), build.items_within(most_ns, z)))
         size = fitting if fitting < size else size
         size = items if items > size else size
         weight, filled = build.weight, build.pending_items % size
@@ -357,7 +398,7 @@ class Feasibility:
         if ready_ns + alone_ns > due_ns:
             return None
         window_ns = (due_ns - ready_ns) * narrowest.lanes / (narrowest.lanes + 1.0)
-        size, base_ns, batches = self._marginal(build, items, window_ns, z)
+        size, base_ns, batches = self._marginal(build, items, window_ns, z, due_ns - ready_ns)
         work_ns = base_ns * build.overrun
         # It will run with what waits already; with more, the batch starts sooner or is smaller.
         latest_ns = due_ns - int(alone_ns)
