@@ -35,7 +35,6 @@ def test_a_starved_class_leaves_nothing_to_others(seed: int) -> None:
     )
     streams = (Stream("poisson:rate=1.4/s", "urgent"), Stream("poisson:rate=2.4/s", "patient"))
     score = run_world(config, streams, 1600.0, policy="headgate", seed=seed, truth=TRUTH)
-    print(score.goodput_per_s("urgent"), score.goodput_per_s(), score.kept())
     assert score.goodput_per_s("urgent") >= 0.5
     assert score.goodput_per_s() >= 1.5
     assert score.kept() >= 0.99
@@ -64,7 +63,6 @@ def test_batches_of_patient_requests_wait_where_urgent_ones_are_starved(seed: in
     )
     streams = (Stream("poisson:rate=10/s", "urgent"), Stream("poisson:rate=9/s", "patient"))
     score = run_world(config, streams, 200.0, policy="headgate", seed=seed, truth=TRUTH)
-    print(score.goodput_per_s("urgent"), score.goodput_per_s("patient"), score.kept())
     assert score.goodput_per_s("urgent") >= 5.0
     assert score.goodput_per_s("patient") >= 8.5
     assert score.kept() >= 0.99
@@ -98,7 +96,6 @@ def test_a_stage_that_can_be_a_call_leaves_the_node_to_one_that_cannot(seed: int
     )
     streams = (Stream("poisson:rate=6/s", "chain"),)
     score = run_world(config, streams, 400.0, policy="headgate", seed=seed, truth=TRUTH)
-    print(score.goodput_per_s("chain"), score.kept())
     assert score.goodput_per_s("chain") >= 2.4
     assert score.kept() >= 0.99
 
@@ -128,6 +125,5 @@ def test_a_long_wait_for_one_stage_leaves_the_others_the_time_they_take(seed: in
     )
     streams = (Stream("poisson:rate=0.09/s", "chain"),)
     score = run_world(config, streams, 20_000.0, policy="headgate", seed=seed, truth=TRUTH)
-    print(score.attainment("chain"), score.kept())
     assert score.attainment("chain") >= 0.6
     assert score.kept() >= 0.99

@@ -18,7 +18,12 @@ from headgate.core.view import View
 from headgate.planning.admission.cost_budgets import CostBudgets
 from headgate.planning.admission.shares import ClassLoad, PoolShares
 from headgate.planning.admission.spillover import Spillover
-from headgate.planning.constants import LEFT_BY_LARGE, LEFT_TO_OTHERS, PRICE_MIN
+from headgate.planning.constants import (
+    ENOUGH_EFFICIENCY,
+    LEFT_BY_LARGE,
+    LEFT_TO_OTHERS,
+    PRICE_MIN,
+)
 from headgate.planning.pools.build import Build
 from headgate.planning.pools.builds import Builds
 
@@ -192,14 +197,17 @@ class Feasibility:
         self._loads.clear()
 
     def waits_until_ns(self, task: Task, promise: Promise, items: int) -> int:
-        """Until when a promised task waits for others to fill its batch; `items` wait for now.
+        """Until when a promised task waits for others to join its batch; `items` wait for now.
 
-        It does where a class that can wait less is starved, and its own is not. Half of the time
-        that it can wait is enough: what else is promised may delay it.
+        It does where a class that can wait less is starved, and its own is not, if so small a batch
+        takes far more time per item. Half of the time that it can wait is enough: what else is
+        promised may delay it.
         """
         build, request = promise.build, task.request
         shares = self._shares[build.pool.id]
-        if shares.starved_window_ns == inf or items >= build.items_best:
+        if shares.starved_window_ns == inf:
+            return 0
+        if build.efficiency(min(items, build.items_best)) >= ENOUGH_EFFICIENCY:
             return 0
         load = shares.of_class((request.client, request.pipeline.id))
         if load is None or load.is_starved or load.window_ns <= shares.starved_window_ns:
@@ -365,16 +373,10 @@ class Feasibility:
         )
 
     def _marginal(
-        self, build: Build, items: int, window_ns: float, z: float, most_ns: float = 0.0
+        self, build: Build, items: int, window_ns: float, z: float
     ) -> tuple[int, float, float]:
-        """The largest batch for a window, and the work and the part of a batch that a task adds.
-
-        `most_ns` is all of the time that a task has; some of it is for waiting.
-        """
+        """The largest batch for a window, and the work and the part of a batch that a task adds."""
         fitting, size = build.items_within(window_ns, z), build.likely_items()
-        if fitting < int(build.batch_mean):
-            # Batches are larger than that in fact: tasks find others that wait, and start at once.
-            fitting = max(fitting, min(int(build.batch_mean), build.items_within(most_ns, z)))
         size = fitting if fitting < size else size
         size = items if items > size else size
         weight, filled = build.weight, build.pending_items % size
@@ -398,7 +400,7 @@ class Feasibility:
         if ready_ns + alone_ns > due_ns:
             return None
         window_ns = (due_ns - ready_ns) * narrowest.lanes / (narrowest.lanes + 1.0)
-        size, base_ns, batches = self._marginal(build, items, window_ns, z, due_ns - ready_ns)
+        size, base_ns, batches = self._marginal(build, items, window_ns, z)
         work_ns = base_ns * build.overrun
         # It will run with what waits already; with more, the batch starts sooner or is smaller.
         latest_ns = due_ns - int(alone_ns)

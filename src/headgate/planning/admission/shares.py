@@ -13,7 +13,7 @@ serve three purposes, the first two where the pool is contended:
 - *Feedback.* What keeps a class from its share need not be work of others that is booked: it may be
   batches that run for longer than the class can wait. So what it is admitted is compared with what
   it is allotted. A class that is *starved*, admitted much less, leaves nothing to others, and
-  batches of classes that can wait longer wait until they are full: a node that runs them one by
+  small batches of classes that can wait longer wait for more tasks: a node that runs those one by
   one whenever it is idle has no time left.
 
 How fast the past is forgotten and how much of a share can be saved up follows the objective that is
