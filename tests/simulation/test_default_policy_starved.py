@@ -22,8 +22,8 @@ TRUTH = GroundTruthConfig("lognormal", cv=0.1)
 def test_a_starved_class_leaves_nothing_to_others(seed: int) -> None:
     """Seed 700255. Batches of 16 take 10 s, so a node serves 1.6/s; each class should have half.
 
-    One class can wait for 9 s less than such a batch takes, the other for 43 s more. In so little
-    time, a part that is left to others is what the first needs.
+    One class can wait for 9 s beside such a batch, the other for 43 s. In so little time, a part
+    that is left to others is what the first needs.
     """
     config = declare(
         functions={"f": {"exec_time": {1: "2s", 16: "10s"}}},
@@ -42,7 +42,7 @@ def test_a_starved_class_leaves_nothing_to_others(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_batches_of_patient_requests_wait_where_urgent_ones_are_starved(seed: int) -> None:
-    """Seed 700182. Batches of 16 take a seventh of a node, and of one nearly all that is left.
+    """Seed 700182. The bulk takes a seventh of the node in batches of 16, and most of it one by one.
 
     A node that begins one whenever it is idle is hardly ever free when an urgent request comes.
     """
@@ -104,11 +104,11 @@ def test_a_stage_that_can_be_a_call_leaves_the_node_to_one_that_cannot(seed: int
 def test_a_long_wait_for_one_stage_leaves_the_others_the_time_they_take(seed: int) -> None:
     """Seed 700317. The second and third stage share a node, in batches of 11 to 15 s.
 
-    What waits there for its turn joins the next batch, so that a third of the node is enough.
+    In proportion to the waits that are found there, the first would have less time than it takes.
     """
     config = declare(
         functions={
-            "short": {"exec_time": "1.7s", "pools": ["front"]},
+            "short": {"exec_time": "4s", "pools": ["front"]},
             "long": {"exec_time": {1: "11s", 8: "15s"}, "pools": ["back"]},
         },
         pools={"front": {"nodes": 8}, "back": {"nodes": 1}},
@@ -119,11 +119,11 @@ def test_a_long_wait_for_one_stage_leaves_the_others_the_time_they_take(seed: in
                     "b": {"function": "long", "after": ["a"]},
                     "c": {"function": "long", "after": ["b"]},
                 },
-                "slo": {"latency": "50s"},
+                "slo": {"latency": "60s"},
             }
         },
     )
     streams = (Stream("poisson:rate=0.09/s", "chain"),)
-    score = run_world(config, streams, 20_000.0, policy="headgate", seed=seed, truth=TRUTH)
-    assert score.attainment("chain") >= 0.6
+    score = run_world(config, streams, 10_000.0, policy="headgate", seed=seed, truth=TRUTH)
+    assert score.attainment("chain") >= 0.68
     assert score.kept() >= 0.99

@@ -236,14 +236,3 @@ def test_a_lane_counts_only_if_it_is_free_in_time_even_when_it_takes_longer() ->
     assert lanes.can_start(150 * WIDTH_NS, 210 * WIDTH_NS, 10.0 * WIDTH_NS, 1.0)
     lanes.release(100 * WIDTH_NS)
     assert lanes.can_start(150 * WIDTH_NS, 150 * WIDTH_NS, 10.0 * WIDTH_NS, 1.0)
-
-
-def test_a_newcomer_fits_that_starts_when_all_before_it_is_done() -> None:
-    """A long batch that is due later makes starts few, and takes none of the time before it."""
-    calendar = make_calendar(1)
-    soon, late = calendar.bucket(0, 20 * WIDTH_NS), calendar.bucket(0, 50 * WIDTH_NS)
-    calendar.add(soon, 15 * WIDTH_NS, 1.0)
-    calendar.add(late, 25 * WIDTH_NS, 0.5)
-    assert calendar.fits(0, 20 * WIDTH_NS, soon, 2.0 * WIDTH_NS, 1.0, 1.0, 1.0)
-    calendar.add(soon, 6 * WIDTH_NS, 1.0)  # now the newcomer would be late
-    assert not calendar.fits(0, 20 * WIDTH_NS, soon, 2.0 * WIDTH_NS, 1.0, 1.0, 1.0)

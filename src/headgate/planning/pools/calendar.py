@@ -342,13 +342,11 @@ class Calendar(Lanes):
                 now_ns, latest_ns, mean_ns, needed if needed > lanes else lanes
             ):
                 return True
-        ahead_ns, slack_ns, least_ns = self.slack(now_ns, bucket)
+        ahead_ns, _, least_ns = self.slack(now_ns, bucket)
         # A batch that it joins may be due later: one must start by then in any case.
         needed = max(lanes, inflation * ahead_ns / mean_ns + batches)
         if not self.can_start(now_ns, latest_ns, mean_ns, needed):
-            # It can, too, if all that goes before it is done by then, whatever the batches.
-            if slack_ns < (inflation - 1.0) * ahead_ns:
-                return False
+            return False
         if latest_ns < last_ns and ahead_ns < booked_ns:
             last_bucket = self.bucket(now_ns, last_ns)
             by_then_ns, _, least_ns = self.slack(now_ns, last_bucket)
