@@ -42,7 +42,7 @@ def test_a_starved_class_leaves_nothing_to_others(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_batches_of_patient_requests_wait_where_urgent_ones_are_starved(seed: int) -> None:
-    """Seed 700182. The bulk takes a seventh of the node in batches of 16, and most of it one by one.
+    """Seed 700182. The bulk takes a seventh of the node in batches of 16, most of it one by one.
 
     A node that begins one whenever it is idle is hardly ever free when an urgent request comes.
     """
