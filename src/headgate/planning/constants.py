@@ -118,6 +118,12 @@ LEFT_TO_OTHERS: Final = 0.25
 # Part that a class leaves which has not, but wants more: it would fill the calendar, and a class
 # with few requests would find it full.
 LEFT_BY_LARGE: Final = 0.125
+# Part of what a class is allotted, below which it is starved if it is admitted less. Half is what
+# the regret search demands for every class.
+STARVED_BELOW: Final = 0.75
+# Time per item of a full batch, relative to that of one that no longer waits for more tasks while a
+# class is starved. To wait until it is full costs the worlds 700002 and 700049 a tenth.
+ENOUGH_EFFICIENCY: Final = 0.5
 # Price of the time of a pool without a backlog, relative to a full one.
 PRICE_MIN: Final = 0.1
 # Part of the lane time of a pool that best effort gets while it waits: a little more than 5 % of

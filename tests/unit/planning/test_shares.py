@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from random import Random
 
 import pytest
@@ -165,6 +166,32 @@ def test_a_class_that_comes_has_its_share_at_once() -> None:
     assert shares.is_contended
     assert shares.has_used_its_share(flood, 0.01 * S) and shares.wants_more(flood)
     assert not shares.has_used_its_share(quiet, 0.4 * S) and not shares.wants_more(quiet)
+
+
+@pytest.mark.parametrize("refused_of_4", range(5))
+def test_a_class_is_starved_that_is_admitted_much_less_than_it_is_allotted(
+    refused_of_4: int,
+) -> None:
+    """Two classes offer two lanes each to three: each is allotted three quarters of what it offers.
+
+    So it is starved with less than 9/16. Then it leaves nothing to others, and is known to those
+    who can wait longer.
+    """
+    shares, now_ns = PoolShares(), 0
+    for number in range(4_000):
+        now_ns += S // 100
+        for client, window_ns in ((0, 0.5 * S), (1, 0.9 * S)):
+            load = observe(shares, now_ns, (client, 0), S, window_ns, 1.0, 0.02 * S, 3, float(S))
+            if client == 0 and number % 4 < refused_of_4:
+                load.on_refused(0.02 * S)
+    starved = shares.of_class((0, 0))
+    assert starved is not None and not load.is_starved and shares.wants_more(load)
+    assert starved.is_starved == (refused_of_4 > 1)
+    assert shares.wants_more(starved) == (refused_of_4 <= 1)
+    assert shares.starved_window_ns == (0.5 * S if refused_of_4 > 1 else inf)
+    now_ns += 100 * S
+    assert shares.blocked(now_ns, 3, 10.0 * S) == (0.0, 10.0 * S)
+    assert shares.starved_window_ns == inf  # nobody has sent anything for long
 
 
 @pytest.mark.parametrize("claimed_ns", [S // 2, S, 60 * S])

@@ -45,7 +45,6 @@ from headgate.planning.constants import (
     Z_START,
     Z_STEP,
 )
-from headgate.planning.frontier.candidates import has_choice
 from headgate.planning.pools.build import Build, EstimateProbes
 from headgate.planning.pools.builds import Builds
 
@@ -94,7 +93,6 @@ class AdmissionControl:
             ]
             for p in view.app.pipelines
         ]
-        self._has_choice = has_choice(view.app)
         self._probe_ns = [0 for _ in view.app.pipelines]
         self._estimate_probes = [EstimateProbes() for _ in view.app.pipelines]
         # By pipeline: when it was first probed since a promise of it was kept, and whether any was.
@@ -229,6 +227,7 @@ class AdmissionControl:
         promises: list[Promise] = []
         self.late_stage = self._book_all(request, request.deadline_ns, promises)
         if self.late_stage is not None:
+            self.feasibility.on_refused()
             return self._probe(request)
         self.feasibility.on_promised(promises)
         return promises
@@ -421,17 +420,15 @@ class AdmissionControl:
     ) -> list[float]:
         """Lengths of the stages, in proportion to which a pipeline's time is given to them.
 
-        Where shapes are chosen, what a stage wants is more than it needs: first the least that each
-        needs, then of what it wants as much as fits.
+        Where they want more than there is: first the least that each needs, then of what it wants
+        as much as fits. A long wait for one must not leave another less than it takes.
         """
+        pipeline = request.pipeline
         floor_ns = EQUAL_SHARE * allowed_ns / len(wanted_ns)
-        if not self._has_choice:
-            return [wanted + floor_ns for wanted in wanted_ns]
         least_ns = [self._least_ns(task, z) for task in request.tasks]
         full_ns = [
             max(least, wanted + floor_ns) for least, wanted in zip(least_ns, wanted_ns, strict=True)
         ]
-        pipeline = request.pipeline
         path_ns = max(pipeline.longest_to(full_ns))
         if path_ns <= allowed_ns:
             return full_ns

@@ -18,7 +18,12 @@ from headgate.core.view import View
 from headgate.planning.admission.cost_budgets import CostBudgets
 from headgate.planning.admission.shares import ClassLoad, PoolShares
 from headgate.planning.admission.spillover import Spillover
-from headgate.planning.constants import LEFT_BY_LARGE, LEFT_TO_OTHERS, PRICE_MIN
+from headgate.planning.constants import (
+    ENOUGH_EFFICIENCY,
+    LEFT_BY_LARGE,
+    LEFT_TO_OTHERS,
+    PRICE_MIN,
+)
 from headgate.planning.pools.build import Build
 from headgate.planning.pools.builds import Builds
 
@@ -110,6 +115,11 @@ class Feasibility:
         self._builds = builds
         self._spillover = spillover
         self._shares = [PoolShares() for _ in view.app.pools]
+        # By pool id: whether some function runs nowhere else.
+        self._is_bound = [
+            any(b is not None and len(builds.of_function[b.function_id]) == 1 for b in row)
+            for row in builds.on_pool
+        ]
         self._declared_ns = _declared_ns(view.app)  # by pipeline id
         self._loads: dict[int, ClassLoad] = {}  # of the request at hand, by pool
         self._works: dict[int, float] = {}  # likewise: what it offers
@@ -177,9 +187,32 @@ class Feasibility:
             if build.id not in self._preferred:
                 self._builds.observe_elsewhere(build, promise.base_ns)
 
+    def on_refused(self) -> None:
+        """The request at hand was not admitted."""
+        for pool_id, load in self._loads.items():
+            load.on_refused(self._works[pool_id])
+
     def on_admitted_before(self) -> None:
         """A request that was admitted is at hand again: its class owes nothing more."""
         self._loads.clear()
+
+    def waits_until_ns(self, task: Task, promise: Promise, items: int) -> int:
+        """Until when a promised task waits for others to join its batch; `items` wait for now.
+
+        It does where a class that can wait less is starved, and its own is not, if so small a batch
+        takes far more time per item. Half of the time that it can wait is enough: what else is
+        promised may delay it.
+        """
+        build, request = promise.build, task.request
+        shares = self._shares[build.pool.id]
+        if shares.starved_window_ns == inf:
+            return 0
+        if build.efficiency(min(items, build.items_best)) >= ENOUGH_EFFICIENCY:
+            return 0
+        load = shares.of_class((request.client, request.pipeline.id))
+        if load is None or load.is_starved or load.window_ns <= shares.starved_window_ns:
+            return 0
+        return (request.arrival_ns + promise.start_ns) // 2
 
     def unblocking_items(self, build: Build, items: int) -> int:
         """The largest batch, up to `items`, that leaves lanes to those who cannot wait so long.
@@ -260,18 +293,28 @@ class Feasibility:
         """The builds of a task, the one that costs others least first, and calls last.
 
         The price of a pool's time is its backlog within the task's window: a task leaves a pool
-        that is in demand to those that can run nowhere else.
+        that is in demand to those that can run nowhere else. For their sake calls may come first.
         """
         builds = self._builds.of_function[task.function.id]
         return sorted(builds, key=lambda build: self._cost(build, task.request.items, window_ns))
 
     def _cost(self, build: Build, items: int, window_ns: int) -> float:
         calendar = build.narrowest
-        if build.warm_pool is not None or calendar.lanes <= 0 or items > build.items_max:
+        if build.warm_pool is not None:
+            return 0.0 if self._must_leave_nodes(build) else inf
+        if calendar.lanes <= 0 or items > build.items_max:
             return inf
         backlog_ns = calendar.work_ns + calendar.busy_ns(self._view.now_ns)
         price = PRICE_MIN + backlog_ns / (calendar.supply * max(1, window_ns))
         return build.lane_ns(items) * build.weight / calendar.supply * price
+
+    def _must_leave_nodes(self, call: Build) -> bool:
+        """Whether nodes that have not enough time for all are left to those who cannot be calls."""
+        return all(
+            build.warm_pool is not None
+            or (self._is_bound[build.pool.id] and self._shares[build.pool.id].is_contended)
+            for build in self._builds.of_function[call.function_id]
+        )
 
     def _start_ns(self, build: Build, latest_ns: int, alone_ns: float) -> int | None:
         """Time that a batch which begins by `latest_ns` must wait for a node to hold the build.

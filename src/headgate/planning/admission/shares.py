@@ -3,13 +3,18 @@
 The load that each class offers, admitted or not, is forecast from the recent past, and the pool's
 lanes are divided among the classes that are active: max-min fair by the weights of the clients, so
 a class that offers less than its share gets all it asks for, and what it leaves is lent. The shares
-serve two purposes, and bind only where the pool is contended:
+serve three purposes, the first two where the pool is contended:
 
 - *Protection.* A newcomer with a long deadline sees, beside what is booked, the work that classes
   with shorter objectives will bring until then, up to their shares (Littlewood's rule). Otherwise
   bulk requests would book the future, and interactive ones would find it full.
 - *Fairness.* A class that has used up its share must leave part of the calendar to the others, and
   one that asks for more than its share a smaller part, even while it has not used it up.
+- *Feedback.* What keeps a class from its share need not be work of others that is booked: it may be
+  batches that run for longer than the class can wait. So what it is admitted is compared with what
+  it is allotted. A class that is *starved*, admitted much less, leaves nothing to others, and
+  small batches of classes that can wait longer wait for more tasks: a node that runs those one by
+  one whenever it is idle has no time left.
 
 How fast the past is forgotten and how much of a share can be saved up follows the objective that is
 declared for the pipeline, not the deadline that a client claims. A load measured over twenty times
@@ -20,12 +25,18 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from math import exp
+from math import exp, inf
 from operator import attrgetter
 from typing import final
 
 from headgate.core.clock import NEVER_NS
-from headgate.planning.constants import SHARES_BURST, SHARES_MEMORY, SHARES_REVIEW, USUAL_STEP
+from headgate.planning.constants import (
+    SHARES_BURST,
+    SHARES_MEMORY,
+    SHARES_REVIEW,
+    STARVED_BELOW,
+    USUAL_STEP,
+)
 
 
 @final
@@ -33,6 +44,7 @@ class ClassLoad:
     """What one class offers to one pool, and what it may use."""
 
     __slots__ = (
+        "_refused_ns",
         "_since_ns",
         "_updated_ns",
         "_urgency",
@@ -42,6 +54,7 @@ class ClassLoad:
         "declared_ns",
         "entitled",
         "is_new",
+        "is_starved",
         "memory_ns",
         "objective_ns",
         "tokens_ns",
@@ -66,7 +79,9 @@ class ClassLoad:
         self.allotted = 0.0  # of those, what it asks for
         self.tokens_ns = 0.0  # lane time that its share has earned and that it has not used
         self.is_new = True  # the pool was not divided since it came
+        self.is_starved = False  # it was admitted much less than it was allotted
         self._work_ns = 0.0
+        self._refused_ns = 0.0  # of that
         self._urgency = 0  # the most urgent priority that its client gave of late
         self._urgent_until_ns = 0
         self._since_ns = self._updated_ns = now_ns
@@ -78,12 +93,25 @@ class ClassLoad:
             self._urgent_until_ns = now_ns + int(self.memory_ns)
         elapsed_ns = now_ns - self._updated_ns
         if elapsed_ns:
-            self._work_ns *= exp(-elapsed_ns / self.memory_ns)
+            fading = exp(-elapsed_ns / self.memory_ns)
+            self._work_ns *= fading
+            self._refused_ns *= fading
             most_ns = SHARES_BURST * self.entitled * self.declared_ns + work_ns
             saved_ns = self.tokens_ns + elapsed_ns * self.entitled
             self.tokens_ns = saved_ns if saved_ns < most_ns else most_ns
             self._updated_ns = now_ns
         self._work_ns += work_ns
+
+    def on_refused(self, work_ns: float) -> None:
+        """The arrival that brought this much work is refused."""
+        self._refused_ns += work_ns
+
+    def allot(self, entitled: float, offered: float) -> None:
+        """Set its share, of which it gets what it offers; note whether it got much less of late."""
+        self.entitled = entitled
+        self.allotted = min(offered, entitled)
+        refused = self._refused_ns / self._work_ns if self._work_ns > 0.0 else 0.0
+        self.is_starved = (1.0 - refused) * offered < STARVED_BELOW * self.allotted
 
     def save_up(self) -> None:
         """Have all that can be saved up: a class that comes was idle, and its share unused."""
@@ -122,6 +150,7 @@ class PoolShares:
         self._window_lanes: list[float] = [0.0]  # sums of lanes, by window
         self._stale_ns = NEVER_NS  # when the first of them will not be active any more
         self.is_contended = False
+        self.starved_window_ns = inf  # the shortest of the active classes that are starved
         self.usual_lanes = 0.0  # offered load while the pool is not contended, averaged
         self._calm = 0  # divisions while it was not
 
@@ -157,8 +186,11 @@ class PoolShares:
         return self.is_contended and load.tokens_ns < work_ns
 
     def wants_more(self, load: ClassLoad) -> bool:
-        """Whether a class offers more than its share of a pool that has not enough for all."""
-        return self.is_contended and load.allotted >= load.entitled
+        """Whether a class offers more than its share of a pool that has not enough for all.
+
+        One that does not get its share has nothing to leave to others.
+        """
+        return self.is_contended and load.allotted >= load.entitled and not load.is_starved
 
     @property
     def has_several(self) -> bool:
@@ -202,8 +234,7 @@ class PoolShares:
         needs = [need / weight for need, weight in zip(offered, weights, strict=True)]
         for index in sorted(range(len(loads)), key=needs.__getitem__):
             load = loads[index]
-            load.entitled = left * weights[index] / weight_sum
-            load.allotted = min(offered[index], load.entitled)
+            load.allot(left * weights[index] / weight_sum, offered[index])
             left -= load.allotted
             weight_sum = max(1e-9, weight_sum - weights[index])
         self._sums = []
@@ -222,6 +253,7 @@ class PoolShares:
     def _sum_up_active(self, now_ns: int) -> None:
         """Sum what is allotted to the classes that are active now, by window."""
         stale_ns, lanes = NEVER_NS, 0.0
+        self.starved_window_ns = inf
         windows_ns: list[float] = []
         window_lanes = [lanes]
         for load in self._by_window:
@@ -229,6 +261,8 @@ class PoolShares:
             if until_ns > now_ns:
                 stale_ns = until_ns if until_ns < stale_ns else stale_ns
                 windows_ns.append(load.window_ns)
+                if load.is_starved and load.window_ns < self.starved_window_ns:
+                    self.starved_window_ns = load.window_ns
                 lanes += load.allotted
                 window_lanes.append(lanes)
         self._stale_ns = stale_ns

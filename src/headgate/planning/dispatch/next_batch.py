@@ -299,7 +299,20 @@ class Dispatcher:
             return None
         if build.has_choice:
             return self._in_shape(queue, task, build, node)
+        if not is_best_effort and build.items_best > 1 and self._waits_for_more(queue, task, build):
+            return None
         return self._send_to(node, queue, build)
+
+    def _waits_for_more(self, queue: EdfQueue, task: Task, build: Build) -> bool:
+        """Whether a batch waits for more tasks, so that others who are starved find a free node."""
+        promise = self._admission.booked(task)
+        if promise is None:
+            return False
+        at_ns = self._admission.feasibility.waits_until_ns(task, promise, queue.items)
+        if at_ns <= self._view.now_ns:
+            return False
+        self._held[build.id] = at_ns
+        return True
 
     def _leaves_lanes(self, task: Task, build: Build) -> bool:
         """Whether a task of best effort leaves lanes to those who cannot wait for it, or need not.
