@@ -554,21 +554,15 @@ class Placement:
 
         What nothing is promised to need not be loaded again.
         """
-        missing = _missing_bytes(node, build)
-        if node.running == 0 or missing <= 0:
-            return False
+        missing, beside = _missing_bytes(node, build), self._builds.on_pool[node.pool.id]
         reload_ns = 0
         for instance in self.to_evict(node, build):
-            other = self._builds.on_pool[node.pool.id][instance.variant.function_id]
+            other = beside[instance.variant.function_id]
             if other is not None and other.pending_items > 0:
                 reload_ns = max(reload_ns, _reload_ns(instance))
-        return any(
-            instance.running > 0
-            and instance.variant is not build.variant
-            and instance.variant.profile.memory_bytes >= missing
-            and _reload_ns(instance) < reload_ns
-            for instance in node.instances.values()
-        )
+        running = [i for i in node.instances.values() if i.running > 0]
+        enough = [i for i in running if i.variant.profile.memory_bytes >= missing]
+        return any(_reload_ns(instance) < reload_ns for instance in enough)
 
     def _idle_per_reload(self, instance: Instance) -> float:
         idle_ns = self._view.now_ns - instance.last_used_ns
