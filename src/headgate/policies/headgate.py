@@ -16,9 +16,8 @@ The general-purpose policy, with one configuration. Its parts in `headgate.plann
 - *Provisioning* (`provisioning`, `rent_or_call`, `fleet_size`). What was refused starts what it
   lacked. A node is rented when the calls that it saves are worth it; without a platform, when the
   objective needs it at the forecast rate, or at U times that rate.
-- *Several gateways* (`node_lanes`, `placement`). Each promises its part of a pool, and scales
-  for all. A node that is busy with the batches of others refuses: another one is asked, and that
-  one again, the sooner the more urgent the task is.
+- *Several gateways* (`node_lanes`, `placement`). Each promises its part of a pool, and scales for
+  all. A node that is busy with others' batches refuses, and is asked again, the sooner if urgent.
 
 A promise binds: another pool takes a task only if it is in time there and nothing waits there.
 Cost per decision: O(log of what waits + builds of the function), O(nodes) where memory is scarce.
@@ -111,9 +110,8 @@ class Headgate(Policy):
 
     def on_task_ready(self, task: Task) -> None:
         self._dispatch.enqueue(task)
-        if not task.stage.after:
+        if not task.stage.after:  # else `on_batch_ended` follows, so that tasks can share a batch
             self._offer_ready()
-        # Else `on_batch_ended` follows: all that the same batch has made ready can share a batch.
 
     def on_task_returned(self, task: Task, reason: int | None) -> None:
         self._admission.promise_again(task)
@@ -216,6 +214,9 @@ class Headgate(Policy):
 
     def _send(self, send: Send) -> None:
         build, node = send.build, send.node
+        if send.is_start:
+            self._start(build, node)
+            return
         if node is not None:
             self._make_room(build, node)
         tasks, shape_id = self._dispatch.take(send)

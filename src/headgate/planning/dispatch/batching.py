@@ -186,7 +186,8 @@ class Batching:
         items_max = build.items_within(promise.due_ns - ready_ns, z)
         if build is promise.build and items_max < promise.size:  # behind its schedule
             latest_ns = self._builds.latest_ns(task.request, task.id % STAGES_MAX)
-            by_latest = build.items_within(latest_ns - ready_ns, 0.0)
+            # Without a margin, half of the batches would end too late.
+            by_latest = build.items_within(latest_ns - ready_ns, self._admission.sent_z(task))
             items_max = max(items_max, min(by_latest, promise.size))
         return items_max
 

@@ -40,9 +40,12 @@ _NO_LIMIT_NS: Final = float(1 << 60)
 
 @final
 class Send:
-    """A decision: a batch from the head of a queue goes to a node, or to a FaaS pool."""
+    """A decision: a batch from the head of a queue goes to a node, or to a FaaS pool.
 
-    __slots__ = ("build", "choice", "node", "queue", "shape_id", "start_ns")
+    Or, with `is_start`, the node starts the build, and the batch waits for a node that holds it.
+    """
+
+    __slots__ = ("build", "choice", "is_start", "node", "queue", "shape_id", "start_ns")
 
     def __init__(
         self,
@@ -52,9 +55,12 @@ class Send:
         start_ns: int = 0,
         shape_id: int = 0,
         choice: Choice | None = None,
+        *,
+        is_start: bool = False,
     ) -> None:
         self.queue = queue
         self.build = build
+        self.is_start = is_start
         self.node = node  # None: the batch is a call of the build's FaaS pool
         self.start_ns = start_ns  # that the node needs before it can run the build
         self.shape_id = shape_id
@@ -301,7 +307,30 @@ class Dispatcher:
             return self._in_shape(queue, task, build, node)
         if not is_best_effort and build.items_best > 1 and self._waits_for_more(queue, task, build):
             return None
-        return self._send_to(node, queue, build)
+        send = self._send_to(node, queue, build)
+        if send.start_ns == 0 or is_best_effort:
+            return send
+        if self._can_wait_to_evict(task, send):
+            return None
+        if self._should_wait_elsewhere(task, send):
+            is_held = build.variant.id in node.instances
+            return None if is_held else Send(queue, build, node, is_start=True)
+        return send
+
+    def _can_wait_to_evict(self, task: Task, send: Send) -> bool:
+        """Whether a task can wait until something ends that is better evicted for its build."""
+        promise, node = self._admission.booked(task), send.node
+        if promise is None or node is None:
+            return False
+        ready_ns = self._builds.node_end_ns(node) + send.start_ns
+        return ready_ns <= promise.start_ns and self._placement.spares_by_waiting(node, send.build)
+
+    def _should_wait_elsewhere(self, task: Task, send: Send) -> bool:
+        """Whether the start of a build would make a task late, and another node is ready sooner."""
+        time_ns = send.start_ns + send.build.lane_ns(task.request.items)
+        latest_ns = self._builds.latest_ns(task.request, task.id % STAGES_MAX)
+        is_late = self._view.now_ns + time_ns > latest_ns
+        return is_late and self._builds.ready_in_ns(send.build) < send.start_ns
 
     def _waits_for_more(self, queue: EdfQueue, task: Task, build: Build) -> bool:
         """Whether a batch waits for more tasks, so that others who are starved find a free node."""

@@ -501,6 +501,8 @@ class Placement:
         """Whether a build may be started on a node where others have to make room."""
         if self._has_no_node(build):
             return True
+        if build.pool.is_elastic:
+            return False  # plans divide rented nodes: they would start at once what is evicted here
         is_free = build.cold_start_ns == 0 and build.pool.compute == Compute.RESIDENT
         may_have_more = is_free or self._builds.wants_instance(build)
         return may_have_more and self._has_surplus(node, build)
@@ -547,11 +549,25 @@ class Placement:
                 return evicted[: index + 1]
         return []
 
+    def spares_by_waiting(self, node: Node, build: Build) -> bool:
+        """Whether what runs on a node would be loaded again sooner than what is evicted now.
+
+        What nothing is promised to need not be loaded again.
+        """
+        missing, beside = _missing_bytes(node, build), self._builds.on_pool[node.pool.id]
+        reload_ns = 0
+        for instance in self.to_evict(node, build):
+            other = beside[instance.variant.function_id]
+            if other is not None and other.pending_items > 0:
+                reload_ns = max(reload_ns, _reload_ns(instance))
+        running = [i for i in node.instances.values() if i.running > 0]
+        enough = [i for i in running if i.variant.profile.memory_bytes >= missing]
+        return any(_reload_ns(instance) < reload_ns for instance in enough)
+
     def _idle_per_reload(self, instance: Instance) -> float:
-        profile = instance.variant.profile
-        reload_ns = profile.swap_in_ns if fits_host(instance) else profile.cold_start_ns
         idle_ns = self._view.now_ns - instance.last_used_ns
-        return idle_ns * profile.memory_bytes / max(1, reload_ns)
+        size = instance.variant.profile.memory_bytes
+        return idle_ns * size / max(1, _reload_ns(instance))
 
     def _spared(self, node: Node, build: Build) -> list[Instance]:
         """The idle instances on a node whose builds have nodes to spare."""
@@ -581,6 +597,12 @@ class Placement:
 def _is_prestarted(build: Build) -> bool:
     """Whether to start a build before its task has a node can be worth it: a start takes time."""
     return build.cold_start_ns > 0 and build.warm_pool is None and not build.pool.is_elastic
+
+
+def _reload_ns(instance: Instance) -> int:
+    """Time to load an instance again after it was evicted."""
+    profile = instance.variant.profile
+    return profile.swap_in_ns if fits_host(instance) else profile.cold_start_ns
 
 
 def _missing_bytes(node: Node, build: Build) -> int:

@@ -405,6 +405,10 @@ class Builds:
         each = build.per_node if build.replicas == 1 else build.variant.concurrency
         return max(0, self.lanes_of(build) - late * each)
 
+    def node_end_ns(self, node: Node) -> int:
+        """When what was sent to a node last is predicted to end."""
+        return self._node_ends_ns.get(node.id, 0)
+
     def on_sent(self, build: Build, batch: Batch, start_ns: int) -> None:
         """A batch was sent; `start_ns` is the time that its instance needs first."""
         items, shape_id = batch.items, batch.shape_id

@@ -1,0 +1,150 @@
+"""The default policy where promised tasks need instances that have to start, or that others evict.
+
+Found worlds of the regret search in which less than 95 % of what was admitted was in time.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from headgate.config import declare
+from headgate.sim.ground_truth import GroundTruthConfig
+
+from .worlds import SEEDS, Stream, run_world
+
+pytestmark = pytest.mark.long
+
+TRUTH = GroundTruthConfig("lognormal", cv=0.1)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_task_that_a_start_would_make_late_waits_for_a_node_that_holds_its_function(
+    seed: int,
+) -> None:
+    """Seed 700349. Rented nodes hold the first two functions, or the third of best effort.
+
+    A start of the second takes longer than its objective. Tasks went to nodes that had to start it,
+    and were late, while others that hold it were free soon enough; and plans started on rented
+    nodes what dispatch had evicted there.
+    """
+    config = declare(
+        functions={
+            "short": {"exec_time": "70ms", "memory": "1GB", "cold_start": "650ms"},
+            "long": {"exec_time": "700ms", "memory": "1GB", "cold_start": "7s"},
+            "bulk": {"exec_time": "500ms", "memory": "2GB", "cold_start": "2s"},
+        },
+        pools={
+            "rented": {
+                "nodes": 8, "elastic": True, "boot_time": "1s", "idle_timeout": "20s",
+                "memory": "2.5GB", "price": "$0.5/h",
+            }
+        },
+        pipelines={
+            "promised": {
+                "stages": {
+                    "a": {"function": "long"},
+                    "b": {"function": "short", "after": ["a"]},
+                    "c": {"function": "long", "after": ["a"]},
+                },
+                "slo": {"latency": "6s"},
+            },
+            "best_effort": {
+                "stages": {
+                    "a": {"function": "bulk"},
+                    "b": {"function": "long", "after": ["a"]},
+                    "c": {"function": "bulk", "after": ["b"]},
+                },
+            },
+        },
+    )  # fmt: skip
+    streams = (Stream("poisson:rate=2/s", "promised"), Stream("poisson:rate=1.5/s", "best_effort"))
+    score = run_world(config, streams, 300.0, policy="headgate", seed=seed, truth=TRUTH)
+    assert score.kept("promised") >= 0.99
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_is_promised_soon_stays_loaded_if_something_else_will_be_idle_in_time(
+    seed: int,
+) -> None:
+    """Seed 700254. A node holds all functions but one of the three large ones.
+
+    The first takes 2 s to load, the others a few milliseconds. While one of the others ran, the
+    first was evicted for the third, though its next task was promised already.
+    """
+    config = declare(
+        functions={
+            "slow_start": {
+                "exec_time": "200ms", "memory": "4GB", "cold_start": "5s", "swap_in": "2s",
+            },
+            "second": {
+                "exec_time": "60ms", "memory": "3GB", "cold_start": "50ms", "swap_in": "15ms",
+            },
+            "third": {
+                "exec_time": "20ms", "memory": "3GB", "cold_start": "60ms", "swap_in": "5ms",
+            },
+        },
+        pools={"gpu": {"nodes": 1, "slots": 3, "memory": "9GB", "host_memory": "12GB"}},
+        pipelines={
+            "chain": {
+                "stages": {
+                    "a": {"function": "third"},
+                    "b": {"function": "slow_start", "after": ["a"]},
+                },
+                "slo": {"latency": "900ms"},
+            },
+            "second": {"stages": {"a": {"function": "second"}}, "slo": {"latency": "1s"}},
+        },
+    )  # fmt: skip
+    streams = (Stream("poisson:rate=4/s", "chain"), Stream("poisson:rate=3/s", "second"))
+    score = run_world(config, streams, 120.0, policy="headgate", seed=seed, truth=TRUTH)
+    assert score.kept() >= 0.97
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_call_takes_no_more_tasks_along_than_leave_it_in_time(seed: int) -> None:
+    """Seed 720186. A call of 16 tasks takes five times as long as of one.
+
+    Tasks were promised calls as if each were alone, and the calls were as large as could be in time
+    if none took longer than expected: half of them do.
+    """
+    config = declare(
+        functions={
+            "f": {
+                "exec_time": {"1": "33ms", "16": "183ms"}, "cold_start": "140ms", "pools": ["faas"],
+            },
+            "g": {
+                "exec_time": {"1": "35ms", "4": "124ms"}, "cold_start": "760ms", "pools": ["faas"],
+                "prewarm_nodes": 100,
+            },
+        },
+        pools={
+            "faas": {
+                "tier": "serverless", "memory": "1GiB", "concurrency": 11, "price": "$0.001/GB-s",
+                "network_delay": "4ms",
+            }
+        },
+        pipelines={
+            "pair": {
+                "stages": {
+                    "a": {"function": "f"},
+                    "b": {"function": "f", "after": ["a"]},
+                    "c": {"function": "f", "after": ["a"]},
+                },
+                "slo": {"latency": "660ms"},
+            },
+            "chain": {
+                "stages": {
+                    "a": {"function": "f"},
+                    "b": {"function": "g"},
+                    "c": {"function": "f", "after": ["b"]},
+                },
+                "slo": {"latency": "660ms"},
+            },
+        },
+    )  # fmt: skip
+    streams = (
+        Stream("gamma:rate=120/s,cv=4", "pair"),
+        Stream("poisson:rate=120/s", "chain"),
+    )
+    score = run_world(config, streams, 20.0, policy="headgate", seed=seed, truth=TRUTH)
+    assert score.kept() >= 0.97
