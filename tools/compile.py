@@ -51,6 +51,7 @@ PLANNING = (
     "constants",
     "forecast",
     "dispatch/batching",
+    "dispatch/busy_nodes",
     "dispatch/next_batch",
     "dispatch/placement",
     "dispatch/provisioning",

@@ -205,7 +205,7 @@ SURPLUS: Final = 1.25
 # Set-up times for which other surplus instances stay.
 SURPLUS_SETUPS: Final = 5
 
-# Several gateways (`GatewayShare` of `pools/node_lanes`, `BusyNodes` of `dispatch/placement`).
+# Several gateways (`GatewayShare` of `pools/node_lanes`, `dispatch/busy_nodes`).
 
 # Time constants of the load and of the part of it that is admitted, in objectives.
 GATEWAY_MEMORY: Final = 10

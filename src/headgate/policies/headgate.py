@@ -47,8 +47,9 @@ from headgate.core.states import TASK_READY, Settlement
 from headgate.planning.admission.control import AdmissionControl
 from headgate.planning.admission.refusals import Refusals
 from headgate.planning.admission.spillover import Spillover
+from headgate.planning.dispatch.busy_nodes import TRY_AGAIN, BusyNodes
 from headgate.planning.dispatch.next_batch import MORE, Dispatcher, Send
-from headgate.planning.dispatch.placement import TRY_AGAIN, BusyNodes, Placement, fits_host
+from headgate.planning.dispatch.placement import Placement, fits_host
 from headgate.planning.dispatch.provisioning import Provisioner
 from headgate.planning.dispatch.task_queues import TaskQueues
 from headgate.planning.pools.build import Build

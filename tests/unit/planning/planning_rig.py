@@ -25,7 +25,8 @@ from headgate.core.scheduler.scheduler import Scheduler
 from headgate.planning.admission.control import AdmissionControl
 from headgate.planning.admission.refusals import Refusals
 from headgate.planning.admission.spillover import Spillover
-from headgate.planning.dispatch.placement import BusyNodes, Placement
+from headgate.planning.dispatch.busy_nodes import BusyNodes
+from headgate.planning.dispatch.placement import Placement
 from headgate.planning.dispatch.task_queues import TaskQueues
 from headgate.planning.pools.build import Build
 from headgate.planning.pools.builds import Builds

@@ -10,7 +10,7 @@ from planning_rig import MS, PlanningRig, make_app
 from headgate.core.events import GatewaysChanged
 from headgate.core.model import Pool, Profile
 from headgate.core.records import Batch
-from headgate.planning.dispatch.placement import RETRY_MIN_NS, BusyNodes
+from headgate.planning.dispatch.busy_nodes import RETRY_MIN_NS, BusyNodes
 
 BATCH_NS = 64.0 * MS
 

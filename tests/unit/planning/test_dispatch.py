@@ -15,8 +15,8 @@ from headgate.core.records import Batch, Node, Task
 from headgate.core.states import Outcome
 from headgate.planning.constants import BEST_EFFORT_SHARE
 from headgate.planning.dispatch.batching import Batching
+from headgate.planning.dispatch.busy_nodes import TRY_AGAIN
 from headgate.planning.dispatch.next_batch import MORE, Dispatcher, Send
-from headgate.planning.dispatch.placement import TRY_AGAIN
 from headgate.planning.dispatch.shapes import ShapeChooser
 
 PROFILE = Profile((10 * MS, 12 * MS, 14 * MS, 16 * MS))

@@ -20,7 +20,7 @@ from headgate.core.events import (
 from headgate.core.model import App, Client, Function, Pipeline, Pool, Profile, Slo, Stage, Variant
 from headgate.core.scheduler.scheduler import Scheduler
 from headgate.core.states import Outcome, Rejection, Settlement
-from headgate.planning.dispatch.placement import TRY_AGAIN
+from headgate.planning.dispatch.busy_nodes import TRY_AGAIN
 from headgate.policies import find_policy
 
 MS = 1_000_000

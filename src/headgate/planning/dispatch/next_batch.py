@@ -21,7 +21,8 @@ from headgate.planning.admission.control import AdmissionControl
 from headgate.planning.admission.spillover import Spillover
 from headgate.planning.constants import BEST_EFFORT_RETRY_NS, HEADS_EXAMINED, LATE_Z
 from headgate.planning.dispatch.batching import Batching
-from headgate.planning.dispatch.placement import TRY_AGAIN, Placement
+from headgate.planning.dispatch.busy_nodes import TRY_AGAIN
+from headgate.planning.dispatch.placement import Placement
 from headgate.planning.dispatch.shapes import Choice, ShapeChooser
 from headgate.planning.dispatch.task_queues import (
     ANYWHERE,
