@@ -119,7 +119,7 @@ class Feasibility:
         self._declared_ns = _declared_ns(view.app)  # by pipeline id
         self._loads: dict[int, ClassLoad] = {}  # of the request at hand, by pool
         self._works: dict[int, float] = {}  # likewise: what it offers
-        self._preferred: set[int] = set()  # likewise: the builds to which it offers that, by id
+        self._preferred: list[Build] = []  # likewise: the builds to which it offers that
         self._priority = 0  # likewise
         self.was_share_used = False  # the last request did not fit to leave others their shares
         self.is_trial = False  # what is fitted will not be promised, and is no demand
@@ -139,7 +139,7 @@ class Feasibility:
                 size = build.items_within(window_ns / stages, 0.0)
                 work_ns = build.lane_ns(size) / size * items * build.weight
                 self._builds.observe_load(build, work_ns)
-                preferred.add(build.id)
+                preferred.append(build)
                 pool_id = build.pool.id
                 works[pool_id] = works.get(pool_id, 0.0) + work_ns
         self._loads.clear()
@@ -180,7 +180,7 @@ class Feasibility:
                 build.open_start_ns, build.open_items = promise.start_ns, promise.size
             if load is not None:
                 load.tokens_ns -= promise.work_ns
-            if build.id not in self._preferred:
+            if build not in self._preferred:
                 self._builds.observe_elsewhere(build, promise.base_ns)
 
     def on_admitted_before(self) -> None:
