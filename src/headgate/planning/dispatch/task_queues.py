@@ -67,7 +67,10 @@ class EdfQueue:
         if not self._uses_priorities or (
             request.priority == 0 and request.client not in self._by_priority
         ):
-            _heappush(self._heap, (key, task, request.client))
+            if self._heap:
+                _heappush(self._heap, (key, task, request.client))
+            else:  # it is sent at once, most often: a heap of one needs no comparisons
+                self._heap.append((key, task, request.client))
             return
         own = self._by_priority.get(request.client)
         if own is None:
@@ -108,7 +111,8 @@ class EdfQueue:
 
     def pop(self) -> Task:
         """Dequeue the most urgent task, which `head` has just returned."""
-        _, task, client = _heappop(self._heap)
+        heap = self._heap
+        _, task, client = heap.pop() if len(heap) == 1 else _heappop(heap)
         if task is None:
             task = _heappop(self._by_priority[client])[2]
         self.items -= task.request.items
@@ -354,7 +358,8 @@ class TaskQueues:
         """
         elapsed_ns = now_ns - self._earned_ns[pool_id]
         self._earned_ns[pool_id] = now_ns
-        if self.best_effort_heads[pool_id].first() is None:
+        waiting = self.best_effort_heads[pool_id]
+        if not waiting.entries or waiting.first() is None:
             return False
         calendar = self._builds.calendars[pool_id]
         if elapsed_ns > 0 and self._app.pools[pool_id].faas is None:
