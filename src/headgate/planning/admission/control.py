@@ -80,7 +80,7 @@ class AdmissionControl:
         self._view = view
         self._builds = builds
         self.margins = Margins(view)
-        self._promises: dict[int, Promise] = {}  # by task id, until its request is settled
+        self._promises: dict[Request, list[Promise]] = {}  # of those that are open, by stage
         # Deviations of stages add as variances, so each keeps less where there are several.
         self._depth_roots = [
             sqrt(max(p.longest_to([1.0] * len(p.stages)))) for p in view.app.pipelines
@@ -123,8 +123,7 @@ class AdmissionControl:
         if promises is None:
             self.budgets.close(request.id)
             return False
-        for index, task in enumerate(request.tasks):
-            self._promises[task.id] = promises[index]
+        self._promises[request] = promises
         return True
 
     def try_out(self, request: Request, latency_ns: int, cost_usd: float) -> float | None:
@@ -151,13 +150,16 @@ class AdmissionControl:
 
     def booked(self, task: Task) -> Promise | None:
         """The promise of a task that is not sent yet; None for best effort."""
-        promise = self._promises.get(task.id)
-        return promise if promise is not None and promise.is_booked else None
+        promises = self._promises.get(task.request)
+        if promises is None:
+            return None
+        promise = promises[task.id % STAGES_MAX]
+        return promise if promise.is_booked else None
 
     def release_task(self, task: Task) -> int:
         """A task is sent: take its booking back, and return the work that was booked."""
-        promise = self._promises.get(task.id)
-        if promise is None or not promise.is_booked:
+        promise = self.booked(task)
+        if promise is None:
             return 0
         promise.release()
         return promise.base_ns
@@ -165,7 +167,7 @@ class AdmissionControl:
     def give_up(self, task: Task) -> None:
         """A task cannot be in time any more: it is best effort from now on."""
         self.release_task(task)
-        self._promises[task.id].is_given_up = True
+        self._promises[task.request][task.id % STAGES_MAX].is_given_up = True
 
     def confirm(self, task: Task) -> Promise | None:
         """The promise of a task that is ready now; a new one, or None, if its build cannot run it.
@@ -189,27 +191,28 @@ class AdmissionControl:
         if anew is not None:
             anew.book(self._view.now_ns)
             self.budgets.set_aside(task, anew.usd)
-            self._promises[task.id] = anew
+            self._promises[task.request][stage] = anew
         return anew
 
     def promise_again(self, task: Task) -> None:
         """Book a task again that came back from an attempt without a result."""
-        promise = self._promises.get(task.id)
-        if promise is not None and not promise.is_booked and not promise.is_given_up:
-            promise.book(self._view.now_ns)
+        promises = self._promises.get(task.request)
+        if promises is not None:
+            promise = promises[task.id % STAGES_MAX]
+            if not promise.is_booked and not promise.is_given_up:
+                promise.book(self._view.now_ns)
 
     def on_settled(self, request: Request, outcome: int) -> None:
         """A request is settled: release what is left of it, and learn whether it was kept."""
         self.budgets.close(request.id)
-        was_promised, first_id = False, request.id * STAGES_MAX
-        for task_id in range(first_id, first_id + len(request.pipeline.stages)):
-            promise = self._promises.get(task_id)
-            if promise is not None:
-                was_promised = True
-                del self._promises[task_id]
-                if promise.is_booked:
-                    promise.release()
-        if was_promised and outcome in _JUDGED:
+        promises = self._promises.get(request)
+        if promises is None:
+            return
+        del self._promises[request]
+        for promise in promises:
+            if promise.is_booked:
+                promise.release()
+        if outcome in _JUDGED:
             self._judge(request, was_kept=outcome == _MET)
 
     def _judge(self, request: Request, *, was_kept: bool) -> None:

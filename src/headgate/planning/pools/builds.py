@@ -96,8 +96,8 @@ class Builds:
             view.on_host_of[b.variant.id] if self._is_scarce[b.pool.id] else nowhere
             for b in self.all
         ]
-        # By batch id: its build, predicted end, lanes, and whether it waited for a start.
-        self._runs: dict[int, tuple[Build, int, int, bool]] = {}
+        # Of batches in flight: the build, predicted end and lanes, and whether it awaited a start.
+        self._runs: dict[Batch, tuple[Build, int, int, bool]] = {}
         self._node_ends_ns: dict[int, int] = {}  # by node id: predicted end of what was sent last
         owns = [[b.own for b in row if b is not None and b.own is not None] for row in self.on_pool]
         self._gateway_shares = [
@@ -419,16 +419,16 @@ class Builds:
             build.warm_pool.lanes.occupy(end_ns, 1, spread_ns)
         if build.own is not None:
             build.own.occupy(end_ns, 1, spread_ns)
-        self._runs[batch.id] = (build, end_ns, lanes, start_ns > 0)
+        self._runs[batch] = (build, end_ns, lanes, start_ns > 0)
         if batch.node is not None:
             self._node_ends_ns[batch.node.id] = end_ns
 
     def on_batch_ended(self, batch: Batch, took_ns: int) -> None:
         """A batch has ended: free its lane, and learn from it unless it waited for a start."""
-        run = self._runs.get(batch.id)
+        run = self._runs.get(batch)
         if run is None:
             return
-        del self._runs[batch.id]
+        del self._runs[batch]
         build, end_ns, lanes, was_cold = run
         build.calendar.release(end_ns, lanes)
         if build.warm_pool is not None:

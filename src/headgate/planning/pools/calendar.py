@@ -61,9 +61,11 @@ class Lanes:
 
     def occupy(self, end_ns: int, lanes: int = 1, spread_ns: int = 0) -> None:
         """Some lanes run until `end_ns`, as predicted, or longer by about `spread_ns`."""
-        index = _bisect_left(self._ends_ns, end_ns)
+        ends_ns = self._ends_ns
+        is_last = not ends_ns or end_ns > ends_ns[-1]  # as most are
+        index = len(ends_ns) if is_last else _bisect_left(ends_ns, end_ns)
         for _ in range(lanes):
-            self._ends_ns.insert(index, end_ns)
+            ends_ns.insert(index, end_ns)
             self._spreads_ns.insert(index, spread_ns)
             self._end_sum_ns += end_ns
 
@@ -139,16 +141,17 @@ class Lanes:
         ended = _bisect_right(ends_ns, at_ns)
         step = 1 + ended // LANES_EXAMINED
         # With more runs than lanes (a node was lost), the first to end free no lane.
-        for index in range(-idle if idle < 0 else 0, ended, step):
+        index = -idle if idle < 0 else 0
+        while index < ended:  # a range with a step would be a generic one in a compiled build
             end_ns = ends_ns[index]
             if end_ns < now_ns:
                 end_ns = _overdue_end_ns(now_ns, end_ns)
-            if end_ns + self._spreads_ns[index] > at_ns:
-                continue
-            each = 1 + int((at_ns - end_ns) / batch_ns)
-            starts += each if step == 1 else each * min(step, ended - index)
-            if starts >= needed:
-                return True
+            if end_ns + self._spreads_ns[index] <= at_ns:
+                each = 1 + int((at_ns - end_ns) / batch_ns)
+                starts += each if step == 1 else each * min(step, ended - index)
+                if starts >= needed:
+                    return True
+            index += step
         return False
 
     def _can_start_on_part(self, now_ns: int, at_ns: int, batch_ns: float, needed: float) -> bool:
