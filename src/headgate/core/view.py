@@ -14,9 +14,9 @@ from headgate.core.events import TimerKey
 from headgate.core.model import App, Pipeline, Pool, Variant
 from headgate.core.records import Batch, Datum, Instance, LoadFailure, Node, Request, Task
 from headgate.core.states import (
+    INSTANCE_IDLE,
     INSTANCE_STARTING,
     ON_HOST,
-    InstanceState,
     NodeState,
     Residency,
     TaskState,
@@ -250,7 +250,7 @@ class View:
 
 def is_evictable(instance: Instance) -> bool:
     """Whether an instance can be evicted at once: it is idle and not loading."""
-    return instance.state == InstanceState.IDLE and not instance.is_preparing
+    return instance.state == INSTANCE_IDLE and not instance.is_preparing
 
 
 def has_free_compute(node: Node, variant: Variant, shape_id: int) -> bool:
@@ -292,7 +292,10 @@ def room_bytes(node: Node) -> int:
     pinned = 0
     for group in node.by_variant.values():
         for instance in group:
-            if instance.residency != Residency.HOST and not is_evictable(instance):
+            # `is_evictable`, inlined because it is asked of all that a node holds.
+            if instance.residency != ON_HOST and (
+                instance.state != INSTANCE_IDLE or instance.is_preparing
+            ):
                 pinned += instance.variant.profile.memory_bytes
     return node.pool.memory_bytes - pinned
 

@@ -74,6 +74,8 @@ from headgate.sim.node import RESTART_NS, EventInTransit, NodeJob, SimNode
 from headgate.sim.recorder import Recorder
 from headgate.sim.shared_pools import SharedPools
 
+# Compiled code reads a Final directly, and what is imported from a dictionary.
+_heappop: Final = heappop
 _CRASHED: Final = Settlement(Outcome.FAILED, Failure.GATEWAY_CRASHED)
 
 
@@ -147,11 +149,11 @@ class Engine:
                     if at_ns >= arrival_ns and (at_ns > arrival_ns or first[1] > Rank.ARRIVAL):
                         break
                     self.now_ns = at_ns
-                    self._process(at_ns, heappop(heap)[3])
+                    self._process(at_ns, _heappop(heap)[3])
                 self.now_ns = arrival_ns
                 self._admit(arrival_ns, pipeline, client, items, priority)
         while heap and not self._is_finished(heap[0][0]):
-            at_ns, _, _, item = heappop(heap)
+            at_ns, _, _, item = _heappop(heap)
             self.now_ns = at_ns
             self._process(at_ns, item)
 

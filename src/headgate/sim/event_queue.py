@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heappush
-from typing import final
+from typing import Final, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ from headgate.core.events import TimerKey
 from headgate.sim.interfaces import SimClient
 from headgate.workload.arrivals import Arrivals
 
+# Compiled code reads a Final directly, and what is imported from a dictionary.
+_heappush: Final = heappush
 _CHUNK = 65_536  # arrivals converted to lists at a time
 
 
@@ -43,7 +45,7 @@ class EventQueue:
     def push(self, at_ns: int, rank: int, item: QueueItem) -> None:
         """Schedule an item. O(log n)."""
         self._sequence += 1
-        heappush(self.heap, (at_ns, rank, self._sequence, item))
+        _heappush(self.heap, (at_ns, rank, self._sequence, item))
 
 
 @final

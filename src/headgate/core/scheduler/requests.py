@@ -67,7 +67,8 @@ class RequestHandlers:
         self._last_id = request_id
         view = self._view
         view.now_ns = now_ns
-        view.arrivals[pipeline_id] += 1
+        arrivals = view.arrivals
+        arrivals[pipeline_id] = arrivals[pipeline_id] + 1  # compiled, `+=` would be a generic call
         pipeline = self._pipelines[pipeline_id]
         slo = pipeline.slo
         request = Request(

@@ -79,8 +79,7 @@ class AdmissionControl:
         self._view = view
         self._builds = builds
         self.margins = Margins(view)
-        self._promises: dict[int, list[Promise | None]] = {}  # by request id, by stage
-        self._booked: dict[int, Promise] = {}  # by task id: what is not sent yet
+        self._promises: dict[Request, list[Promise]] = {}  # of those that are open, by stage
         # Deviations of stages add as variances, so each keeps less where there are several.
         self._depth_roots = [
             sqrt(max(p.longest_to([1.0] * len(p.stages)))) for p in view.app.pipelines
@@ -122,9 +121,7 @@ class AdmissionControl:
         if promises is None:
             self.budgets.close(request.id)
             return False
-        for index, task in enumerate(request.tasks):
-            self._booked[task.id] = promises[index]
-        self._promises[request.id] = [*promises]
+        self._promises[request] = promises
         return True
 
     def try_out(self, request: Request, latency_ns: int, cost_usd: float) -> float | None:
@@ -151,11 +148,15 @@ class AdmissionControl:
 
     def booked(self, task: Task) -> Promise | None:
         """The promise of a task that is not sent yet; None for best effort."""
-        return self._booked.get(task.id)
+        promises = self._promises.get(task.request)
+        if promises is None:
+            return None
+        promise = promises[task.id % STAGES_MAX]
+        return promise if promise.is_booked else None
 
     def release_task(self, task: Task) -> int:
         """A task is sent: take its booking back, and return the work that was booked."""
-        promise = self._booked.pop(task.id, None)
+        promise = self.booked(task)
         if promise is None:
             return 0
         promise.release()
@@ -164,14 +165,14 @@ class AdmissionControl:
     def give_up(self, task: Task) -> None:
         """A task cannot be in time any more: it is best effort from now on."""
         self.release_task(task)
-        self._promises[task.request.id][task.id % STAGES_MAX] = None
+        self._promises[task.request][task.id % STAGES_MAX].is_given_up = True
 
     def confirm(self, task: Task) -> Promise | None:
         """The promise of a task that is ready now; a new one, or None, if its build cannot run it.
 
         Its payload is known only now, and the pool may have lost its nodes.
         """
-        promise = self._booked.get(task.id)
+        promise = self.booked(task)
         if promise is None:
             return None
         build = promise.build
@@ -188,28 +189,27 @@ class AdmissionControl:
         if anew is not None:
             anew.book(self._view.now_ns)
             self.budgets.set_aside(task, anew.usd)
-            self._booked[task.id] = self._promises[task.request.id][stage] = anew
+            self._promises[task.request][stage] = anew
         return anew
 
     def promise_again(self, task: Task) -> None:
         """Book a task again that came back from an attempt without a result."""
-        promises = self._promises.get(task.request.id)
-        promise = None if promises is None else promises[task.id % STAGES_MAX]
-        if promise is not None and task.id not in self._booked:
-            self._booked[task.id] = promise
-            promise.book(self._view.now_ns)
+        promises = self._promises.get(task.request)
+        if promises is not None:
+            promise = promises[task.id % STAGES_MAX]
+            if not promise.is_booked and not promise.is_given_up:
+                promise.book(self._view.now_ns)
 
     def on_settled(self, request: Request, outcome: int) -> None:
         """A request is settled: release what is left of it, and learn whether it was kept."""
-        promises = self._promises.pop(request.id, None)
         self.budgets.close(request.id)
+        promises = self._promises.get(request)
         if promises is None:
             return
-        if self._booked:
-            for stage in range(len(promises)):
-                promise = self._booked.pop(request.id * STAGES_MAX + stage, None)
-                if promise is not None:
-                    promise.release()
+        del self._promises[request]
+        for promise in promises:
+            if promise.is_booked:
+                promise.release()
         if outcome in _JUDGED:
             self._judge(request, was_kept=outcome == _MET)
 
@@ -324,8 +324,8 @@ class AdmissionControl:
             bucket = usable[0].calendar.bucket(now_ns, request.deadline_ns)
             promises.append(
                 Promise(
-                    usable[0], request.deadline_ns, now_ns, bucket, work_ns, 1.0, request.items,
-                    request.items, work_ns,
+                    usable[0], request.deadline_ns, now_ns, now_ns, bucket, work_ns, 1.0,
+                    request.items, request.items, work_ns,
                 )
             )  # fmt: skip
         builds = [promise.build for promise in promises]
@@ -575,7 +575,7 @@ class AdmissionControl:
 
     def is_in_time(self, task: Task, build: Build) -> bool:
         """Whether a task would keep its promise on another build that began with it now."""
-        promise, items = self._booked.get(task.id), task.request.items
+        promise, items = self.booked(task), task.request.items
         if promise is None or items > build.items_max or not self.budgets.allows(task, build):
             return False
         z = self.margins.z[task.request.pipeline.id]

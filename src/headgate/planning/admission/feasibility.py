@@ -42,6 +42,8 @@ class Promise:
         "bucket",
         "build",
         "due_ns",
+        "is_booked",
+        "is_given_up",
         "items",
         "order_ns",
         "own_bucket",
@@ -56,13 +58,13 @@ class Promise:
         build: Build,
         due_ns: int,
         start_ns: int,
+        begin_ns: int,
         bucket: int,
         work_ns: int,
         batches: float,
         items: int,
         size: int,
         base_ns: int,
-        begin_ns: int | None = None,
     ) -> None:
         self.base_ns = base_ns
         self.build = build
@@ -70,7 +72,7 @@ class Promise:
         self.start_ns = start_ns  # the latest start with which it is done by then
         self.order_ns = start_ns  # by which tasks queue
         # When its work is due: with those that it joins, who may have to start sooner.
-        self.begin_ns = start_ns if begin_ns is None else begin_ns
+        self.begin_ns = begin_ns
         self.bucket = bucket  # of that
         self.own_bucket = 0  # in the build's own calendar, if it has one
         self.work_ns = work_ns
@@ -78,9 +80,12 @@ class Promise:
         self.items = items
         self.size = size  # of the batches that the promise reckons with
         self.usd = 0.0  # what the task costs at most, if its request has a cost objective
+        self.is_booked = False  # it is in the calendars: its task is not sent yet
+        self.is_given_up = False  # its task is best effort now
 
     def book(self, now_ns: int) -> None:
         """Enter it into the calendars of its build."""
+        self.is_booked = True
         build, work_ns, batches = self.build, self.work_ns, self.batches
         build.pending_items += self.items
         build.pending_ns += work_ns
@@ -93,6 +98,7 @@ class Promise:
 
     def release(self) -> None:
         """Take it out of them: its task is sent, or its request is settled."""
+        self.is_booked = False
         build, work_ns, batches = self.build, self.work_ns, self.batches
         build.pending_items -= self.items
         build.pending_ns -= work_ns
@@ -123,7 +129,7 @@ class Feasibility:
         self._declared_ns = _declared_ns(view.app)  # by pipeline id
         self._loads: dict[int, ClassLoad] = {}  # of the request at hand, by pool
         self._works: dict[int, float] = {}  # likewise: what it offers
-        self._preferred: set[int] = set()  # likewise: the builds to which it offers that, by id
+        self._preferred: list[Build] = []  # likewise: the builds to which it offers that
         self._priority = 0  # likewise
         self.was_share_used = False  # the last request did not fit to leave others their shares
         self.is_trial = False  # what is fitted will not be promised, and is no demand
@@ -135,15 +141,15 @@ class Feasibility:
         self.was_share_used = False
         works.clear()
         preferred.clear()
-        window_ns = float(request.deadline_ns - self._view.now_ns)
+        stages, window_ns = len(tasks), float(request.deadline_ns - self._view.now_ns)
         for task in tasks:
             builds = self._budgets.affordable(task)
             if builds:
                 build = builds[0]
-                size = build.items_within(window_ns / len(tasks), 0.0)
+                size = build.items_within(window_ns / stages, 0.0)
                 work_ns = build.lane_ns(size) / size * items * build.weight
                 self._builds.observe_load(build, work_ns)
-                preferred.add(build.id)
+                preferred.append(build)
                 pool_id = build.pool.id
                 works[pool_id] = works.get(pool_id, 0.0) + work_ns
         self._loads.clear()
@@ -184,7 +190,7 @@ class Feasibility:
                 build.open_start_ns, build.open_items = promise.start_ns, promise.size
             if load is not None:
                 load.tokens_ns -= promise.work_ns
-            if build.id not in self._preferred:
+            if build not in self._preferred:
                 self._builds.observe_elsewhere(build, promise.base_ns)
 
     def on_refused(self) -> None:
@@ -366,10 +372,10 @@ class Feasibility:
             build, task, batches, latest_ns, ahead_ns, may_start=may_start, is_trial=self.is_trial
         ):
             return None
-        if not self._balances(build, latest_ns, latest_ns, work_ns, batches, build.weight):
+        if not self._balances(build, latest_ns, latest_ns, bucket, work_ns, batches, build.weight):
             return None
         return Promise(
-            build, due_ns, latest_ns, bucket, work_ns, batches, items, size, int(base_ns)
+            build, due_ns, latest_ns, latest_ns, bucket, work_ns, batches, items, size, int(base_ns)
         )
 
     def _marginal(
@@ -412,12 +418,12 @@ class Feasibility:
         bucket = calendar.bucket(now_ns, begin_ns)
         is_idle = calendar.work_ns == 0 and narrowest.has_free_lane(now_ns)
         if not is_idle and not self._balances(
-            build, latest_ns, begin_ns, work_ns, batches, build.weight
+            build, latest_ns, begin_ns, bucket, work_ns, batches, build.weight
         ):
             return None
         return Promise(
-            build, due_ns, latest_ns, bucket, int(work_ns), batches, items, size, int(base_ns),
-            begin_ns,
+            build, due_ns, latest_ns, begin_ns, bucket, int(work_ns), batches, items, size,
+            int(base_ns),
         )  # fmt: skip
 
     def _fit_shape(
@@ -465,25 +471,28 @@ class Feasibility:
         bucket = calendar.bucket(now_ns, latest_ns)
         is_idle = calendar.work_ns == 0 and build.narrowest.has_free_lane(now_ns)
         if not is_idle and not self._balances(
-            build, latest_ns, latest_ns, work_ns, batches, weight
+            build, latest_ns, latest_ns, bucket, work_ns, batches, weight
         ):
             return None
         return Promise(
-            build, due_ns, latest_ns, bucket, int(work_ns), batches, items, size, int(base_ns)
-        )
+            build, due_ns, latest_ns, latest_ns, bucket, int(work_ns), batches, items, size,
+            int(base_ns),
+        )  # fmt: skip
 
     def _balances(
         self,
         build: Build,
         latest_ns: int,
         begin_ns: int,
+        bucket: int,
         work_ns: float,
         batches: float,
         weight: float,
     ) -> bool:
         """Whether a task can start by `latest_ns`, and everything promised for later still can.
 
-        Its work is done at `begin_ns`, with the batch that it joins, and delays what is due then.
+        Its work is done at `begin_ns`, in this bucket of the calendar, with the batch that it
+        joins, and delays what is due then.
         """
         now_ns, calendar = self._view.now_ns, build.calendar
         default_ns = build.lane_ns(1)
@@ -494,13 +503,13 @@ class Feasibility:
                 now_ns, latest_ns, own_bucket, own_work_ns, own_batches, 1.0, default_ns
             ):
                 return False
-        bucket = calendar.bucket(now_ns, begin_ns)
         if not calendar.fits(now_ns, latest_ns, bucket, work_ns, batches, weight, default_ns):
             return False
         load, shares = self._loads.get(build.pool.id), self._shares[build.pool.id]
         if load is None:
             return True
-        bucket = calendar.bucket(now_ns, latest_ns)
+        if begin_ns != latest_ns:
+            bucket = calendar.bucket(now_ns, latest_ns)
         left_ns = min(latest_ns, calendar.covered_ns(bucket)) - now_ns
         reserved_ns = shares.reserved_ns(load, left_ns)
         part = 0.0  # of the calendar that it leaves to others

@@ -10,7 +10,6 @@ Each decision is a `Send`, a value: to order its batch, which `take` forms, is t
 
 from __future__ import annotations
 
-from collections import deque
 from operator import itemgetter
 from typing import Final, final
 
@@ -89,7 +88,7 @@ class Dispatcher:
         self._spillover = spillover
         self._shapes = ShapeChooser(view, builds, admission.budgets)
         self._batching = Batching(view, builds, admission, queues, self._shapes)
-        self._ready: deque[Task] = deque()  # queued, and not taken by `take_ready` yet
+        self._ready: list[Task] = []  # queued, and not taken by `take_ready` yet
         # A promised task waits for more compute of the node at hand than is free. Best effort in
         # smaller shapes would take it piece by piece, as it becomes free.
         self._lacks_compute = False
@@ -113,7 +112,7 @@ class Dispatcher:
     def take_ready(self) -> Task | None:
         """The next task that was queued, and for which nodes and calls were not looked for yet."""
         while self._ready:
-            task = self._ready.popleft()
+            task = self._ready.pop(0)  # of a few
             if task.state == TASK_READY:
                 return task
         return None

@@ -233,11 +233,11 @@ class Placement:
         load; in the latter case one idle node stays free.
         """
         view = self._view
-        if not self._is_startable(build, self._builds.nodes.node_count(build.pool.id)):
+        free = view.free_by_pool[build.pool.id]
+        if not free or not self._is_startable(build, self._builds.nodes.node_count(build.pool.id)):
             return None
         is_worth_it = is_awaited or (
-            len(view.free_by_pool[build.pool.id]) > 1
-            and build.load.erlangs(view.now_ns) >= PRESTART_LOAD
+            len(free) > 1 and build.load.erlangs(view.now_ns) >= PRESTART_LOAD
         )
         if not is_worth_it or not self._builds.wants_instance(build):
             return None

@@ -26,6 +26,9 @@ from headgate.planning.constants import BEST_EFFORT_SHARE
 from headgate.planning.pools.build import Build
 from headgate.planning.pools.builds import Builds
 
+# Compiled code reads a Final directly, and what is imported from a dictionary.
+_heappush: Final = heappush
+_heappop: Final = heappop
 _OBSOLETE_MAX: Final = 64  # out-of-date entries of `Heads` beyond the number of queues
 # Where a task of best effort may run.
 ANYWHERE: Final = 0
@@ -64,13 +67,16 @@ class EdfQueue:
         if not self._uses_priorities or (
             request.priority == 0 and request.client not in self._by_priority
         ):
-            heappush(self._heap, (key, task, request.client))
+            if self._heap:
+                _heappush(self._heap, (key, task, request.client))
+            else:  # it is sent at once, most often: a heap of one needs no comparisons
+                self._heap.append((key, task, request.client))
             return
         own = self._by_priority.get(request.client)
         if own is None:
             own = self._by_priority[request.client] = self._take_tasks(request.client)
-        heappush(own, (request.priority, key, task))
-        heappush(self._heap, (key, None, request.client))
+        _heappush(own, (request.priority, key, task))
+        _heappush(self._heap, (key, None, request.client))
 
     def _take_tasks(self, client: int) -> list[tuple[int, Key, Task]]:
         """Separate the tasks of a client from their places. O(n), once until the queue is empty."""
@@ -90,11 +96,11 @@ class EdfQueue:
             if task is None:
                 own = self._by_priority[client]
                 while own and own[0][2].state != TASK_READY:
-                    heappop(own)
+                    _heappop(own)
                 task = own[0][2] if own else None
             if task is not None and task.state == TASK_READY:
                 return task
-            heappop(heap)
+            _heappop(heap)
         if self._by_priority:
             self._by_priority.clear()
         return None
@@ -105,9 +111,10 @@ class EdfQueue:
 
     def pop(self) -> Task:
         """Dequeue the most urgent task, which `head` has just returned."""
-        _, task, client = heappop(self._heap)
+        heap = self._heap
+        _, task, client = heap.pop() if len(heap) == 1 else _heappop(heap)
         if task is None:
-            task = heappop(self._by_priority[client])[2]
+            task = _heappop(self._by_priority[client])[2]
         self.items -= task.request.items
         return task
 
@@ -144,7 +151,7 @@ class Heads:
         if keys.get(id) is not key:
             keys[id] = key
             entries = self.entries
-            heappush(entries, (key, id, queue))
+            _heappush(entries, (key, id, queue))
             if len(entries) > 2 * len(keys) + _OBSOLETE_MAX:
                 entries[:] = [entry for entry in entries if keys.get(entry[1]) is entry[0]]
                 heapify(entries)
@@ -157,7 +164,7 @@ class Heads:
             is_obsolete = keys.get(id) is not key
             if not is_obsolete and queue.head() is not None and queue.head_key() is key:
                 return queue
-            heappop(entries)
+            _heappop(entries)
             if not is_obsolete:
                 del keys[id]
                 self.push(queue)  # its head was withdrawn or dequeued
@@ -351,7 +358,8 @@ class TaskQueues:
         """
         elapsed_ns = now_ns - self._earned_ns[pool_id]
         self._earned_ns[pool_id] = now_ns
-        if self.best_effort_heads[pool_id].first() is None:
+        waiting = self.best_effort_heads[pool_id]
+        if not waiting.entries or waiting.first() is None:
             return False
         calendar = self._builds.calendars[pool_id]
         if elapsed_ns > 0 and self._app.pools[pool_id].faas is None:

@@ -96,9 +96,9 @@ class Builds:
             view.on_host_of[b.variant.id] if self._is_scarce[b.pool.id] else nowhere
             for b in self.all
         ]
-        self._ends: dict[int, tuple[Build, int, int]] = {}  # by batch id
+        # Of batches in flight: the build, predicted end and lanes, and whether it awaited a start.
+        self._runs: dict[Batch, tuple[Build, int, int, bool]] = {}
         self._node_ends_ns: dict[int, int] = {}  # by node id: predicted end of what was sent last
-        self._cold: set[int] = set()  # batches that waited for a start: their time teaches nothing
         owns = [[b.own for b in row if b is not None and b.own is not None] for row in self.on_pool]
         self._gateway_shares = [
             GatewayShare(calendar, own, shortest_ns)
@@ -423,26 +423,23 @@ class Builds:
             build.warm_pool.lanes.occupy(end_ns, 1, spread_ns)
         if build.own is not None:
             build.own.occupy(end_ns, 1, spread_ns)
-        self._ends[batch.id] = (build, end_ns, lanes)
+        self._runs[batch] = (build, end_ns, lanes, start_ns > 0)
         if batch.node is not None:
             self._node_ends_ns[batch.node.id] = end_ns
-        if start_ns > 0:
-            self._cold.add(batch.id)
 
     def on_batch_ended(self, batch: Batch, took_ns: int) -> None:
         """A batch has ended: free its lane, and learn from it unless it waited for a start."""
-        entry = self._ends.pop(batch.id, None)
-        if entry is None:
+        run = self._runs.get(batch)
+        if run is None:
             return
-        build, end_ns, lanes = entry
+        del self._runs[batch]
+        build, end_ns, lanes, was_cold = run
         build.calendar.release(end_ns, lanes)
         if build.warm_pool is not None:
             build.warm_pool.lanes.release(end_ns)
         if build.own is not None:
             build.own.release(end_ns)
-        if batch.id in self._cold:
-            self._cold.remove(batch.id)
-        elif batch.state == BATCH_FINISHED:
+        if not was_cold and batch.state == BATCH_FINISHED:  # else its time teaches nothing
             build.observe(batch.items, took_ns, batch.shape_id)
 
     def fits_call(self, task: Task) -> bool:
@@ -560,7 +557,8 @@ class Builds:
             return self._view.is_pool_available(build.pool.id)
         if build.calendar.lanes <= 0:
             return False
-        return build.variant.id not in self._view.load_failures or self.has_instance(build)
+        failures = self._view.load_failures
+        return not failures or build.variant.id not in failures or self.has_instance(build)
 
 
 def _is_first(instance: Instance) -> bool:

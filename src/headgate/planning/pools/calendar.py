@@ -34,6 +34,9 @@ from headgate.planning.constants import (
 )
 
 BUCKETS_MAX: Final = 1 << 14  # deadlines beyond them count as due in the last
+# Compiled code reads a Final directly, and what is imported from a dictionary.
+_bisect_left: Final = bisect_left
+_bisect_right: Final = bisect_right
 _NOTHING: Final = 1 << 62  # least slack where nothing is promised
 
 
@@ -58,15 +61,17 @@ class Lanes:
 
     def occupy(self, end_ns: int, lanes: int = 1, spread_ns: int = 0) -> None:
         """Some lanes run until `end_ns`, as predicted, or longer by about `spread_ns`."""
-        index = bisect_left(self._ends_ns, end_ns)
+        ends_ns = self._ends_ns
+        is_last = not ends_ns or end_ns > ends_ns[-1]  # as most are
+        index = len(ends_ns) if is_last else _bisect_left(ends_ns, end_ns)
         for _ in range(lanes):
-            self._ends_ns.insert(index, end_ns)
+            ends_ns.insert(index, end_ns)
             self._spreads_ns.insert(index, spread_ns)
             self._end_sum_ns += end_ns
 
     def release(self, end_ns: int, lanes: int = 1) -> None:
         """The lanes that were predicted to run until `end_ns` are free."""
-        index = bisect_left(self._ends_ns, end_ns)
+        index = _bisect_left(self._ends_ns, end_ns)
         for _ in range(lanes):
             self._ends_ns.pop(index)
             self._spreads_ns.pop(index)
@@ -74,11 +79,11 @@ class Lanes:
 
     def busy_ns(self, now_ns: int) -> int:
         """Time of all lanes that is taken by what runs now."""
-        ends_ns = self._ends_ns
-        overdue = bisect_right(ends_ns, now_ns)
-        busy_ns = self._end_sum_ns - len(ends_ns) * now_ns
-        for index in range(overdue):
-            busy_ns += 2 * (now_ns - ends_ns[index])
+        busy_ns = self._end_sum_ns - len(self._ends_ns) * now_ns
+        for end_ns in self._ends_ns:
+            if end_ns >= now_ns:
+                break
+            busy_ns += 2 * (now_ns - end_ns)  # overdue: it takes as long again
         return busy_ns
 
     def last_end_ns(self) -> int:
@@ -93,7 +98,7 @@ class Lanes:
         if self.lanes == 0:
             return 0
         first = len(ends_ns) - self.lanes
-        overdue = bisect_right(ends_ns, now_ns)
+        overdue = _bisect_right(ends_ns, now_ns)
         if first >= overdue:
             return ends_ns[first] - now_ns
         # The last that fell due is the least overdue; or something that is not is done first.
@@ -111,8 +116,8 @@ class Lanes:
     def lanes_free_by(self, now_ns: int, at_ns: int) -> int:
         """Number of lanes that are free at `at_ns` if nothing more is sent."""
         ends_ns = self._ends_ns
-        overdue = bisect_left(ends_ns, 2 * now_ns - at_ns)  # for longer than is left until then
-        return self.lanes - len(ends_ns) + bisect_right(ends_ns, at_ns) - overdue
+        overdue = _bisect_left(ends_ns, 2 * now_ns - at_ns)  # for longer than is left until then
+        return self.lanes - len(ends_ns) + _bisect_right(ends_ns, at_ns) - overdue
 
     def can_start(
         self, now_ns: int, at_ns: int, batch_ns: float, needed: float, lanes: int | None = None
@@ -133,19 +138,20 @@ class Lanes:
         starts = idle * (1 + int((at_ns - now_ns) / batch_ns)) if idle > 0 else 0
         if starts >= needed:
             return True
-        ended = bisect_right(ends_ns, at_ns)
+        ended = _bisect_right(ends_ns, at_ns)
         step = 1 + ended // LANES_EXAMINED
         # With more runs than lanes (a node was lost), the first to end free no lane.
-        for index in range(-idle if idle < 0 else 0, ended, step):
+        index = -idle if idle < 0 else 0
+        while index < ended:  # a range with a step would be a generic one in a compiled build
             end_ns = ends_ns[index]
             if end_ns < now_ns:
                 end_ns = _overdue_end_ns(now_ns, end_ns)
-            if end_ns + self._spreads_ns[index] > at_ns:
-                continue
-            each = 1 + int((at_ns - end_ns) / batch_ns)
-            starts += each if step == 1 else each * min(step, ended - index)
-            if starts >= needed:
-                return True
+            if end_ns + self._spreads_ns[index] <= at_ns:
+                each = 1 + int((at_ns - end_ns) / batch_ns)
+                starts += each if step == 1 else each * min(step, ended - index)
+                if starts >= needed:
+                    return True
+            index += step
         return False
 
     def _can_start_on_part(self, now_ns: int, at_ns: int, batch_ns: float, needed: float) -> bool:
@@ -158,7 +164,7 @@ class Lanes:
         starts = max(0.0, supply - len(ends_ns)) * (1.0 + (at_ns - now_ns) / batch_ns)
         if starts >= needed:
             return True
-        ended = bisect_right(ends_ns, at_ns)
+        ended = _bisect_right(ends_ns, at_ns)
         step = 1 + ended // LANES_EXAMINED
         each_lane = min(1.0, supply / max(1, len(ends_ns)))
         for index in range(0, ended, step):
@@ -261,7 +267,8 @@ class Calendar(Lanes):
         self.work_ns += work_ns
         self.batches += batches
         leaf = bucket - self._base if bucket > self._base else 0
-        self._works[leaf] += work_ns
+        works = self._works
+        works[leaf] = works[leaf] + work_ns  # compiled, `+=` would be a generic call
         self._changed.add(leaf)
 
     def _update(self) -> None:
