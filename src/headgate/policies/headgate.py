@@ -16,7 +16,7 @@ The general-purpose policy, with one configuration. Its parts in `headgate.plann
 - *Provisioning* (`provisioning`, `rent_or_call`, `fleet_size`). What was refused starts what it
   lacked. A node is rented when the calls that it saves are worth it; without a platform, when the
   objective needs it at the forecast rate, or at U times that rate.
-- *Several gateways* (`node_lanes`, `placement`). Each promises its part of a pool, and scales for
+- *Several gateways* (`node_lanes`, `busy_nodes`). Each promises its part of a pool, and scales for
   all. A node that is busy with others' batches refuses, and is asked again, the sooner if urgent.
 
 A promise binds: another pool takes a task only if it is in time there and nothing waits there.
@@ -126,8 +126,7 @@ class Headgate(Policy):
 
     def on_batch_ended(self, batch: Batch, took_ns: int) -> None:
         self._dispatch.on_batch_ended(batch, took_ns)
-        at_ns = self._busy.on_ended(batch)
-        if batch.node is not None and at_ns is not None:
+        if (at_ns := self._busy.on_ended(batch)) is not None and batch.node is not None:
             self.orders.set_timer(TRY_AGAIN, at_ns, batch.node.id)
         self._offer_ready()
 
