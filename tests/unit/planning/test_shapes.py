@@ -12,6 +12,7 @@ from planning_rig import MS, PlanningRig, make_app
 
 from headgate.core.model import App, Pool, Profile, Shape, ShapeTimes
 from headgate.core.records import Node, Task
+from headgate.planning.constants import MARGIN_UNIT, SENT_MARGIN, Z_START
 from headgate.planning.dispatch.shapes import ShapeChooser
 from headgate.planning.frontier.candidates import planned_shapes, priced, stage_candidates
 from headgate.planning.pools.build import Build
@@ -89,6 +90,17 @@ def test_a_stage_takes_the_cheapest_shape_with_which_the_rest_is_in_time(
     left_ms: float, choice: tuple[int, int] | None
 ) -> None:
     assert ShapesRig(latency_ms=200).choose(left_ms) == choice
+
+
+def test_a_stage_keeps_a_margin_for_what_has_not_run_yet() -> None:
+    """Both stages take as long as each other; how long they have waited makes no difference."""
+    rig = ShapesRig(latency_ms=200)
+    tasks = rig.rig.ask(due_ms=200).tasks
+    for now_ms in (0, 150):
+        rig.rig.view.now_ns = now_ms * MS
+        for task, part in zip(tasks, (1.0, 0.5), strict=True):
+            margin_ms = 200 - now_ms - rig.rig.admission.left_ns(task) / MS
+            assert margin_ms == pytest.approx(part * 200 * SENT_MARGIN * Z_START * MARGIN_UNIT)
 
 
 def test_a_batch_is_as_large_as_is_cheapest_in_the_time_left() -> None:

@@ -62,9 +62,14 @@ _NOT_SO: Final = (  # whatever the profiles
     "cells by plan misses of orion (%)",
     "cells by plan misses of aquatope (%)",
 )
+_AS_OFTEN: Final = "cells in which Orion's plans miss as often as Aquatope's"
 KNOWN: Final = (
     *(Known(f"{name}: {it}", _PAGE) for name in (MEASURED, RECALLED, INFLESS) for it in _NOT_SO),
-    Known(f"{RECALLED}: rivals that cost less than ESG, by cell", _PAGE),
+    *(
+        Known(f"{it}: rivals that cost less than ESG, by cell", _PAGE)
+        for it in (MEASURED, RECALLED)
+    ),
+    *(Known(f"{it}: {_AS_OFTEN}", _PAGE) for it in (MEASURED, INFLESS)),
 )
 
 # What changes, in the dynamics.

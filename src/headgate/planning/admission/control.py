@@ -84,6 +84,7 @@ class AdmissionControl:
         self._depth_roots = [
             sqrt(max(p.longest_to([1.0] * len(p.stages)))) for p in view.app.pipelines
         ]
+        self._rests = [_rests(pipeline, builds) for pipeline in view.app.pipelines]
         # By pipeline and stage: the other stages that wait for the same ones.
         self._siblings = [
             [
@@ -582,13 +583,12 @@ class AdmissionControl:
         return self._view.now_ns + build.cautious_ns(items, z) <= promise.due_ns
 
     def left_ns(self, task: Task) -> float:
-        """The time that is left to a request, less its margin."""
-        request = task.request
+        """The time that is left to a request, less its margin: for what has not run yet."""
+        request, pipeline_id = task.request, task.request.pipeline.id
         left_ns = float(request.deadline_ns - self._view.now_ns)
         allowed_ns = request.deadline_ns - request.arrival_ns
-        return (
-            left_ns - SENT_MARGIN * self.margins.z[request.pipeline.id] * MARGIN_UNIT * allowed_ns
-        )
+        rest = self._rests[pipeline_id][task.id % STAGES_MAX]
+        return left_ns - SENT_MARGIN * self.margins.z[pipeline_id] * MARGIN_UNIT * rest * allowed_ns
 
     def stage_z(self, task: Task) -> float:
         """Standard deviations of its time that a stage keeps as a margin."""
@@ -604,5 +604,15 @@ def _ends(pipeline: Pipeline, lengths_ns: Sequence[float]) -> list[float]:
     to_ns, from_ns = pipeline.longest_to(lengths_ns), pipeline.longest_from(lengths_ns)
     return [
         to / max(1.0, to + after - own)
+        for to, after, own in zip(to_ns, from_ns, lengths_ns, strict=True)
+    ]
+
+
+def _rests(pipeline: Pipeline, builds: Builds) -> list[float]:
+    """By stage: the part that it and what follows it have of the longest path through it."""
+    lengths_ns = [max(1.0, builds.fastest_ns(s.function.id, 1)) for s in pipeline.stages]
+    to_ns, from_ns = pipeline.longest_to(lengths_ns), pipeline.longest_from(lengths_ns)
+    return [
+        after / (to + after - own)
         for to, after, own in zip(to_ns, from_ns, lengths_ns, strict=True)
     ]

@@ -218,10 +218,12 @@ class Batching:
         if build.has_choice:
             return False
         left_ns = self._builds.latest_ns(task.request, task.id % STAGES_MAX) - now_ns
-        if 2 * items > promise.size or queue.items <= items:
+        # What others have come to count on is a usual batch, not the largest that had time.
+        size = min(promise.size, build.usual_items)
+        if 2 * items > size or queue.items <= items:
             return False
         items_max = build.items_within(left_ns, 0.0)
-        if 2 * items_max >= promise.size or queue.items <= items_max:
+        if 2 * items_max >= size or queue.items <= items_max:
             return False
         # Does the calendar still balance with a batch of only these?
         calendar = build.narrowest
