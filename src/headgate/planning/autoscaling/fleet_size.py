@@ -12,6 +12,7 @@ The least number of nodes n is the larger of two:
   t + RT_max - C, with C the mean execution time. The rest is not admitted; it may be 1 - SL_min of
   the work (Poisson arrivals). Swayam asks for nodes that could serve U times the rate for good.
 
+The forecast is the rate of now, or that which seasons before had at this time (`recurrence`).
 A number that falls is followed after a hold, the time in which a node costs as much as its set-up.
 
 Of several gateways each counts its own arrivals and takes the others to receive as many. From 1/F
@@ -30,6 +31,7 @@ from typing import Final, final
 from headgate.core.clock import SECOND_NS
 from headgate.core.model import Slo
 from headgate.planning.autoscaling.execution_times import LogNormalTimes
+from headgate.planning.autoscaling.recurrence import Recurrence
 from headgate.planning.autoscaling.response_time import least_backends
 from headgate.planning.autoscaling.waiting_time import GlobalQueue
 from headgate.planning.constants import (
@@ -124,6 +126,7 @@ class FleetSize:
         self._own_per_s = own_per_s
         # Of all gateways: each arrival counts for as many as there were when it came.
         self._counts = ArrivalCounts(_BUCKET_NS, _WINDOW_MAX * _BUCKET_NS)
+        self._recurrence = Recurrence(ready_after_ns + REACTION_NS)
         self._has_arrivals = False
         self._settled_ns = 0  # from when on the forecast is trusted to release nodes
         self._step: int | None = None  # the rounded rate of the last estimate
@@ -140,6 +143,9 @@ class FleetSize:
     def desired_nodes(self, now_ns: int, gateways: int = 1) -> int:
         """How many nodes to rent now, if so many gateways receive as much as this one."""
         forecast_per_s = self._forecast_per_s(now_ns, gateways)
+        if self._has_arrivals:
+            self._recurrence.observe(now_ns, forecast_per_s)
+            forecast_per_s = max(forecast_per_s, self._recurrence.highest_ahead())
         rate_per_s = forecast_per_s - self._own_per_s
         nodes = ceil(self._servers_for(rate_per_s) / self._concurrency)
         nodes = self._hold(now_ns, nodes)
