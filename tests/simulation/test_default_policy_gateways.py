@@ -228,7 +228,7 @@ def test_nodes_are_rented_before_a_step_that_recurs(gateways: int) -> None:
     rates = [120.0 if second % 60 >= 40 else 15.0 for second in range(240)]
     arrivals = named(expand_counts(counts_of_means(np.array(rates), draw="poisson")), "p")
     columns = simulate(Setup(app, find_policy("headgate"), schedulers=gateways), arrivals)
-    found = Run(columns, CheckedObserver([]))
+    found = Run(columns, CheckedObserver(all_checkers(app)))
     for step_s, is_known in ((40, False), (100, False), (160, True), (220, True)):
         starts_s = [use.start_ns / SECOND_NS - step_s for use in columns.instances]
         assert any(-10 <= start_s < -1 for start_s in starts_s) is is_known
