@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
 from headgate.core.clock import NEVER_NS, SECOND_NS
@@ -20,7 +21,7 @@ from headgate.sim.clients import DrainWatcher
 from headgate.sim.faults import Fault, FaultPlan
 from headgate.sim.ground_truth import GroundTruthConfig
 from headgate.sim.run import Setup, simulate
-from headgate.workload import mix, named, poisson
+from headgate.workload import counts_of_means, expand_counts, mix, named, poisson
 
 from .apps import MS, CheckedObserver
 
@@ -215,3 +216,21 @@ def test_what_gateways_rented_for_a_burst_is_released_after_it() -> None:
         uses = simulate(setup, arrivals).instances
         rented_ns[gateways] = sum(use.end_ns - use.start_ns for use in uses)
     assert rented_ns[4] <= 1.25 * rented_ns[1]
+
+
+@pytest.mark.parametrize("gateways", [1, 4])
+def test_nodes_are_rented_before_a_step_that_recurs(gateways: int) -> None:
+    """20 s of every minute have eight times the load, which needs five nodes more at least, and
+    a start takes 5 s. The first two steps are a surprise; the others lose nothing.
+    """
+    pool = Pool(0, "gpu", nodes=24, is_elastic=True, cpu_usd_per_hour=1.0)
+    app = make_app(pool, cold_start_ms=5000, warm=1)
+    rates = [120.0 if second % 60 >= 40 else 15.0 for second in range(240)]
+    arrivals = named(expand_counts(counts_of_means(np.array(rates), draw="poisson")), "p")
+    columns = simulate(Setup(app, find_policy("headgate"), schedulers=gateways), arrivals)
+    found = Run(columns, CheckedObserver(all_checkers(app)))
+    for step_s, is_known in ((40, False), (100, False), (160, True), (220, True)):
+        starts_s = [use.start_ns / SECOND_NS - step_s for use in columns.instances]
+        assert any(-10 <= start_s < -1 for start_s in starts_s) is is_known
+        outcomes = found.outcomes(step_s * 1000, (step_s + 10) * 1000)
+        assert (outcomes.count(Outcome.MET) >= 0.99 * len(outcomes)) is is_known

@@ -170,7 +170,7 @@ SCALE_IN_BELOW: Final = 0.7
 # At most one resize per 1/50 of a cold start.
 RESIZES_PER_START: Final = 50
 
-# Rented nodes (`autoscaling/rent_or_call`, `autoscaling/fleet_size`, `dispatch/provisioning`).
+# Rented nodes (`rent_or_call`, `fleet_size` and `surplus` of `autoscaling`).
 
 # Regret, in costs of a boot, that starts a node (for Poisson arrivals) and that stops it.
 START_REGRET: Final = 0.15
@@ -200,6 +200,8 @@ SETTLED_AFTER_NS: Final = 8 * SECOND_NS
 HOLD_MIN_NS: Final = 5 * SECOND_NS
 # Coefficient of variation of execution times; that of models is low.
 EXECUTION_CV: Final = 0.3
+# Standard deviations of its forecast by which another gateway may want more than this one.
+DISPUTE_DEVIATIONS: Final = 2.0
 # Of the instances wanted, and one: what is beyond that stops at once.
 SURPLUS: Final = 1.25
 # Set-up times for which other surplus instances stay.

@@ -250,13 +250,13 @@ class Seasonal:
         return self._found
 
 
-def find_period(values: Sequence[float]) -> int | None:
-    """The period of the values, if they have one and hold three of it: by autocorrelation.
+def find_period(values: Sequence[float], seasons: int = 3) -> int | None:
+    """The period of the values, if they have one and hold so many seasons: by autocorrelation.
 
     It is the shortest lag, beyond the first one without correlation, whose correlation is nearly
-    the highest. Neither it nor that of twice the lag may be low: slow changes without a period
-    correlate once by chance, but not twice. Groups of values are compared first, and lags near the
-    best group then, so it takes O(window + window**2 / groups).
+    the highest. Neither it nor that of twice the lag, where there are three seasons, may be low:
+    slow changes without a period correlate once by chance, but not twice. Groups of values are
+    compared first, and lags near the best group then: O(window + window**2 / groups).
 
     >>> find_period([0.0, 1.0, 4.0, 1.0] * 10), find_period([1.0, 2.0, 3.0] + [4.0] * 9)
     (4, None)
@@ -264,7 +264,7 @@ def find_period(values: Sequence[float]) -> int | None:
     group = max(1, ceil(len(values) / _GROUPS_MAX))
     whole = len(values) // group
     coarse = _deviations([sum(values[i * group : (i + 1) * group]) for i in range(whole)])
-    lag_max = whole // 3
+    lag_max = whole // seasons
     correlations = [_autocorrelation(coarse, lag) for lag in range(lag_max + 1)]
     first = next((lag for lag, value in enumerate(correlations) if value <= 0.0), None)
     if first is None:
@@ -275,12 +275,12 @@ def find_period(values: Sequence[float]) -> int | None:
     lag = next(i for i in range(first, lag_max + 1) if correlations[i] >= 0.9 * highest)
     while lag < lag_max and correlations[lag + 1] > correlations[lag]:
         lag += 1  # the shortest lag that is nearly the best is on the way up to a peak
-    if _autocorrelation(coarse, 2 * lag) < _CORRELATION_MIN:
+    if 3 * lag <= whole and _autocorrelation(coarse, 2 * lag) < _CORRELATION_MIN:
         return None
     if group == 1:
         return lag
     fine = _deviations(values)
-    near = range((lag - 1) * group + 1, min((lag + 1) * group, len(values) // 3 + 1))
+    near = range((lag - 1) * group + 1, min((lag + 1) * group, len(values) // seasons + 1))
     return max(near, key=lambda each: _autocorrelation(fine, each))
 
 

@@ -9,8 +9,7 @@ from planning_rig import CLOUD, MS, NODES, PlanningRig, make_app
 from headgate.core.clock import SECOND_NS
 from headgate.core.events import GatewaysChanged
 from headgate.core.model import App, Pool, Profile
-from headgate.core.policy import Target
-from headgate.planning.dispatch.provisioning import Provisioner, SurplusInstances
+from headgate.planning.dispatch.provisioning import Provisioner
 
 COLD = Profile((10 * MS,), cold_start_ns=50 * MS)
 RENTED = Pool(0, "rented", nodes=3, is_elastic=True, boot_ns=SECOND_NS)
@@ -84,26 +83,3 @@ def test_the_first_instance_of_every_function_stands_before_the_second_of_any() 
     rig.tell(GatewaysChanged(2))
     standing = provisioner_of(rig).standing_orders()
     assert [(nth, target.variant_id) for nth, target in standing] == [(1, 0), (1, 1), (2, 0)]
-
-
-def test_surplus_instances_of_other_gateways_go_one_by_one_after_a_while() -> None:
-    """Wanted are 4, and 6 are there: nobody wants two of them for five set-ups of a second."""
-    surplus, target = SurplusInstances(), Target(0, 0, 4, is_shared=True)
-    kept = [surplus.to_keep(at * SECOND_NS, target, 6, SECOND_NS) for at in range(6)]
-    assert kept == [6, 6, 6, 6, 6, 5]
-    kept = [surplus.to_keep(at * SECOND_NS, target, 5, SECOND_NS) for at in range(6, 12)]
-    assert kept == [5, 5, 5, 5, 5, 4]
-
-
-def test_a_large_surplus_goes_at_once() -> None:
-    surplus, target = SurplusInstances(), Target(0, 0, 4, is_shared=True)
-    assert surplus.to_keep(0, target, 12, SECOND_NS) == 6
-
-
-def test_what_is_wanted_again_stays() -> None:
-    surplus, target = SurplusInstances(), Target(0, 0, 4, is_shared=True)
-    assert surplus.to_keep(0, target, 5, SECOND_NS) == 5
-    wanted = Target(0, 0, 5, is_shared=True)
-    assert surplus.to_keep(4 * SECOND_NS, wanted, 5, SECOND_NS) == 5
-    assert surplus.to_keep(5 * SECOND_NS, target, 5, SECOND_NS) == 5
-    assert surplus.to_keep(6 * SECOND_NS, wanted, 3, SECOND_NS) == 5

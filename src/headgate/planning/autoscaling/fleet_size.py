@@ -12,6 +12,7 @@ The least number of nodes n is the larger of two:
   t + RT_max - C, with C the mean execution time. The rest is not admitted; it may be 1 - SL_min of
   the work (Poisson arrivals). Swayam asks for nodes that could serve U times the rate for good.
 
+The forecast is the rate of now, or that which seasons before had at this time (`recurrence`).
 A number that falls is followed after a hold, the time in which a node costs as much as its set-up.
 
 Of several gateways each counts its own arrivals and takes the others to receive as many. From 1/F
@@ -30,9 +31,11 @@ from typing import Final, final
 from headgate.core.clock import SECOND_NS
 from headgate.core.model import Slo
 from headgate.planning.autoscaling.execution_times import LogNormalTimes
+from headgate.planning.autoscaling.recurrence import Recurrence
 from headgate.planning.autoscaling.response_time import least_backends
 from headgate.planning.autoscaling.waiting_time import GlobalQueue
 from headgate.planning.constants import (
+    DISPUTE_DEVIATIONS,
     EXECUTION_CV,
     HOLD_MIN_NS,
     REACTION_NS,
@@ -124,10 +127,15 @@ class FleetSize:
         self._own_per_s = own_per_s
         # Of all gateways: each arrival counts for as many as there were when it came.
         self._counts = ArrivalCounts(_BUCKET_NS, _WINDOW_MAX * _BUCKET_NS)
+        self._recurrence = Recurrence(ready_after_ns + REACTION_NS)
         self._has_arrivals = False
+        self._forecast_per_s = 0.0  # of now
         self._settled_ns = 0  # from when on the forecast is trusted to release nodes
-        self._step: int | None = None  # the rounded rate of the last estimate
-        self._servers = 0
+        self._servers: dict[int, int] = {}  # estimates by rounded rate
+        self._guess: int | None = None  # the last of them
+        # What another gateway may want, and what the last few seconds alone would need, as of the
+        # last query.
+        self.most_nodes = self.recent_nodes = 0
         self._held: deque[tuple[int, int]] = deque()  # (until, nodes), fewer nodes last
 
     def on_arrival(self, now_ns: int, items: int, gateways: int = 1) -> None:
@@ -139,15 +147,19 @@ class FleetSize:
 
     def desired_nodes(self, now_ns: int, gateways: int = 1) -> int:
         """How many nodes to rent now, if so many gateways receive as much as this one."""
-        forecast_per_s = self._forecast_per_s(now_ns, gateways)
-        rate_per_s = forecast_per_s - self._own_per_s
-        nodes = ceil(self._servers_for(rate_per_s) / self._concurrency)
-        nodes = self._hold(now_ns, nodes)
-        if not self._has_arrivals or now_ns < self._settled_ns:
+        self._estimate(now_ns, gateways)
+        forecast_per_s = self._forecast_per_s
+        if self._has_arrivals:
+            self._recurrence.observe(now_ns, forecast_per_s)
+            forecast_per_s = max(forecast_per_s, self._recurrence.highest_ahead())
+        nodes = self._hold(now_ns, self._nodes_for(forecast_per_s))
+        if not self._has_arrivals or (now_ns < self._settled_ns and gateways == 1):
             nodes = max(nodes, self._standing)
+        elif now_ns < self._settled_ns:  # for other gateways it may be settled already
+            self.most_nodes = max(self.most_nodes, self._standing)
         return min(nodes, self._nodes_max)
 
-    def _forecast_per_s(self, now_ns: int, gateways: int) -> float:
+    def _estimate(self, now_ns: int, gateways: int) -> None:
         """The rate of all gateways, and the deviation that counting a part of it adds.
 
         It is that of the window from which the rate is, or of a minute at most: after a change of
@@ -155,31 +167,40 @@ class FleetSize:
         """
         values = self._counts.buckets(now_ns)
         if not values:
-            return 0.0
+            return
         longest = min(gateways * _WINDOW, _WINDOW_MAX)
         own = [value / gateways for value in values[-longest:]]
         own_per_s, window = consistent_mean(own, longest)
         per_s = gateways * own_per_s
-        return per_s + sqrt((gateways - 1) * per_s / max(window, _WINDOW))
+        self._forecast_per_s = per_s + sqrt((gateways - 1) * per_s / max(window, _WINDOW))
+        if gateways == 1:
+            return
+        dispute_per_s = DISPUTE_DEVIATIONS * sqrt(gateways * per_s / window)
+        self.most_nodes = self._nodes_for(self._forecast_per_s + dispute_per_s)
+        recent = values[-(REACTION_NS // _BUCKET_NS) :]
+        self.recent_nodes = self._nodes_for(sum(recent) / len(recent))
+
+    def _nodes_for(self, per_s: float) -> int:
+        return ceil(self._servers_for(per_s - self._own_per_s) / self._concurrency)
 
     def _servers_for(self, rate_per_s: float) -> int:
         if rate_per_s <= 0.0:
             return 0
         step = round(_STEPS_PER_E * log(rate_per_s))
-        if step != self._step:
-            self._step = step
+        found = self._servers.get(step)
+        if found is None:
             quantile = 1.0 - (1.0 - self._slo.quantile) / 2
             for_good = replace(self._slo, rate_tolerance=1.0, quantile=quantile)
-            least = self._least(rate_per_s, for_good)
+            found = self._least(rate_per_s, for_good)
             if self._slo.rate_tolerance > 1.0:
                 most = self._least(rate_per_s, self._slo)  # enough at U times the rate for good
-                least = self._for_a_while(rate_per_s, least, max(least, most))
-            self._servers = least
-        return self._servers
+                found = self._for_a_while(rate_per_s, found, max(found, most))
+            self._servers[step] = self._guess = found
+        return found
 
     def _least(self, rate_per_s: float, slo: Slo) -> int:
-        guess = self._servers or None
-        found = least_backends(self._times, rate_per_s, slo, GlobalQueue(), guess=guess).backends
+        queue, guess = GlobalQueue(), self._guess
+        found = least_backends(self._times, rate_per_s, slo, queue, guess=guess).backends
         return self._nodes_max * self._concurrency if found is None else found
 
     def _for_a_while(self, rate_per_s: float, least: int, most: int) -> int:

@@ -25,7 +25,7 @@ to start it again at once would be of no use to anybody.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, exp
 from typing import Final, final
 
@@ -33,6 +33,7 @@ from headgate.core.clock import HOUR_NS, NEVER_NS, SECOND_NS
 from headgate.core.model import UNLIMITED, App, Function, Pipeline, Pool, Slo, Variant
 from headgate.core.policy import Target
 from headgate.planning.autoscaling.fleet_size import FleetSize
+from headgate.planning.autoscaling.surplus import SurplusInstances
 from headgate.planning.constants import (
     BATCH_SHARE,
     DISPERSION_MEMORY_NS,
@@ -46,6 +47,7 @@ from headgate.planning.constants import (
     STOP_REGRET,
     STOP_REGRET_MAX,
     STOP_REGRET_STEP,
+    SURPLUS,
     WORK_MEMORY_NS,
 )
 from headgate.planning.forecast import Dispersion
@@ -247,6 +249,7 @@ class NodeAutoscaler:
         self._ladders: dict[tuple[int, int], RentalLadder] = {}
         self._fleets: dict[int, FleetSize] = {}  # by function id
         self._rented: list[tuple[Variant, Pool]] = []
+        self._surplus: dict[tuple[int, int], SurplusInstances] = {}  # by variant and pool id
         for function in app.functions:
             elastic = [
                 (variant, pool)
@@ -255,6 +258,9 @@ class NodeAutoscaler:
                 if pool.is_elastic and pool.id in variant.pool_ids
             ]
             self._rented.extend(elastic)
+            for variant, pool in elastic:
+                setup_ns = pool.boot_ns + variant.profile.cold_start_ns
+                self._surplus[variant.id, pool.id] = SurplusInstances(setup_ns)
             self._add_sizing(function, elastic)
         # By pipeline and stage: the pools that a request asks in turn.
         self._demands = [
@@ -357,6 +363,15 @@ class NodeAutoscaler:
                 Target(variant.id, pool.id, count, is_shared=gateways > 1, rented_max=rented_max)
             )
         return tuple(targets)
+
+    def with_surplus(self, now_ns: int, target: Target, present: int) -> Target:
+        """The target with those of the instances present that stay for other gateways."""
+        fleet = self._fleets.get(self._app.variants[target.variant_id].function_id)
+        most, recent = ceil(SURPLUS * target.count) + 1, 0
+        if fleet is not None:
+            most, recent = fleet.most_nodes, fleet.recent_nodes
+        surplus = self._surplus[target.variant_id, target.pool_id]
+        return replace(target, count=surplus.to_keep(now_ns, target.count, present, most, recent))
 
     def _part_of(self, now_ns: int, nodes: int, pool: Pool, function_id: int, part: float) -> int:
         """On how many of the rented nodes of a pool a function should be, with its part of work."""

@@ -12,8 +12,6 @@ the other: a start takes room, so the next one is chosen when it is done.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from math import ceil
 from typing import final
 
 from headgate.core.clock import NEVER_NS, SECOND_NS
@@ -22,39 +20,10 @@ from headgate.core.records import Node, Request
 from headgate.core.view import View
 from headgate.planning.admission.control import AdmissionControl
 from headgate.planning.autoscaling.rent_or_call import NodeAutoscaler
-from headgate.planning.constants import SURPLUS, SURPLUS_SETUPS
 from headgate.planning.dispatch.placement import Placement
 from headgate.planning.dispatch.task_queues import TaskQueues
 from headgate.planning.pools.build import Build
 from headgate.planning.pools.builds import Builds
-
-
-@final
-class SurplusInstances:
-    """Which instances beyond those wanted stay for a while, where gateways plan for the same pool.
-
-    Each gateway forecasts the whole load from its own part of it, so by chance one wants more than
-    another. To stop what another one wants costs a set-up. So a few surplus instances stay until
-    they were not wanted for several times that long, and then go one after the other.
-    """
-
-    def __init__(self) -> None:
-        # By variant and pool id: how many instances there are, and since when too many.
-        self._since: dict[tuple[int, int], tuple[int, int]] = {}
-
-    def to_keep(self, now_ns: int, target: Target, present: int, setup_ns: int) -> int:
-        """How many instances to have now: those wanted, and the surplus that stays."""
-        key = (target.variant_id, target.pool_id)
-        if present <= target.count:
-            self._since.pop(key, None)
-            return target.count
-        count, since_ns = self._since.get(key, (0, now_ns))
-        if count != present:
-            since_ns = now_ns  # another gateway may have stopped or started one just now
-            self._since[key] = (present, since_ns)
-        few = ceil(SURPLUS * target.count) + 1
-        is_old = now_ns - since_ns >= SURPLUS_SETUPS * setup_ns
-        return min(present - 1 if is_old else present, few)
 
 
 @final
@@ -80,7 +49,6 @@ class Provisioner:
         self.rents = self._autoscaler.is_needed
         self.plan_every_ns = SECOND_NS if self.rents else 0
         self._has_faas = any(build is not None for build in builds.faas)
-        self._surplus = SurplusInstances()
 
     def to_wake(self, request: Request) -> tuple[Build, Node] | None:
         """The build to start next, on a rented node, for a request that can wait for it.
@@ -130,12 +98,8 @@ class Provisioner:
     def _with_surplus(self, target: Target) -> Target:
         if not target.is_shared:
             return target
-        variant, pool_id = self._view.app.variants[target.variant_id], target.pool_id
-        present = len(self._view.instances_in(variant.id, pool_id))
-        setup_ns = self._view.app.pools[pool_id].boot_ns + variant.profile.cold_start_ns
-        return replace(
-            target, count=self._surplus.to_keep(self._view.now_ns, target, present, setup_ns)
-        )
+        present = len(self._view.instances_in(target.variant_id, target.pool_id))
+        return self._autoscaler.with_surplus(self._view.now_ns, target, present)
 
     def standing_orders(self) -> list[tuple[int, Target]]:
         """What is pre-warmed where gateways share pools: at least so many instances of a target.
