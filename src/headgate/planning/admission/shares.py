@@ -44,6 +44,7 @@ class ClassLoad:
     """What one class offers to one pool, and what it may use."""
 
     __slots__ = (
+        "_allotted_ns",
         "_refused_ns",
         "_since_ns",
         "_updated_ns",
@@ -82,6 +83,7 @@ class ClassLoad:
         self.is_starved = False  # it was admitted much less than it was allotted
         self._work_ns = 0.0
         self._refused_ns = 0.0  # of that
+        self._allotted_ns = 0.0  # in the same time
         self._urgency = 0  # the most urgent priority that its client gave of late
         self._urgent_until_ns = 0
         self._since_ns = self._updated_ns = now_ns
@@ -96,6 +98,7 @@ class ClassLoad:
             fading = exp(-elapsed_ns / self.memory_ns)
             self._work_ns *= fading
             self._refused_ns *= fading
+            self._allotted_ns = self._allotted_ns * fading + elapsed_ns * self.allotted
             most_ns = SHARES_BURST * self.entitled * self.declared_ns + work_ns
             saved_ns = self.tokens_ns + elapsed_ns * self.entitled
             self.tokens_ns = saved_ns if saved_ns < most_ns else most_ns
@@ -110,8 +113,8 @@ class ClassLoad:
         """Set its share, of which it gets what it offers; note whether it got much less of late."""
         self.entitled = entitled
         self.allotted = min(offered, entitled)
-        refused = self._refused_ns / self._work_ns if self._work_ns > 0.0 else 0.0
-        self.is_starved = (1.0 - refused) * offered < STARVED_BELOW * self.allotted
+        admitted_ns = self._work_ns - self._refused_ns
+        self.is_starved = admitted_ns < STARVED_BELOW * self._allotted_ns
 
     def save_up(self) -> None:
         """Have all that can be saved up: a class that comes was idle, and its share unused."""
