@@ -107,23 +107,6 @@ def test_a_node_that_refused_is_held_back_and_asked_again(
     assert busy.on_asked_again(node) is None
 
 
-def test_a_promised_task_does_not_wait_for_a_node_as_best_effort_does(
-    rig: PlanningRig, busy: BusyNodes
-) -> None:
-    node = rig.view.nodes[0]
-    rig.tell(GatewaysChanged(2))
-    busy.on_gateways_changed()
-    busy.hold_back(node)  # nothing promised waits
-    busy.on_promised(node.pool.id)
-    assert not busy.is_held_back(node)
-    task = rig.ask(due_ms=1100).tasks[0]
-    assert rig.admission.admit(task.request)
-    rig.queues.push(task, rig.admission.booked(task))
-    busy.hold_back(node)  # from what is promised: the next one has no reason to ask sooner
-    busy.on_promised(node.pool.id)
-    assert busy.is_held_back(node)
-
-
 def test_a_task_that_is_always_refused_fails_in_the_end(rig: PlanningRig, busy: BusyNodes) -> None:
     rig.tell(GatewaysChanged(2))
     busy.on_gateways_changed()

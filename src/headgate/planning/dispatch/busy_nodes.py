@@ -45,9 +45,6 @@ class BusyNodes:
         self._queues = queues
         self._rng = rng
         self.allowed: dict[int, int] = {}  # by node id; empty while none is held back
-        # By pool id: the nodes that are held back from best effort alone. What is promised there
-        # later need not wait for as long as best effort does.
-        self._from_best_effort: list[set[int]] = [set() for _ in view.app.pools]
         self._refused_id: int | None = None  # of the batch that was refused just now
         self._batch_ns = [0.0] * len(view.app.pools)  # by pool id: time of our last batch there
         # Batches of a gateway that is gone may still run.
@@ -72,12 +69,6 @@ class BusyNodes:
         self._refused_id = batch.id
         return True
 
-    def on_promised(self, pool_id: int) -> None:
-        """A promised task waits for a pool: it may ask the nodes that best effort does not ask."""
-        held = self._from_best_effort[pool_id]
-        while held:
-            self.allowed.pop(held.pop(), None)
-
     def on_ended(self, batch: Batch) -> int | None:
         """When to ask the node again that has refused a batch; None if it has not.
 
@@ -90,11 +81,10 @@ class BusyNodes:
         if batch.id != self._refused_id:
             return None
         self._refused_id = None
-        slack_ns = self._slack_ns(pool_id)
-        if slack_ns < inf:
-            self._from_best_effort[pool_id].discard(batch.node.id)
-        refusals = max(task.busy_refusals for task in batch.tasks)
-        return self.retry_at_ns(slack_ns, batch_ns, refusals)
+        # A node that is not asked is not there for what is promised meanwhile, either.
+        is_alone = not self._builds.has_promises(pool_id)
+        refusals = max(task.busy_refusals for task in batch.tasks) if is_alone else 0
+        return self.retry_at_ns(self._slack_ns(pool_id), batch_ns, refusals)
 
     def on_freed(self, node: Node) -> int | None:
         """Hold back a node with a free slot that is left to others; when to ask it then.
@@ -128,16 +118,10 @@ class BusyNodes:
     def forget(self, node: Node) -> None:
         """A node is gone."""
         self.allowed.pop(node.id, None)
-        self._from_best_effort[node.pool.id].discard(node.id)
 
     def hold_back(self, node: Node) -> None:
         """Send a node no more than what it runs."""
         self.allowed[node.id] = node.running
-        held = self._from_best_effort[node.pool.id]
-        if self._queues.promised_heads[node.pool.id].first() is None:
-            held.add(node.id)
-        else:
-            held.discard(node.id)
 
     def allow_one_more(self, node: Node) -> bool:
         """Allow one batch more on a node; whether it is still held back then."""

@@ -105,8 +105,6 @@ class Dispatcher:
         self._queues.push(task, promise)
         if promise is not None and promise.build.has_choice and not was_refused:
             self._shapes.observe(promise.build, task.request.items)
-        if promise is not None and not was_refused and self._placement.busy.allowed:
-            self._placement.busy.on_promised(promise.build.pool.id)
         self._ready.append(task)
 
     def take_ready(self) -> Task | None:
