@@ -403,15 +403,18 @@ class NodeAutoscaler:
             self._ladders[pool.id, function.id] = self._ladder(function, pool)
 
     def _fleet(self, function: Function, variant: Variant, pool: Pool) -> FleetSize:
-        latency_ns = self._budgets_ns[function.id] - 2 * pool.network_ns
+        latency_ns = self._budgets_ns[function.id]
         concurrency = min(self._together(pool, variant), pool.count_of(variant.shape))
-        alone_ns = variant.profile.time_ns(1, concurrency)
+        alone_ns = _busy_ns(pool, variant, 1, concurrency)
         interval_ns, batch_ns = self._in_batches(pool, variant, latency_ns)
         exec_ns = round(interval_ns * self._together(pool, variant))
+        own_per_s = self._own_rate_per_ns(function) * SECOND_NS
+        # Nodes on which every request is late help nobody, unless there are no others.
+        nodes_max = pool.nodes if alone_ns <= latency_ns or own_per_s == 0.0 else 0
         pipelines = self._app.pipelines
         slos = [p.slo for p in pipelines if any(s.function is function for s in p.stages)]
         return FleetSize(
-            pool.nodes,
+            nodes_max,
             standing=min(function.prewarm_nodes, pool.nodes),
             slo=Slo(
                 latency_ns - (batch_ns - alone_ns),
@@ -421,7 +424,7 @@ class NodeAutoscaler:
             exec_ns=exec_ns,
             concurrency=concurrency,
             ready_after_ns=pool.boot_ns + variant.profile.cold_start_ns,
-            own_per_s=self._own_rate_per_ns(function) * SECOND_NS,
+            own_per_s=own_per_s,
         )
 
     def _ladder(self, function: Function, pool: Pool) -> RentalLadder:
@@ -467,8 +470,7 @@ class NodeAutoscaler:
         self, pipeline: Pipeline, index: int, variant: Variant, pool: Pool
     ) -> NodeDemand | None:
         """What a stage asks of a pool; None if it cannot be in time there."""
-        concurrency = self._together(pool, variant)
-        alone_ns = variant.profile.time_ns(1, concurrency)
+        alone_ns = _busy_ns(pool, variant, 1, self._together(pool, variant))
         if pipeline.slo.latency_ns == NEVER_NS:
             allowed_ns = max(_ALLOWED_NS, _ALLOWED_TIMES * alone_ns)
         else:
@@ -493,11 +495,11 @@ class NodeAutoscaler:
 
     def _in_batches(self, pool: Pool, variant: Variant, allowed_ns: int) -> tuple[float, int]:
         """Time per item on a node in batches that leave time to wait, and that of such a batch."""
-        concurrency, profile = self._together(pool, variant), variant.profile
-        batch_ns = profile.time_ns(1, concurrency)
+        concurrency = self._together(pool, variant)
+        batch_ns = _busy_ns(pool, variant, 1, concurrency)
         interval_ns = batch_ns / concurrency
-        for items in range(2, len(profile.exec_ns) + 1):
-            time_ns = profile.time_ns(items, concurrency)
+        for items in range(2, len(variant.profile.exec_ns) + 1):
+            time_ns = _busy_ns(pool, variant, items, concurrency)
             if time_ns > BATCH_SHARE * allowed_ns:
                 break
             if time_ns / (items * concurrency) < interval_ns:
@@ -542,6 +544,11 @@ class NodeAutoscaler:
             START_SLACK * (min(starts_ns) + _path_ns(pipeline, 0)[1]) <= pipeline.slo.latency_ns
             for pipeline in pipelines
         )
+
+
+def _busy_ns(pool: Pool, variant: Variant, items: int, concurrency: int) -> int:
+    """Time for which a batch takes a slot of a node: it is on the network in that time, too."""
+    return variant.profile.time_ns(items, concurrency) + 2 * pool.network_ns
 
 
 def _path_ns(pipeline: Pipeline, index: int, waits_ns: float = 0.0) -> tuple[float, float]:
