@@ -104,16 +104,6 @@ def test_requests_of_eight_items_rent_what_they_need(seed: int) -> None:
 
 
 @over_seeds
-def test_nodes_are_rented_for_the_time_on_the_network_too(seed: int) -> None:
-    check(worlds.rented_pool_behind_a_network, seed)
-
-
-@over_seeds
-def test_no_nodes_are_rented_on_which_every_request_is_late(seed: int) -> None:
-    check(worlds.rented_nodes_that_are_too_slow, seed)
-
-
-@over_seeds
 def test_a_function_cannot_use_slots_beyond_its_concurrency(seed: int) -> None:
     check(worlds.concurrency_below_the_slots, seed)
 

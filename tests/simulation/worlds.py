@@ -510,45 +510,6 @@ def large_requests_on_a_rented_pool(policy: str, seed: int) -> list[Claim]:
     ]
 
 
-def rented_pool_behind_a_network(policy: str, seed: int) -> list[Claim]:
-    """A node is taken for 240 ms by a request of 100 ms: 34 per second need 9 nodes, not 5."""
-    config = declare(
-        functions={"f": {"exec_time": "100ms", "cold_start": "450ms"}},
-        pools={
-            "rented": {"nodes": 12, "elastic": True, "boot_time": "1s", "network_delay": "70ms"}
-        },
-        slo={"latency": "3s"},
-    )
-    score = run_world(config, (Stream("poisson:rate=34/s", "f"),), 100.0, policy=policy, seed=seed)
-    return [Claim("attainment", score.attainment(), 0.99), Claim("kept", score.kept(), 0.99)]
-
-
-def rented_nodes_that_are_too_slow(policy: str, seed: int) -> list[Claim]:
-    """Beside a node of 75 ms, nodes to rent of 3.7 s: within 1.2 s they answer nothing."""
-    config = declare(
-        functions={
-            "f": {
-                "prewarm_nodes": 2,
-                "variants": {
-                    "fast": {"pools": ["own"], "exec_time": "75ms"},
-                    "slow": {"pools": ["rented"], "exec_time": "3.7s"},
-                },
-            }
-        },
-        pools={
-            "own": {"nodes": 1},
-            "rented": {"nodes": 2, "elastic": True, "boot_time": "1s", "idle_timeout": "2s"},
-        },
-        slo={"latency": "1.2s"},
-    )
-    score = run_world(config, (Stream("poisson:rate=26/s", "f"),), 60.0, policy=policy, seed=seed)
-    rented = sum(use.up_ns for use in score.columns.resources) / score.columns.end_ns - 1.0
-    return [
-        Claim("goodput/s", score.goodput_per_s(), 12.5),
-        Claim("nodes rented on average", rented, 0.2, "most"),
-    ]
-
-
 def starts_count(policy: str, seed: int) -> list[Claim]:
     """32 nodes, 100 ms, SLO 130 ms at twice the capacity of 320/s, with exact times."""
     config = declare(

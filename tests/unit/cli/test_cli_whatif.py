@@ -126,7 +126,8 @@ def test_what_was_never_seen_is_named(log: Path) -> None:
     assert whatif(log, "--runs", 1)["unseen"] == []
     (line,) = whatif(log, "--workers", 2, "--runs", 1)["unseen"]
     assert line == "assumed: 2 nodes of gpu (the log has 1), none of which slows another down"
-    larger = whatif(log, "--rate-scale", 4, "--set", "functions.bert.batch_max=16", "--runs", 1)
+    patient = ("--set", "functions.bert.batch_max=16", "--set", "slo.latency=300ms")
+    larger = whatif(log, "--rate-scale", 4, *patient, "--runs", 1)
     sizes = read_calibrated(log).results[1].sizes
     assert any(
         line.startswith("assumed: batches of")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headgate.core.clock import SECOND_NS
-from headgate.planning.autoscaling.surplus import SurplusInstances
+from headgate.planning.autoscaling.fleet_size import SurplusInstances
 
 S = SECOND_NS
 

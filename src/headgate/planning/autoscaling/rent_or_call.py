@@ -32,8 +32,7 @@ from typing import Final, final
 from headgate.core.clock import HOUR_NS, NEVER_NS, SECOND_NS
 from headgate.core.model import UNLIMITED, App, Function, Pipeline, Pool, Slo, Variant
 from headgate.core.policy import Target
-from headgate.planning.autoscaling.fleet_size import FleetSize
-from headgate.planning.autoscaling.surplus import SurplusInstances
+from headgate.planning.autoscaling.fleet_size import FleetSize, SurplusInstances
 from headgate.planning.constants import (
     BATCH_SHARE,
     DISPERSION_MEMORY_NS,
