@@ -67,6 +67,10 @@ class PolicyError(HeadgateError):
     actions: Sequence[object] = ()
     tasks: Sequence[object] = ()
 
+    def __reduce__(self) -> tuple[type[PolicyError], tuple[object, ...]]:
+        """Go to another process without actions and tasks, which are of this one alone."""
+        return type(self), self.args
+
 
 class DriverError(HeadgateError):
     """A driver delivered an event that cannot have happened. Such an event changes nothing."""

@@ -211,3 +211,10 @@ def test_a_load_that_only_rounding_keeps_below_one_is_never_in_time() -> None:
     """The rate at which the tail decays is 0 there, as far as floats tell."""
     tail = SharedQueueTail(LogNormalTimes(0.1, 0.5), load=2.0 * (1.0 - 2e-15), backends=2)
     assert tail.beyond(1e6) == 1.0
+
+
+def test_a_guess_that_is_far_too_high_is_no_matter() -> None:
+    """As after a fall of the rate. The search went down in small steps, and gave up."""
+    times, slo = LogNormalTimes(0.01, 0.2), Slo(50_000_000, 0.99)
+    without = least_backends(times, 1.0, slo, GlobalQueue())
+    assert least_backends(times, 1.0, slo, GlobalQueue(), guess=5_000) == without

@@ -159,10 +159,10 @@ def _least(excess: Callable[[int], float], low: int, start: int) -> int | None:
             number += max(1, ceil(-1.2 * value / slope), tried * tried)
             if number > BACKENDS_MAX:
                 return None
-        elif low_excess == 0.0:
-            number = max(low + 1, high - max(1, int(value / slope)))
         elif tried > 6:
             number = (low + high) // 2
+        elif low_excess == 0.0:
+            number = max(low + 1, high - max(1, int(value / slope)))
         else:
             part = low_excess / (low_excess - high_excess)
             number = min(max(low + 1, low + ceil((high - low) * part)), high - 1)
