@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from .worlds import Score, Stream, declare, run_world
+from headgate.config import declare
+
+from .worlds import Score, Stream, run_world
 
 over_seeds = pytest.mark.parametrize("seed", [7001, 7002])
 
