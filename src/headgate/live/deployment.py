@@ -6,6 +6,7 @@ make them disagree.
 
 from __future__ import annotations
 
+import os
 import ssl
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,6 +43,11 @@ class Deployment(Struct, frozen=True):
 
     def load(self) -> AppConfig:
         return from_spec(self.spec, _FILE)
+
+    def may_spin(self, gateways: int) -> bool:
+        """Whether every worker and every gateway has cores of its own, as `busy_poll` needs."""
+        claimed = sum(len(node.cores) for node in self.nodes)
+        return claimed + gateways <= len(os.sched_getaffinity(0))
 
 
 def write_deployment(run_dir: Path, deployment: Deployment) -> None:

@@ -154,7 +154,8 @@ class Runtime:
         pools = self._config.app.pools
         self._has_platforms = any(pool.faas is not None for pool in pools)
         self._drained: asyncio.Event | None = None
-        self._busy_poll = BusyPoll(asyncio.get_running_loop(), self._has_one_request)
+        self._may_spin = deployment.may_spin(self._config.serve.gateways)
+        self._busy_poll = BusyPoll(asyncio.get_running_loop(), self._should_spin)
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._inspection: asyncio.Task[None] | None = None
 
@@ -363,7 +364,7 @@ class Runtime:
         except BaseException:
             self._in_flight.pop(action.batch_id, None)
             raise
-        if link is not None and self._has_one_request():
+        if link is not None and self._should_spin():
             self._busy_poll.extend(now_ns)
 
     def _run_once_key(self, call: Call, stage_index: int) -> bytes:
@@ -376,9 +377,9 @@ class Runtime:
         names = "\0".join((client, pipeline.name, stage.function.name, str(stage_index)))
         return names.encode() + b"\0" + call.client_request_id
 
-    def _has_one_request(self) -> bool:
+    def _should_spin(self) -> bool:
         """Whether exactly one request is in flight, so that busy polling pays off."""
-        return len(self._calls) == 1
+        return self._may_spin and len(self._calls) == 1
 
     def execute(self, action: PlacedAction) -> None:
         assert self._driver is not None

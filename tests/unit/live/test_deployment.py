@@ -10,7 +10,7 @@ from headgate.config.build import UNKNOWN_EXEC_NS
 from headgate.core.clock import SECOND_NS
 from headgate.core.errors import ConfigError
 from headgate.functions.tensor import Signature, TensorSpec
-from headgate.live.deployment import assign_cores
+from headgate.live.deployment import Deployment, NodeSpec, assign_cores
 from headgate.live.ipc.messages import MeasuredFunction
 from headgate.live.model_registry import served_models, with_measured_profiles
 from headgate.policies import find_policy
@@ -139,6 +139,28 @@ def test_each_gateway_has_a_core_of_its_own() -> None:
     ).app
     nodes = assign_cores(app, range(8), "here", gateways=4)
     assert [node.cores for node in nodes] == [[6, 7], [4, 5]]
+
+
+@pytest.mark.parametrize(
+    ("workers", "gateways", "cores", "expected"),
+    [
+        ([[1]], 1, 2, True),  # one core each
+        ([[1], [0]], 1, 2, False),  # the gateway would spin on the core of a worker
+        ([[1]], 2, 2, False),
+        ([[0]], 1, 1, False),
+        ([[6, 7], [4, 5]], 4, 8, True),
+    ],
+)
+def test_processes_spin_only_on_cores_of_their_own(
+    workers: list[list[int]],
+    gateways: int,
+    cores: int,
+    expected: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(cores)))
+    nodes = [NodeSpec(number, 0, f"w{number}", own) for number, own in enumerate(workers)]
+    assert Deployment({}, "", nodes).may_spin(gateways) is expected
 
 
 def test_gpu_pools_are_not_served_yet() -> None:

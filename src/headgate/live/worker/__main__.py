@@ -29,6 +29,7 @@ def main() -> int:
     node = next(node for node in deployment.nodes if node.id == options.node_id)
     config = deployment.load()
     logs.configure(config.serve, f"worker {node.name}")
+    may_spin = deployment.may_spin(config.serve.gateways)  # counted before the process is pinned
     _configure_process(node, config.app)
     listener = _listen(socket_path(run_dir, node.id))
 
@@ -43,6 +44,7 @@ def main() -> int:
         heartbeat_fd=options.heartbeat_fd,
         begun_fd=options.begun_fd,
         hang_ns=int(options.hang_s * 1e9),
+        may_spin=may_spin,
     )
     return server.serve()
 

@@ -73,6 +73,7 @@ class Server:
         heartbeat_fd: int | None,
         begun_fd: int | None,
         hang_ns: int,
+        may_spin: bool,
     ) -> None:
         self._listener = listener
         self._spec = spec
@@ -113,6 +114,7 @@ class Server:
         self._epoll = select.epoll()
         self._connections: dict[int, GatewayConnection] = {}  # by descriptor
         self._is_stop_requested = False
+        self._may_spin = may_spin
         self._is_single_request = False  # the last batch had a single request
         self._busy_epoll = BusyEpoll(self._epoll)
 
@@ -177,7 +179,7 @@ class Server:
             return self._epoll.poll(0)
         wake_ns = self._blocked_until_ns = self._node.next_timer_ns()
         until_ns = None if wake_ns == NEVER_NS else wake_ns
-        return self._busy_epoll.wait(until_ns, may_spin=self._is_single_request)
+        return self._busy_epoll.wait(until_ns, may_spin=self._may_spin and self._is_single_request)
 
     def _on_warmed_up(self) -> None:
         """Start to accept gateways: the `Hello` can be sent now."""
