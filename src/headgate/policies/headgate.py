@@ -80,7 +80,7 @@ class Headgate(Policy):
         self.admission_margins = self._admission.margins.z
         self._refusals = Refusals(view, self._builds, self._admission)
         budgets, factor = self._admission.budgets, config.default_deadline_factor
-        self._queues = TaskQueues(view.app, self._builds, budgets, factor)
+        self._queues = TaskQueues(view, self._builds, budgets, factor)
         self._busy = BusyNodes(view, self._builds, self._queues, self.rng)
         self._placement = Placement(view, self._builds, self._busy, self.rng)
         parts = (view, self._builds, self._admission, self._queues, self._placement)
@@ -160,7 +160,7 @@ class Headgate(Policy):
         promise = self._admission.booked(task)
         if promise is None:
             self._offer_best_effort(task.function.id)
-        elif promise.build.warm_pool is not None or not self._offer(promise.build):
+        elif promise.build.warm_pool is not None or not self._offer(promise.build, task):
             if (send := self._dispatch.to_other_pool(promise.build)) is not None:
                 self._send(send)
             else:
@@ -184,9 +184,9 @@ class Headgate(Policy):
         while self._queues.given_up:
             self._offer_best_effort(self._queues.take_given_up())
 
-    def _offer(self, build: Build) -> bool:
+    def _offer(self, build: Build, task: Task | None = None) -> bool:
         """Offer a free node that can take a build to the most urgent tasks of its pool."""
-        node = self._placement.node_for(build)
+        node = self._placement.node_for(build, task)
         if node is not None:
             self._serve(node)
         return node is not None

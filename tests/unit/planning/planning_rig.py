@@ -84,7 +84,7 @@ class PlanningRig:
         self.spillover = Spillover(self.view, self.builds)
         self.admission = AdmissionControl(self.view, self.builds, self.spillover)
         self.refusals = Refusals(self.view, self.builds, self.admission)
-        self.queues = TaskQueues(app, self.builds, self.admission.budgets, 30.0)
+        self.queues = TaskQueues(self.view, self.builds, self.admission.budgets, 30.0)
         self.busy = BusyNodes(self.view, self.builds, self.queues, Random(1))
         self.placement = Placement(self.view, self.builds, self.busy)
         self.now_ns = 0

@@ -42,6 +42,7 @@ class Promise:
         "bucket",
         "build",
         "due_ns",
+        "input_node_id",
         "is_booked",
         "is_given_up",
         "items",
@@ -79,6 +80,8 @@ class Promise:
         self.batches = batches
         self.items = items
         self.size = size  # of the batches that the promise reckons with
+        # Where the task waits because its input is there; None: nothing would have to be moved.
+        self.input_node_id: int | None = None
         self.usd = 0.0  # what the task costs at most, if its request has a cost objective
         self.is_booked = False  # it is in the calendars: its task is not sent yet
         self.is_given_up = False  # its task is best effort now

@@ -71,6 +71,8 @@ class Batching:
             items_max = choice.items
         elif promise is None:
             items_max = max(1, admission.feasibility.unblocking_items(build, build.items_best))
+        if node is not None and queue.node_id is not None and queue.node_id != node.id:
+            items_max = 1  # every further input would have to be moved first, too
         bytes_max = UNLIMITED if build.pool.faas is None else build.pool.faas.payload_bytes_max
         batch: list[Task] = []
         items = booked_ns = 0

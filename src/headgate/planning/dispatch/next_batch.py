@@ -13,6 +13,7 @@ from __future__ import annotations
 from operator import itemgetter
 from typing import Final, final
 
+from headgate.core.clock import SECOND_NS
 from headgate.core.records import STAGES_MAX, Batch, Node, Task
 from headgate.core.states import TASK_READY
 from headgate.core.view import View, has_free_compute
@@ -62,7 +63,7 @@ class Send:
         self.build = build
         self.is_start = is_start
         self.node = node  # None: the batch is a call of the build's FaaS pool
-        self.start_ns = start_ns  # that the node needs before it can run the build
+        self.start_ns = start_ns  # that the node needs first, to hold the build and its input
         self.shape_id = shape_id
         self.choice = choice  # where the size of the batch was chosen with its shape
 
@@ -165,7 +166,7 @@ class Dispatcher:
         if node.id not in self._view.free_nodes or (busy.allowed and busy.is_held_back(node)):
             return None
         if self._emptied_for and (kept_for := self._emptied_for.get(node.id)) is not None:
-            waits = self._queues.promised[kept_for.id].items > 0
+            waits = any(q.items > 0 for q in self._queues.promised_on(kept_for, node.id))
             if waits and self._placement.is_crowded_out(node, kept_for):
                 return None
             del self._emptied_for[node.id]
@@ -229,11 +230,11 @@ class Dispatcher:
 
     def _of_build(self, node: Node, build: Build) -> Send | None:
         """A batch of what was promised to a build, if the node should run it now."""
-        queue = self._queues.promised[build.id]
-        task = self._batching.prune(queue) if queue.items > 0 else None
-        if task is None:
-            return None
-        return self._of_queue(node, queue, task, build, is_best_effort=False)
+        for queue in self._queues.promised_on(build, node.id):
+            task = self._batching.prune(queue) if queue.items > 0 else None
+            if task is not None:
+                return self._of_queue(node, queue, task, build, is_best_effort=False)
+        return None
 
     def _empties(self, node: Node, build: Build, task: Task) -> bool:
         """Begin to empty a node for a build that no node holds, if its task can wait no longer.
@@ -263,7 +264,9 @@ class Dispatcher:
             build = builds[instance.variant.function_id]
             if build is not None:
                 own = (
-                    queues.best_effort_of(build) if is_best_effort else [queues.promised[build.id]]
+                    queues.best_effort_of(build)
+                    if is_best_effort
+                    else queues.promised_on(build, node.id)
                 )
                 for queue in own:
                     if queue.items > 0 and queue.head() is not None:
@@ -303,6 +306,8 @@ class Dispatcher:
             return None
         if build.has_choice:
             return self._in_shape(queue, task, build, node)
+        if queue.node_id is not None and queue.node_id != node.id:
+            return self._moved(queue, task, build, node)
         if not is_best_effort and build.items_best > 1 and self._waits_for_more(queue, task, build):
             return None
         send = self._send_to(node, queue, build)
@@ -314,6 +319,21 @@ class Dispatcher:
             is_held = build.variant.id in node.instances
             return None if is_held else Send(queue, build, node, is_start=True)
         return send
+
+    def _moved(self, queue: EdfQueue, task: Task, build: Build, node: Node) -> Send | None:
+        """A task whose input is moved to this node; None if the node that has it is free sooner."""
+        moved_bytes = self._view.moved_bytes(task, node.pool.id, node.id)
+        moving_ns = int(moved_bytes / node.pool.bytes_per_s * SECOND_NS)
+        source = None if queue.node_id is None else self._view.nodes.get(queue.node_id)
+        if (
+            source is not None
+            and self._builds.node_end_ns(source) <= self._view.now_ns + moving_ns
+            and build.variant.id in source.instances
+            and not self._view.is_barred(source, build.variant)
+        ):
+            return None
+        start_ns = self._builds.start_ns(build, node) + moving_ns
+        return Send(queue, build, node, start_ns, build.shape_id)
 
     def _can_wait_to_evict(self, task: Task, send: Send) -> bool:
         """Whether a task can wait until something ends that is better evicted for its build."""

@@ -9,6 +9,7 @@ Nodes that other gateways keep busy get no batch: see `busy_nodes`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 from random import Random
 from typing import final
@@ -26,11 +27,11 @@ from headgate.planning.pools.build import Build
 from headgate.planning.pools.builds import Builds
 
 
-def has_room(view: View, node: Node, variant: Variant) -> bool:
-    """Whether a node could start a variant without evicting anything."""
+def has_room(view: View, node: Node, variant: Variant, shape_id: int = 0) -> bool:
+    """Whether a node could start the first instance of a variant without evicting anything."""
     return (
         variant.id not in node.instances
-        and has_free_room(node, variant, 0)
+        and has_free_room(node, variant, shape_id)
         and not view.is_barred(node, variant)
     )
 
@@ -98,31 +99,27 @@ class Placement:
             return best
         best = None
         for node in free.values():
-            held = node.instances.get(build.variant.id)
-            if (
-                held is not None
-                and _can_run_soon(held)
-                and node.running < self._builds.lanes_on(node, build)
-                and self._can_take(node, build)
-                and (best is None or node.running < best.running)
-            ):
+            if (best is None or node.running < best.running) and self._is_warm(node, build):
                 best = node
                 if node.running == 0:
                     break
         return best
 
+    def _is_warm(self, node: Node, build: Build) -> bool:
+        """Whether a free node holds the weights of a build and can take a batch."""
+        held = node.instances.get(build.variant.id)
+        return (
+            held is not None
+            and _can_run_soon(held)
+            and node.running < self._builds.lanes_on(node, build)
+            and self._can_take(node, build)
+        )
+
     def _random_warm_node(self, build: Build) -> Node | None:
         """Of the free nodes that hold a build, one of those with the fewest batches of ours."""
         best: list[Node] = []
         for node in self._view.free_by_pool[build.pool.id].values():
-            held = node.instances.get(build.variant.id)
-            if (
-                held is not None
-                and _can_run_soon(held)
-                and node.running < self._builds.lanes_on(node, build)
-                and (not best or node.running <= best[0].running)
-                and self._can_take(node, build)
-            ):
+            if (not best or node.running <= best[0].running) and self._is_warm(node, build):
                 if best and node.running < best[0].running:
                     best.clear()
                 best.append(node)
@@ -134,13 +131,10 @@ class Placement:
         First the one that has the task's input, where moving it takes time; then the one with the
         least compute left, which keeps room together on others.
         """
+        for node in self._free_nodes_with_input(build, task):
+            if self._has_room_for(node, build, shape_id):
+                return node
         free = self._view.free_by_pool[build.pool.id]
-        if build.pool.bytes_per_s > 0.0:
-            for index in task.stage.after:
-                node_id = task.request.tasks[index].node_id
-                node = None if node_id is None else free.get(node_id)
-                if node is not None and self._has_room_for(node, build, shape_id):
-                    return node
         best = offered if self._has_room_for(offered, build, shape_id) else None
         for node in islice(free.values(), CANDIDATES_MAX):
             if (best is None or _compute_used(node) > _compute_used(best)) and self._has_room_for(
@@ -148,6 +142,15 @@ class Placement:
             ):
                 best = node
         return best
+
+    def _free_nodes_with_input(self, build: Build, task: Task) -> Iterator[Node]:
+        """The free nodes on which stages before a task ran, if moving their outputs takes time."""
+        if build.pool.bytes_per_s > 0.0:
+            free = self._view.free_by_pool[build.pool.id]
+            for index in task.stage.after:
+                node_id = task.request.tasks[index].node_id
+                if node_id is not None and node_id in free:
+                    yield free[node_id]
 
     def _has_room_for(self, node: Node, build: Build, shape_id: int) -> bool:
         """Whether a free node that holds a build can begin a batch in a shape now."""
@@ -189,10 +192,17 @@ class Placement:
             and not self._view.is_barred(node, build.variant)
         )
 
-    def node_for(self, build: Build) -> Node | None:
-        """The free node on which a batch of a build should run now; None to wait."""
+    def node_for(self, build: Build, task: Task | None = None) -> Node | None:
+        """The free node on which a batch of a build, of a task's if any, should run; None to wait.
+
+        First the one that has the task's input, where moving it takes time.
+        """
         if not self._view.free_by_pool[build.pool.id]:
             return None
+        if task is not None:
+            for near in self._free_nodes_with_input(build, task):
+                if self._is_warm(near, build):
+                    return near
         node = self.warm_node(build)
         return self._cold_node(build, is_urgent=self._cannot_wait(build)) if node is None else node
 
@@ -246,7 +256,7 @@ class Placement:
     def rentable_node(self, build: Build) -> Node | None:
         """A node to rent for a build, one that is rented already if possible; None if none is."""
         nodes = self._view.free_by_pool[build.pool.id].values()
-        fitting = [node for node in nodes if has_room(self._view, node, build.variant)]
+        fitting = [node for node in nodes if self._has_room(node, build)]
         return min(fitting, key=lambda node: not node.instances, default=None)
 
     def to_prewarm(self, node: Node) -> Build | None:
@@ -259,9 +269,8 @@ class Placement:
         # a node of its own.
         if not (node.pool.is_elastic and self._view.gateways > 1):
             for build in self._prewarmed[node.pool.id]:
-                if self._builds.count_instances(build) < self._prewarm_nodes(build) and has_room(
-                    self._view, node, build.variant
-                ):
+                is_missing = self._builds.count_instances(build) < self._prewarm_nodes(build)
+                if is_missing and self._has_room(node, build):
                     return build
         for build in self._replicated[node.pool.id]:
             held = node.by_variant.get(build.variant.id, ())
@@ -272,6 +281,9 @@ class Placement:
             ):
                 return build
         return None
+
+    def _has_room(self, node: Node, build: Build) -> bool:
+        return has_room(self._view, node, build.variant, build.start_shape_id)
 
     def _prewarm_nodes(self, build: Build) -> int:
         return self._view.app.functions[build.function_id].prewarm_nodes
@@ -311,7 +323,7 @@ class Placement:
                 or not self._can_take(node, build)
             ):
                 continue
-            if not has_room(view, node, build.variant):
+            if not self._has_room(node, build):
                 if fallback is None and self._may_evict(node, build):
                     fallback = node
                 continue
@@ -325,7 +337,7 @@ class Placement:
         """Whether a build may be started on a node that could take it."""
         if _is_left_to_plan(node):
             return False
-        if has_room(self._view, node, build.variant):
+        if self._has_room(node, build):
             return self._may_take_room(build, is_urgent=is_urgent)
         return self._may_evict(node, build)
 

@@ -3,7 +3,8 @@
 A queue belongs to one build (promised tasks) or to one function (best effort). Promised tasks go in
 the order of their latest start, deadline less service time, and not of their deadline: where work
 cannot be preempted, a short task that is due a little earlier would take the last lane on which a
-long one could still have been in time.
+long one could still have been in time. Where moving inputs between nodes takes time, the promised
+tasks with inputs on one node have a queue of their own, so that they run there, and together.
 
 The most urgent queue of a pool is found through a heap of heads that is corrected lazily:
 O(log queues) per change.
@@ -16,10 +17,10 @@ from math import inf
 from typing import Final, final
 
 from headgate.core.clock import NEVER_NS
-from headgate.core.model import App
 from headgate.core.policy import LazyDeletions
-from headgate.core.records import Task
+from headgate.core.records import Datum, Task
 from headgate.core.states import TASK_READY
+from headgate.core.view import View
 from headgate.planning.admission.cost_budgets import CostBudgets
 from headgate.planning.admission.feasibility import Promise
 from headgate.planning.constants import BEST_EFFORT_SHARE
@@ -49,10 +50,21 @@ class EdfQueue:
     are taken by its tasks in the order of their priorities.
     """
 
-    __slots__ = ("_by_priority", "_deletions", "_heap", "_uses_priorities", "id", "items")
+    __slots__ = (
+        "_by_priority",
+        "_deletions",
+        "_heap",
+        "_uses_priorities",
+        "id",
+        "items",
+        "node_id",
+    )
 
-    def __init__(self, id: int, *, uses_priorities: bool = True) -> None:
+    def __init__(
+        self, id: int, *, uses_priorities: bool = True, node_id: int | None = None
+    ) -> None:
         self.id = id
+        self.node_id = node_id  # that has the input of its tasks; None: they have none to move
         self._uses_priorities = uses_priorities
         self.items = 0  # of tasks that wait
         # A place without a task is taken by the first of its client's tasks by priority.
@@ -180,16 +192,19 @@ class TaskQueues:
     """The queues of all builds and functions, and the share of best effort on each pool."""
 
     def __init__(
-        self, app: App, builds: Builds, budgets: CostBudgets, default_deadline_factor: float
+        self, view: View, builds: Builds, budgets: CostBudgets, default_deadline_factor: float
     ) -> None:
         """Best effort is ordered by arrival plus so many execution times: short tasks go first."""
-        self._app = app
+        app = self._app = view.app
+        self._view = view
         self._budgets = budgets
         self._factor = default_deadline_factor
         self._builds = builds
         # By build id. A promise binds: a client's later requests do not push out its earlier ones,
         # however urgent, but are admitted before its others (`AdmissionControl`).
         self.promised = [EdfQueue(build.id, uses_priorities=False) for build in builds.all]
+        # By build id and the node that has their input: made when first needed.
+        self._with_input: dict[tuple[int, int], EdfQueue] = {}
         first = len(builds.all)
         # By function id, then by where the tasks may run: one that cannot run in a place must not
         # keep those behind it from running there.
@@ -221,7 +236,8 @@ class TaskQueues:
         """Queue a ready task for the build that its promise names, or for best effort."""
         rank = self._app.clients[task.request.client].priority
         if promise is not None:
-            queue = self.promised[promise.build.id]
+            promise.input_node_id = self._input_node_id(task, promise.build)
+            queue = self._promised_queue(promise)
             queue.push((rank, promise.order_ns, task.id), task)
             self.promised_heads[promise.build.pool.id].push(queue)
             return queue
@@ -240,12 +256,38 @@ class TaskQueues:
     def withdraw(self, task: Task, promise: Promise | None) -> None:
         """Forget a task that was cancelled or has expired."""
         if promise is not None:
-            self.promised[promise.build.id].withdraw(task)
+            self._promised_queue(promise).withdraw(task)
         else:
             # What it can pay for may have changed since, and its request is settled.
             queue = self._limited_tasks.pop(task.id, None)
             queue = queue or self.best_effort[task.function.id][self._place(task)]
             queue.withdraw(task)
+
+    def _input_node_id(self, task: Task, build: Build) -> int | None:
+        """The node of a build's pool that has most of a task's input, if moving it takes time."""
+        if build.pool.bytes_per_s <= 0.0 or build.has_choice:  # a shape is chosen with its node
+            return None
+        most: Datum | None = None
+        for datum in self._view.inputs_of(task):
+            if datum.pool_id == build.pool.id and datum.size_bytes > 0:
+                most = datum if most is None or datum.size_bytes > most.size_bytes else most
+        return None if most is None else most.node_id
+
+    def _promised_queue(self, promise: Promise) -> EdfQueue:
+        build_id, node_id = promise.build.id, promise.input_node_id
+        if node_id is None:
+            return self.promised[build_id]
+        queue = self._with_input.get((build_id, node_id))
+        if queue is None:
+            id = -1 - len(self._with_input)
+            queue = EdfQueue(id, uses_priorities=False, node_id=node_id)
+            self._with_input[build_id, node_id] = queue
+        return queue
+
+    def promised_on(self, build: Build, node_id: int) -> list[EdfQueue]:
+        """The queues of what was promised a build, but for those with inputs on other nodes."""
+        own = self._with_input.get((build.id, node_id)) if self._with_input else None
+        return [self.promised[build.id]] if own is None else [own, self.promised[build.id]]
 
     def forget(self, tasks: list[Task]) -> None:
         """Tasks of best effort were sent."""
@@ -318,10 +360,11 @@ class TaskQueues:
 
     def drain(self, build: Build) -> list[Task]:
         """Dequeue everything that was promised a build."""
-        queue = self.promised[build.id]
+        queues = [queue for (id, _), queue in self._with_input.items() if id == build.id]
         tasks: list[Task] = []
-        while queue.head() is not None:
-            tasks.append(queue.pop())
+        for queue in (self.promised[build.id], *queues):
+            while queue.head() is not None:
+                tasks.append(queue.pop())
         return tasks
 
     def give_up(self, task: Task) -> None:
