@@ -83,6 +83,12 @@ def test_tasks_outlive_the_node_that_has_their_inputs(seed: int) -> None:
     crash = Fault("crash", at_ns=2 * SECOND_NS, until_ns=3 * SECOND_NS, node=1)
     streams = (Stream("poisson:rate=120/s", "p"),)
     score = run_world(
-        two_stages(), streams, 6.0, policy="headgate", seed=seed, truth=TRUTH, faults=FaultPlan((crash,))
+        two_stages(),
+        streams,
+        6.0,
+        policy="headgate",
+        seed=seed,
+        truth=TRUTH,
+        faults=FaultPlan((crash,)),
     )
     assert score.attainment("p") >= 0.97

@@ -9,8 +9,8 @@ The general-purpose policy, with one configuration. Its parts in `headgate.plann
   longer be in time, is best effort: it gets what is left, and 5 % of a pool while it waits.
 - *Batching* (`batching`, `shapes`). As large as the promises of the members allow. Where batches
   have shapes: the cheapest shape and size with which the rest of the pipeline is in time.
-- *Placement* (`placement`, `builds`, `node_room`). A free node that holds the weights. Functions
-  share scarce memory and resident compute by their load: so are starts and evictions chosen.
+- *Placement* (`placement`, `builds`, `node_room`). A free node that holds the weights, and the input
+  if moving it takes time. Load divides scarce memory and compute, by starts and evictions.
 - *Dispatch* (`next_batch`, `spillover`). Which queue goes next to a free node. What no node can do
   in time is promised a call of a FaaS platform, which keeps as many warm as such calls need.
 - *Provisioning* (`provisioning`, `rent_or_call`, `fleet_size`). What was refused starts what it
@@ -167,8 +167,7 @@ class Headgate(Policy):
                 self._call(task.function.id)
         self._offer_given_up()
         for build in self._placement.prestarted[task.function.id]:
-            # Only now: a start must not take the node that the task itself can have.
-            is_awaited = task.state == TASK_READY
+            is_awaited = task.state == TASK_READY  # only now: a start must not take its node
             self._start(build, self._placement.prestart_node(build, is_awaited=is_awaited))
 
     def _offer_best_effort(self, function_id: int) -> None:
@@ -282,12 +281,13 @@ class Headgate(Policy):
             self._leave(build)
 
     def _leave(self, build: Build | None) -> None:
-        """Move what waits for a build that has no node any more to other builds."""
-        if build is not None and not self._builds.is_usable(build):
-            for task in self._queues.drain(build):
-                self.on_task_ready(task)
-            self._offer_ready()
-            self._call(build.function_id)
+        """Move what waits for a build without nodes; what left nodes to it may have them now."""
+        if build is not None:
+            if not self._builds.is_usable(build):
+                for task in self._queues.drain(build):
+                    self.on_task_ready(task)
+                self._offer_ready()
+            self._offer_best_effort(build.function_id)
             self._offer_given_up()
 
 

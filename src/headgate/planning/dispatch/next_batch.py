@@ -380,10 +380,10 @@ class Dispatcher:
         """The most urgent task of another pool that is in time on this node."""
         for pool_id, heads in enumerate(self._queues.promised_heads):
             queue = None if pool_id == node.pool.id else heads.first()
-            if queue is None:
+            # A task that is lost must not keep those behind it: its own pool may never run it.
+            task = None if queue is None else self._batching.prune(queue)
+            if queue is None or task is None:
                 continue
-            task = queue.head()
-            assert task is not None
             build = self._builds.on_pool[node.pool.id][task.function.id]
             if (
                 build is not None
