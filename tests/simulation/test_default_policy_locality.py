@@ -80,7 +80,7 @@ def test_an_input_is_moved_where_its_node_is_busy_for_longer() -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_tasks_outlive_the_node_that_has_their_inputs(seed: int) -> None:
     """Of four nodes one is gone for a second: what waited for it runs elsewhere."""
-    crash = Fault("crash", at_ns=2 * SECOND_NS, until_ns=3 * SECOND_NS, node=1)
+    crash = FaultPlan((Fault("crash", at_ns=2 * SECOND_NS, until_ns=3 * SECOND_NS, node=1),))
     streams = (Stream("poisson:rate=120/s", "p"),)
     score = run_world(
         two_stages(),
@@ -89,6 +89,6 @@ def test_tasks_outlive_the_node_that_has_their_inputs(seed: int) -> None:
         policy="headgate",
         seed=seed,
         truth=TRUTH,
-        faults=FaultPlan((crash,)),
+        faults=crash,
     )
     assert score.attainment("p") >= 0.97

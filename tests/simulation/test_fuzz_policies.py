@@ -31,6 +31,18 @@ def test_policy(policy: str, seed: int) -> None:
     assert report.is_ok, str(report)
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        5090,  # a node joins that has no compute for the shape of a function it should hold
+        7036,  # a task waits for a node that it must leave to others, and is late
+    ],
+)
+def test_cases_in_which_the_default_policy_failed(seed: int) -> None:
+    report = fuzz("headgate", seed)
+    assert report.is_ok, str(report)
+
+
 @pytest.mark.slow
 def test_a_policy_that_orders_until_the_limit() -> None:
     """Its fixed fleet times out when idle and is started again: the last starts are cut off."""

@@ -9,8 +9,8 @@ The general-purpose policy, with one configuration. Its parts in `headgate.plann
   longer be in time, is best effort: it gets what is left, and 5 % of a pool while it waits.
 - *Batching* (`batching`, `shapes`). As large as the promises of the members allow. Where batches
   have shapes: the cheapest shape and size with which the rest of the pipeline is in time.
-- *Placement* (`placement`, `builds`, `node_room`). A free node that holds the weights, and the input
-  if moving it takes time. Load divides scarce memory and compute, by starts and evictions.
+- *Placement* (`placement`, `builds`, `node_room`). A free node that holds the weights, and inputs
+  if moving them takes time. Load divides scarce memory and compute, by starts and evictions.
 - *Dispatch* (`next_batch`, `spillover`). Which queue goes next to a free node. What no node can do
   in time is promised a call of a FaaS platform, which keeps as many warm as such calls need.
 - *Provisioning* (`provisioning`, `rent_or_call`, `fleet_size`). What was refused starts what it
