@@ -11,10 +11,12 @@ import errno
 import io
 import os
 import pkgutil
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
+from types import FrameType
 from typing import Any, Final, NoReturn
 
 import click
@@ -112,7 +114,19 @@ def main() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a µ must not break an ASCII terminal
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # else it is ignored, as by nohup
+            signal.signal(number, _terminate)
     cli.main()
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    """Exit as a shell reports the signal, but end first what the command has started.
+
+    A demonstration or a benchmark runs servers, which would go on otherwise. A command that is a
+    server itself has a handler of its own.
+    """
+    sys.exit(128 + number)
 
 
 def _print_error(problem: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import signal
 import subprocess
 import sys
 from io import StringIO
@@ -148,3 +149,53 @@ def test_there_is_no_progress_bar_without_a_terminal(capsys: pytest.CaptureFixtu
         progress.describe("something")
         progress.update(1)
     assert capsys.readouterr().err == ""
+
+
+WAITS = """
+import time
+from headgate.cli.commands import schema
+from headgate.cli.main import main
+
+def wait(**options):
+    try:
+        print("started", flush=True)
+        time.sleep(60)
+    finally:
+        print("ended", flush=True)
+
+schema.command.callback = wait
+main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_command_ends_what_it_has_started_when_it_is_terminated(number: signal.Signals) -> None:
+    """1. A command has started a server, say. 2. A signal ends it. 3. It stops the server first."""
+    with subprocess.Popen(
+        [sys.executable, "-c", WAITS, "schema"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        process.send_signal(number)
+        assert process.stdout.read() == "ended\n"
+    assert process.returncode == 128 + number
+
+
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    """As under nohup: a terminal that is closed ends nothing."""
+    ignores = f"import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN){WAITS}"
+    with subprocess.Popen(
+        [sys.executable, "-c", ignores, "schema"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+    assert process.returncode == 128 + signal.SIGTERM
