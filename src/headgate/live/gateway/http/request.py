@@ -8,7 +8,7 @@ request ends: with a response, an error, its deadline, or a client that disconne
 from __future__ import annotations
 
 import logging
-from asyncio import Future, TimerHandle
+from asyncio import Future
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar, cast, final
@@ -21,6 +21,7 @@ from headgate.live.call import Call, ServedModel
 from headgate.live.gateway.codec.client import Part, Result, TextJob
 from headgate.live.gateway.codec.text import ParsedRequest, ReadText, WriteText, write_text
 from headgate.live.gateway.context import AccessEntry, GatewayContext, is_request_id
+from headgate.live.gateway.deadline import DeadlineTimer
 from headgate.live.gateway.errors import (
     RequestError,
     internal_error,
@@ -111,7 +112,7 @@ class HttpRequest:
     _hold: Hold | None = None  # of the memory budget
     _is_in_flight: bool = False  # counted in its tenant's concurrency
     _job: TextJob | None = None  # its text that the codec is reading or writing
-    _timer: TimerHandle | None = None
+    _timer: DeadlineTimer | None = None
     _is_done: bool = False
 
     def admit(self, body_bytes: int) -> None:
@@ -359,8 +360,8 @@ class HttpRequest:
         self.respond_error(error)
 
     def _expire_at(self, deadline_ns: int) -> None:
-        wait_s = (deadline_ns - self.context.api.now_ns()) * 1e-9
-        self._timer = self.context.loop.call_later(max(0.0, wait_s), self._expire)
+        left_ns = deadline_ns - self.context.api.now_ns()
+        self._timer = DeadlineTimer(self.context.loop, left_ns, self._expire)
 
     def _expire(self) -> None:
         self._timer = None
