@@ -287,7 +287,7 @@ def priority_of(headers: Mapping[bytes, bytes], parameter: object) -> int:
     if parameter is not None:
         if type(parameter) is not int or not 0 <= parameter < PRIORITY_MAX:
             raise RequestError(
-                400, f"parameters.priority must be a whole number below {PRIORITY_MAX}"
+                400, f"parameters.priority must be a whole number from 0 to {PRIORITY_MAX - 1}"
             )
         return parameter - 1 - URGENCY_DEFAULT if parameter else 0
     if b"priority" in headers:
