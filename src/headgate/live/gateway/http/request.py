@@ -57,6 +57,7 @@ from headgate.live.telemetry.metrics import HTTP
 _LOG: Final = logging.getLogger(__name__)
 _SHORT_BYTES: Final = 4096
 _CANCELLED: Final = Settlement(Outcome.CANCELLED)
+_CLIENT_GONE: Final = "client_gone"
 
 T = TypeVar("T")
 Handler = Callable[["HttpRequest"], None]
@@ -342,11 +343,14 @@ class HttpRequest:
         """The client has disconnected: cancel the call and send nothing."""
         if not self._is_done:
             self._is_done = True
-            if self.call is not None or self._job is not None:
-                self.context.responses.count(HTTP, 499, "client_gone")
-            if self.call is not None:
-                self.context.api.cancel(self.call)
+            call, is_handled = self.call, self.call is not None or self._job is not None
+            if call is not None:
+                self.context.api.cancel(call)
             self._release()
+            if is_handled:
+                self.context.responses.count(HTTP, 499, _CLIENT_GONE)
+                if self.context.access_log is not None:
+                    self._log_access(call, 499, _CLIENT_GONE, 0)
 
     def abort(self, error: HttpError) -> None:
         """Cancel the call and respond with `error`, unless the response is being written."""
