@@ -82,8 +82,7 @@ def gateway_config(app_config: AppConfig) -> GatewayConfig:
             if tenant.key is not None
         ),
         tenants=tuple(
-            _tenant_limit(client_id, tenant)
-            for client_id, tenant in enumerate(app_config.tenants)
+            _tenant_limit(client_id, tenant) for client_id, tenant in enumerate(app_config.tenants)
         ),
     )
 

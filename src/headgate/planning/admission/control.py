@@ -343,9 +343,10 @@ class AdmissionControl:
 
     def probe_in_ns(self, request: Request) -> int:
         """When a request that only observed times forbid may be tried again; 0: it may be now."""
-        if self._builds.isolated_ns(request, as_observed=True) <= request.deadline_ns - self._view.now_ns:
+        now_ns = self._view.now_ns
+        if now_ns + self._builds.isolated_ns(request, as_observed=True) <= request.deadline_ns:
             return 0
-        return max(0, self._probe_ns[request.pipeline.id] - self._view.now_ns)
+        return max(0, self._probe_ns[request.pipeline.id] - now_ns)
 
     def _may_be_wrong(self, request: Request, builds: list[Build], times_ns: list[float]) -> bool:
         """Whether to try a request that is late by its profiles: estimates alone rule it out."""

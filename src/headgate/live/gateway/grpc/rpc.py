@@ -10,9 +10,9 @@ from typing import Final, final
 from grpc import StatusCode
 
 from headgate.live.call import Call, FrontEndApi
-from headgate.live.gateway.deadline import DeadlineTimer
 from headgate.live.gateway.errors import RequestError, internal_error
 from headgate.live.gateway.http.responses import ErrorJson, deadline_exceeded, error_fields
+from headgate.live.gateway.inference import DeadlineTimer
 from headgate.live.gateway.tenants import Hold
 
 DETAILS_CHARACTERS_MAX: Final = 1000  # peers accept some 8 KiB of metadata in all

@@ -21,7 +21,6 @@ from headgate.live.call import Call, ServedModel
 from headgate.live.gateway.codec.client import Part, Result, TextJob
 from headgate.live.gateway.codec.text import ParsedRequest, ReadText, WriteText, write_text
 from headgate.live.gateway.context import AccessEntry, GatewayContext, is_request_id
-from headgate.live.gateway.deadline import DeadlineTimer
 from headgate.live.gateway.errors import (
     RequestError,
     internal_error,
@@ -40,6 +39,7 @@ from headgate.live.gateway.http.responses import (
     timing_header,
 )
 from headgate.live.gateway.inference import (
+    DeadlineTimer,
     cost_objective_usd,
     make_call,
     priority_of,
