@@ -94,7 +94,7 @@ def with_known_times(config: AppConfig, where: str, assumed_ns: int | None) -> A
 
 
 def load_for_simulation(where: str, assumed_ns: int | None) -> tuple[AppConfig, dict[str, str]]:
-    """Load an application to simulate it; warn of objectives that nothing can meet.
+    """Load an application to simulate it; warn of what nothing can meet, and nobody limits.
 
     Returns also the assumed execution times by variant, for the output; empty if none were.
     """
@@ -104,7 +104,22 @@ def load_for_simulation(where: str, assumed_ns: int | None) -> tuple[AppConfig, 
     )
     config = with_known_times(config, where, assumed_ns)
     warn_of_unreachable_objectives(config, where)
+    _warn_of_client_limits(config, where)
     return config, assumed
+
+
+def _warn_of_client_limits(config: AppConfig, where: str) -> None:
+    """Warn on stderr of clients that a server would limit before the Scheduler sees requests."""
+    limited = [
+        client.name
+        for client, spec in zip(config.app.clients, config.tenants, strict=False)
+        if spec.rate_per_s is not None or spec.concurrency is not None
+    ]
+    if limited:
+        problem = "rate and concurrency are limits of headgate serve, which a simulation has not"
+        click.echo(
+            f"headgate: warning: {where}: clients: {', '.join(limited)}: {problem}", err=True
+        )
 
 
 def with_admission(config: AppConfig, where: str, admission: str | None) -> AppConfig:

@@ -193,9 +193,13 @@ def without_keys(spec: Mapping[str, object]) -> dict[str, object]:
 
 
 def check_clients(specs: Mapping[str, ClientSpec], where: str) -> None:
-    """Raise `ConfigError` if two clients have the same key."""
+    """Raise `ConfigError` if two clients have the same key, or one a burst and no rate."""
     owners: dict[str, str] = {}
     for name, spec in specs.items():
+        if spec.burst is not None and spec.rate_per_s is None:
+            raise Located(spec, where, f"clients.{name}").error(
+                "burst", "is given without a rate", allowed="only with rate"
+            )
         if spec.key is not None and owners.setdefault(spec.key, name) != name:
             problem = f"is also the key of {owners[spec.key]}"
             raise Located(spec, where, f"clients.{name}").error(

@@ -472,8 +472,12 @@ class ClientSpec(Section, frozen=True):
         RatePerS | None, about("Rate limit of the client. Default: no limit.")
     ] = None
     burst: Annotated[
-        Count, about("Requests that the client may send at once within its `rate`.")
-    ] = 100
+        Count | None,
+        about(
+            "Requests that the client may send at once within its `rate`. Default: those of one "
+            "second of its `rate`, at least 1."
+        ),
+    ] = None
     concurrency: Annotated[
         Count | None, about("Largest number of open requests of the client. Default: no limit.")
     ] = None

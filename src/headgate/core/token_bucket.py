@@ -24,6 +24,21 @@ class TokenBucket:
         self._tokens = size
         self._refilled_ns = 0
 
+    def resize(self, now_ns: int, size: float, per_s: float) -> None:
+        """Change size and rate from now on; the bucket stays as full as it is.
+
+        >>> bucket = TokenBucket(4.0, 1.0)
+        >>> [bucket.take(0) for _ in range(3)]
+        [0, 0, 0]
+        >>> bucket.resize(0, 8.0, 2.0)
+        >>> [bucket.take(0) for _ in range(3)]
+        [0, 0, 500000001]
+        """
+        self.refill(now_ns)
+        self._tokens *= size / self._size
+        self._size = size
+        self._per_s = per_s
+
     def refill(self, now_ns: int) -> bool:
         """Add the tokens since the last call. Returns whether there is one to take."""
         elapsed_s = (now_ns - self._refilled_ns) / 1e9

@@ -11,10 +11,11 @@ from cli_rig import headgate
 from headgate.cli.app_loading import base_directory, load_app
 from headgate.cli.commands.serve import (
     _deployment,
+    _warn_of_clients_without_keys,
     _warn_of_fixed_settings,
     _warn_of_shared_cores,
 )
-from headgate.config import ServeSpec
+from headgate.config import ServeSpec, declare
 from headgate.live.deployment import NodeSpec
 
 
@@ -61,6 +62,29 @@ def test_workers_that_share_cores_are_warned_of(capsys: pytest.CaptureFixture[st
     count = len(cores)
     problem = f"{count + 1} workers want {count + 1} cores and share {count}"
     assert capsys.readouterr().err == f"headgate: warning: app.yaml: pools: {problem}\n"
+
+
+KEY = f"sha256:{'0' * 64}"
+
+
+@pytest.mark.parametrize(
+    ("clients", "warning"),
+    [
+        ({}, ""),
+        ({"a": {}}, ""),
+        ({"a": {"key": KEY}}, ""),
+        ({"a": {}, "b": {}, "c": {}}, "b, c: {}; all requests count as those of a"),
+        ({"a": {}, "b": {"key": KEY}}, "a: {}; requests need the key of another client"),
+    ],
+)
+def test_clients_that_no_request_can_be_from_are_warned_of(
+    clients: object, warning: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = declare(functions={"f": {"exec_time": "1ms"}}, pools={"cpu": {}}, clients=clients)
+    _warn_of_clients_without_keys(config, "app.yaml")
+    line = warning.format("without a key no request is theirs")
+    expected = f"headgate: warning: app.yaml: clients: {line}\n" if warning else ""
+    assert capsys.readouterr().err == expected
 
 
 @pytest.mark.parametrize(("policy", "batch_max"), [(None, 4), ("balance", 4), ("srtf", None)])

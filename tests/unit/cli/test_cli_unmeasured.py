@@ -121,6 +121,21 @@ def test_simulate_warns_of_an_unreachable_objective(tmp_path: Path) -> None:
     assert headgate("compare", app, "--policies", "headgate").err == ended.err
 
 
+def test_simulate_warns_of_limits_that_only_a_server_has(tmp_path: Path) -> None:
+    """Ten times the rate of the client, and all of it is served: the gateway would refuse most."""
+    text = """
+functions: {f: {exec_time: 1ms}}
+slo: {latency: 50ms}
+clients: {a: {rate: 5/s}, b: {concurrency: 1}, c: {weight: 2}}
+workload: {duration: 1s, arrivals: [{pipeline: f, client: a, process: "deterministic:rate=50/s"}]}
+"""
+    app = write(tmp_path / "app.yaml", text)
+    limits = "rate and concurrency are limits of headgate serve, which a simulation has not"
+    ended = headgate("simulate", app, "--json")
+    assert (ended.code, ended.err) == (0, f"headgate: warning: {app}: clients: a, b: {limits}\n")
+    assert ended.json["slo_attainment"] == 1.0
+
+
 def test_objectives_that_cannot_be_met_together_are_reported_the_same_way(tmp_path: Path) -> None:
     """12 ms cost $12/1M, and 14 ms with two to a batch of the second stage $9.5/1M."""
     text = IMPOSSIBLE.replace("b: {exec_time: 7ms}", "b: {exec_time: [7ms, 9ms]}")

@@ -98,6 +98,7 @@ def test_serve_settings_are_parsed() -> None:
     [
         ({"a": {"rate": "0/s"}}, "a.rate: '0/s': must be more than zero (allowed: 100/s)"),
         ({"a": {"rate": "much"}}, "a.rate: 'much': is not a number with a unit (allowed: /s, "),
+        ({"a": {"burst": 5}}, "a.burst: 5: is given without a rate (allowed: only with rate)"),
         ({"a": {"key": KEY}, "b": {"key": KEY}}, f"b.key: '{KEY}': is also the key of a (allowed"),
     ],
 )

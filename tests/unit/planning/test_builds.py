@@ -51,6 +51,18 @@ def test_one_surprise_is_an_outlier_and_several_are_news() -> None:
     assert build.ratio == pytest.approx(1.0, rel=0.1)
 
 
+@pytest.mark.parametrize("spread", [0.1, 0.3, 0.7])
+def test_a_function_that_was_slow_for_a_while_is_soon_known_to_be_fast(spread: float) -> None:
+    """Also if its times varied much meanwhile, as they do where something else takes the CPU."""
+    build, rng = make_build(), Random(1)
+    for _ in range(100):
+        build.observe(1, int(1_000 * MS * rng.lognormvariate(0.0, spread)))
+    assert 50 < build.ratio < 250
+    for _ in range(20):
+        build.observe(1, 10 * MS)
+    assert build.ratio < 2.0
+
+
 def test_no_observation_makes_a_time_vanish() -> None:
     build = make_build()
     for _ in range(1_000):

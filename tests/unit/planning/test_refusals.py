@@ -105,6 +105,24 @@ def test_the_infeasible_is_told_what_is_feasible_and_not_to_retry() -> None:
     assert rig.admission.admit(rig.ask(due_ms=settlement.accepted_ns / MS))
 
 
+def test_what_only_observed_times_forbid_is_told_when_the_next_one_is_tried() -> None:
+    """Batches take three times their profile: no node that becomes free would help."""
+    rig = PlanningRig(make_app([TEN], Pool(0, "gpu")))
+    rig.start(0, next(iter(rig.view.nodes.values())))
+    for _ in range(20):
+        rig.build().observe(1, 30 * MS)
+    tried = rig.ask(due_ms=20)
+    assert rig.admission.admit(tried)
+    for task in tried.tasks:
+        rig.admission.release_task(task)
+    refused = rig.ask(due_ms=20)
+    assert not rig.admission.admit(refused)
+    retry_ns = rig.refusals.explain(refused).retry_ns
+    for wait_ns, is_tried in ((retry_ns // 2, False), (retry_ns, True)):
+        rig.view.now_ns = rig.now_ns = wait_ns
+        assert rig.admission.admit(rig.ask(due_ms=wait_ns / MS + 20)) is is_tried
+
+
 def test_without_a_node_the_pool_that_is_missing_is_named() -> None:
     rig = PlanningRig(make_app([TEN], Pool(0, "gpu")))
     node = next(iter(rig.view.nodes.values()))

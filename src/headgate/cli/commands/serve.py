@@ -128,6 +128,7 @@ def command(
     first = prepare()
     warn_of_unreachable_objectives(first.load(), app)
     _warn_of_shared_cores(first.nodes, app)
+    _warn_of_clients_without_keys(first.load(), app)
     serve = first.load().serve
     if log is None and serve.log is not None:
         log = Path(first.base) / serve.log
@@ -164,6 +165,21 @@ def _warn_of_shared_cores(nodes: Sequence[NodeSpec], app: str) -> None:
     if wanted > cores:
         problem = f"{len(nodes)} workers want {wanted} cores and share {cores}"
         click.echo(f"headgate: warning: {app}: pools: {problem}", err=True)
+
+
+def _warn_of_clients_without_keys(config: AppConfig, app: str) -> None:
+    """Warn on stderr of clients that no request can be from: keys tell who sends one."""
+    without = [
+        client.name
+        for client, spec in zip(config.app.clients, config.tenants, strict=False)
+        if spec.key is None
+    ]
+    who = "requests need the key of another client"
+    if len(without) == len(config.tenants):
+        who = f"all requests count as those of {without.pop(0)}" if without else ""
+    if without:
+        problem = f"without a key no request is theirs; {who}"
+        click.echo(f"headgate: warning: {app}: clients: {', '.join(without)}: {problem}", err=True)
 
 
 def _warn_of_fixed_settings(app: str, running: ServeSpec, from_command: Collection[str]) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import ceil
 
 from msgspec import structs
 
-from headgate.config import AppConfig, ServeSpec
+from headgate.config import AppConfig, ClientSpec, ServeSpec
 from headgate.http.interface import HttpLimits
 
 
@@ -81,12 +82,16 @@ def gateway_config(app_config: AppConfig) -> GatewayConfig:
             if tenant.key is not None
         ),
         tenants=tuple(
-            TenantLimit(
-                client_id,
-                rate_per_s=tenant.rate_per_s or 0.0,
-                burst=tenant.burst,
-                concurrency_max=tenant.concurrency or 0,
-            )
-            for client_id, tenant in enumerate(app_config.tenants)
+            _tenant_limit(client_id, tenant) for client_id, tenant in enumerate(app_config.tenants)
         ),
+    )
+
+
+def _tenant_limit(client_id: int, client: ClientSpec) -> TenantLimit:
+    rate_per_s = client.rate_per_s or 0.0
+    return TenantLimit(
+        client_id,
+        rate_per_s=rate_per_s,
+        burst=client.burst or max(1, ceil(rate_per_s)),
+        concurrency_max=client.concurrency or 0,
     )

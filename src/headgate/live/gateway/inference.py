@@ -19,10 +19,12 @@ Trace contexts are the W3C's `traceparent`, sent back if well formed and ignored
 from __future__ import annotations
 
 import re
+from asyncio import AbstractEventLoop, Handle
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import Final
+from typing import Final, final
 
+from headgate.core.clock import MILLISECOND_NS
 from headgate.functions.tensor import Tensor, TensorSpec
 from headgate.live.call import Call, FrontEndApi, GatewayPhase, ServedModel
 from headgate.live.gateway.errors import RequestError, draining
@@ -234,6 +236,33 @@ def timeout_ns(headers: Mapping[bytes, bytes], timeout_us: object, max_ns: int) 
     return given_ns if given_ns < max_ns else max_ns
 
 
+@final
+class DeadlineTimer:
+    """Calls `expire` once a deadline has passed, unless it is cancelled.
+
+    The runtime may be running the call then: only the front end can answer in time.
+
+    The clock of an event loop counts whole milliseconds and rounds: without two of them more, a
+    client would be told that its deadline has passed before it has. And a loop runs its timers
+    before the callbacks that are ready, such as the one that has the Scheduler decide about what
+    has arrived: `expire` comes after these, because a request that is refused has not expired.
+    """
+
+    __slots__ = ("_expire", "_handle", "_loop")
+
+    def __init__(self, loop: AbstractEventLoop, left_ns: int, expire: Callable[[], None]) -> None:
+        self._loop = loop
+        self._expire = expire
+        delay_ms = max(0, left_ns) // MILLISECOND_NS + 2
+        self._handle: Handle = loop.call_later(delay_ms * 1e-3, self._fire)
+
+    def _fire(self) -> None:
+        self._handle = self._loop.call_soon(self._expire)
+
+    def cancel(self) -> None:
+        self._handle.cancel()
+
+
 def milliseconds_ns(text: bytes, what: str) -> int:
     """Parse a duration in milliseconds. Raises `RequestError` unless it is above zero."""
     if _MILLISECONDS.fullmatch(text):
@@ -287,7 +316,7 @@ def priority_of(headers: Mapping[bytes, bytes], parameter: object) -> int:
     if parameter is not None:
         if type(parameter) is not int or not 0 <= parameter < PRIORITY_MAX:
             raise RequestError(
-                400, f"parameters.priority must be a whole number below {PRIORITY_MAX}"
+                400, f"parameters.priority must be a whole number from 0 to {PRIORITY_MAX - 1}"
             )
         return parameter - 1 - URGENCY_DEFAULT if parameter else 0
     if b"priority" in headers:

@@ -143,7 +143,7 @@ class GatewayProcess:
         server = GatewayServer(
             self._runtime, config, self._exposition.text, self._metrics.responses
         )
-        server.context.keys.divide(self._gateways)
+        server.context.keys.divide(self._gateways, self._runtime.now_ns())
         self._runtime.control = ControlLink(
             lambda message: self._on_control(server.context, message)
         )
@@ -192,7 +192,7 @@ class GatewayProcess:
         """Handle a message of the supervisor."""
         if isinstance(message, GatewaysChanged):
             _LOG.info("%d of %d gateways serve", message.count, self._app_config.serve.gateways)
-            context.keys.divide(message.count)
+            context.keys.divide(message.count, self._runtime.now_ns())
         self._runtime.on_control(message)
 
     async def _serve(self, server: GatewayServer) -> None:

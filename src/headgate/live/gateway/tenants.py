@@ -33,16 +33,21 @@ class Tenant:
         self.client_id = limit.client_id
         self.in_flight = 0
         self._limit = limit
+        self._concurrency_max = limit.concurrency_max
         self._bucket: TokenBucket | None = None
-        self.divide(1)
+        if limit.rate_per_s:
+            self._bucket = TokenBucket(max(1.0, limit.burst), limit.rate_per_s)
 
-    def divide(self, gateways: int) -> None:
-        """Allow the part of the limits that one of this many gateways may give away."""
+    def divide(self, gateways: int, now_ns: int) -> None:
+        """Allow the part of the limits that one of this many gateways may give away.
+
+        What the client has used of its burst stays used: gateways that come and go give it none.
+        """
         limit = self._limit
         self._concurrency_max = -(-limit.concurrency_max // gateways)
-        if limit.rate_per_s:
+        if self._bucket is not None:
             burst = max(1.0, limit.burst / gateways)
-            self._bucket = TokenBucket(burst, limit.rate_per_s / gateways)
+            self._bucket.resize(now_ns, burst, limit.rate_per_s / gateways)
 
     def admit(self, now_ns: int) -> None:
         """Count a request; `finish` ends it. Raises `RequestError` (429) at a limit."""
@@ -85,10 +90,10 @@ class ApiKeys:
         self.anonymous = self._tenants[0]
         self.client_ids = frozenset(self._tenants)
 
-    def divide(self, gateways: int) -> None:
+    def divide(self, gateways: int, now_ns: int) -> None:
         """Share the limits of all tenants among gateways, which each count for themselves."""
         for tenant in self._tenants.values():
-            tenant.divide(gateways)
+            tenant.divide(gateways, now_ns)
 
     def tenant(self, headers: Mapping[bytes, bytes]) -> Tenant:
         """The tenant that a request's key belongs to. Raises `RequestError` (401)."""

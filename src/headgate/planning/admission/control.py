@@ -341,6 +341,13 @@ class AdmissionControl:
             promise.book(self._view.now_ns)
         return promises
 
+    def probe_in_ns(self, request: Request) -> int:
+        """When a request that only observed times forbid may be tried again; 0: it may be now."""
+        now_ns = self._view.now_ns
+        if now_ns + self._builds.isolated_ns(request, as_observed=True) <= request.deadline_ns:
+            return 0
+        return max(0, self._probe_ns[request.pipeline.id] - now_ns)
+
     def _may_be_wrong(self, request: Request, builds: list[Build], times_ns: list[float]) -> bool:
         """Whether to try a request that is late by its profiles: estimates alone rule it out."""
         now_ns, pipeline = self._view.now_ns, request.pipeline

@@ -11,7 +11,8 @@ from now, provided that nobody else comes. But others were refused as well, and 
 when they are told to, beside what usually arrives. So every answer is booked: the refused requests
 of a client get one time after the other, each later by the work of the one before over the part of
 the pool that is usually left. The calendar itself has none of this: whoever does not come back
-takes nothing from anybody.
+takes nothing from anybody. A request that is refused because batches take longer than their profile
+says fits no sooner when others are done: it is told when the next one of its kind is tried.
 """
 
 from __future__ import annotations
@@ -133,11 +134,12 @@ class Refusals:
         wait_ns = 0 if short is None else self._wait_ns(short)
         answer = self._answer(request, best_ns + wait_ns)
         accepted_ns = answer.due_ns - now_ns if answer.due_ns else 0
+        retry_ns = self._retry_ns(request, short, max(wait_ns, accepted_ns - allowed_ns))
         return Settlement(
             Outcome.REJECTED,
             Rejection.UNFAIR if is_unfair else Rejection.OVERLOADED,
             accepted_ns - answer.margin_ns if accepted_ns else best_ns + wait_ns,
-            self._retry_ns(request, short, max(wait_ns, accepted_ns - allowed_ns)),
+            max(retry_ns, self._admission.probe_in_ns(request)),
             stage=name,
             predicted_usd=answer.usd,
             margin_ns=answer.margin_ns,

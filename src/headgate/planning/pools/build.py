@@ -388,7 +388,9 @@ class Build:
         lowest, highest = expected / OBSERVATION_CLIP, expected * OBSERVATION_CLIP
         error = (lowest if ratio < lowest else highest if ratio > highest else ratio) - expected
         deviation = self.deviation if self.deviation > TIME_DEVIATION else TIME_DEVIATION
-        is_surprise = abs(error) > SURPRISE * expected * deviation
+        # By a factor: no time is shorter than expected by more than all of it, however odd it is.
+        wide = 1.0 + SURPRISE * deviation
+        is_surprise = ratio > expected * wide or ratio * wide < expected
         self._surprises = self._surprises + 1 if is_surprise else 0
         if self._surprises >= 2:
             self._seen = PROFILE_WEIGHT

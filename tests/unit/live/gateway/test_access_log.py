@@ -89,6 +89,22 @@ def test_every_response_has_a_line(caplog: pytest.LogCaptureFixture) -> None:
     assert found[0]["tenant"] is None  # the path is public
 
 
+def test_a_client_that_disconnects_has_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    """As in the metrics, and as over gRPC; its event log has the request by this id."""
+
+    async def scenario(made: Rig) -> None:
+        made.runtime.mode = "never"
+        client = await made.connect()
+        client.send(infer(body(), "X-Request-Id: abc"))
+        await made.until(lambda: bool(made.runtime.calls))
+        client.reset()
+        await made.until(lambda: made.responses("499", "client_gone") == 1)
+
+    (line,) = lines(caplog, scenario)
+    assert (line["status"], line["reason"], line["request_id"]) == (499, "client_gone", "abc")
+    assert (line["model"], line["out_bytes"]) == ("echo", 0)
+
+
 def test_tenants_are_named_and_keys_are_not(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(made: Rig) -> None:
         await made.infer(body(), f"X-API-Key: {KEY}")

@@ -211,6 +211,20 @@ def test_the_rpc_deadline_takes_precedence_over_the_parameter() -> None:
     run(scenario)
 
 
+def test_what_the_runtime_refuses_has_not_expired() -> None:
+    """A deadline of a microsecond, too: the answer is what the Scheduler decides."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = "infeasible"
+        request = rig.row()
+        request.parameters["timeout"].int64_param = 1
+        code, _ = await rig.refused(request, timeout_s=None)
+        assert code is StatusCode.FAILED_PRECONDITION
+        assert rig.trailers["headgate-reason"] == "infeasible"
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("by_rpc", [True, False])
 def test_at_the_deadline_the_rpc_fails_and_the_call_goes_on(by_rpc: bool) -> None:
     """The runtime counts it as expired or late; a cancelled call would count as no miss.

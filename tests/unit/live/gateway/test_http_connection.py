@@ -328,6 +328,40 @@ def test_requests_beyond_the_drain_time_get_503() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("timeout_ms", ["0.000001", "0.001", "0.4"])
+def test_what_the_runtime_refuses_has_not_expired(timeout_ms: str) -> None:
+    """However short the deadline is: the answer is what the Scheduler decides, as in its log."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = "infeasible"
+        client = await rig.connect()
+        client.send(infer(body(), f"X-Request-Timeout-Ms: {timeout_ms}"))
+        reply = await client.reply()
+        assert (reply.status, reply.json["reason"]) == (422, "infeasible")
+        assert reply.headers["x-headgate-outcome"] == "rejected"
+        assert (rig.responses("422", "infeasible"), rig.responses("504")) == (1, 0)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("timeout_ms", [0.4, 1.4, 3.3])
+def test_no_client_is_told_before_its_deadline_that_it_has_passed(timeout_ms: float) -> None:
+    """Timers of the event loop count whole milliseconds. Nobody knows yet how the call ends."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.runtime.mode = "never"
+        client = await rig.connect()
+        for _ in range(5):
+            client.send(infer(body(), f"X-Request-Timeout-Ms: {timeout_ms}"))
+            reply = await client.reply()
+            assert (reply.status, reply.json["reason"]) == (504, "deadline_exceeded")
+            total_ms = float(reply.headers["server-timing"].partition("total;dur=")[2])
+            assert total_ms >= timeout_ms
+            assert "x-headgate-outcome" not in reply.headers
+
+    run(scenario)
+
+
 def test_a_hard_deadline_is_enforced_by_the_front_end() -> None:
     async def scenario(rig: Rig) -> None:
         rig.runtime.mode = "never"

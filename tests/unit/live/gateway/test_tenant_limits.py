@@ -26,11 +26,40 @@ def test_gateways_divide_concurrency_and_rate(gateways: int, concurrency: int, r
     """Together they allow no more than the limit, but for rounding up concurrency."""
     limits = TenantLimit(0, concurrency_max=10), TenantLimit(1, rate_per_s=8.0, burst=8)
     keys = ApiKeys(GatewayConfig(tenants=limits))
-    keys.divide(gateways)
+    keys.divide(gateways, 0)
     tenants = keys._tenants
     assert admitted(tenants[0], 0) == concurrency
     assert admitted(tenants[1], 0) == rate
     assert admitted(tenants[1], SECOND_NS) == rate
+
+
+def test_gateways_that_come_and_go_give_no_client_a_fresh_burst() -> None:
+    """A client with an empty bucket has what its rate has earned since, and no more."""
+    tenant = Tenant(TenantLimit(1, rate_per_s=8.0, burst=8))
+    assert admitted(tenant, 0) == 8
+    for gateways in (2, 1) * 20:
+        tenant.divide(gateways, 0)
+    assert admitted(tenant, 0) == 0
+    tenant.divide(2, SECOND_NS // 2)  # half a second has filled half of the bucket
+    assert admitted(tenant, SECOND_NS // 2) == 2
+
+
+@pytest.mark.parametrize(
+    ("client", "burst"),
+    [
+        ({"rate": "1/s"}, 1),
+        ({"rate": "30/min"}, 1),
+        ({"rate": "2.5/s"}, 3),
+        ({"rate": "250/s"}, 250),
+        ({"rate": "250/s", "burst": 2}, 2),
+    ],
+)
+def test_the_burst_of_a_client_is_a_second_of_its_rate(client: object, burst: int) -> None:
+    functions = {"f": {"exec_time": "1ms"}}
+    config = declare(functions=functions, pools={"cpu": {}}, clients={"a": client})
+    (limit,) = gateway_config(config).tenants
+    assert limit.burst == burst
+    assert admitted(Tenant(limit), 0) == burst
 
 
 def test_connections_and_memory_are_divided() -> None:

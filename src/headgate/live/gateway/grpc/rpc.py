@@ -12,6 +12,7 @@ from grpc import StatusCode
 from headgate.live.call import Call, FrontEndApi
 from headgate.live.gateway.errors import RequestError, internal_error
 from headgate.live.gateway.http.responses import ErrorJson, deadline_exceeded, error_fields
+from headgate.live.gateway.inference import DeadlineTimer
 from headgate.live.gateway.tenants import Hold
 
 DETAILS_CHARACTERS_MAX: Final = 1000  # peers accept some 8 KiB of metadata in all
@@ -120,8 +121,9 @@ class PendingCall:
         timer = None
         self._cancel = lambda: api.cancel(call)
         if call.is_hard:
-            left_s = (call.deadline_ns - api.now_ns()) * 1e-9
-            timer = asyncio.get_running_loop().call_later(left_s, self._expire, call)
+            left_ns = call.deadline_ns - api.now_ns()
+            loop = asyncio.get_running_loop()
+            timer = DeadlineTimer(loop, left_ns, lambda: self._expire(call))
         try:
             response = await self._response
         except asyncio.CancelledError:

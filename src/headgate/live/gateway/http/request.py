@@ -8,7 +8,7 @@ request ends: with a response, an error, its deadline, or a client that disconne
 from __future__ import annotations
 
 import logging
-from asyncio import Future, TimerHandle
+from asyncio import Future
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar, cast, final
@@ -39,6 +39,7 @@ from headgate.live.gateway.http.responses import (
     timing_header,
 )
 from headgate.live.gateway.inference import (
+    DeadlineTimer,
     cost_objective_usd,
     make_call,
     priority_of,
@@ -56,6 +57,7 @@ from headgate.live.telemetry.metrics import HTTP
 _LOG: Final = logging.getLogger(__name__)
 _SHORT_BYTES: Final = 4096
 _CANCELLED: Final = Settlement(Outcome.CANCELLED)
+_CLIENT_GONE: Final = "client_gone"
 
 T = TypeVar("T")
 Handler = Callable[["HttpRequest"], None]
@@ -111,7 +113,7 @@ class HttpRequest:
     _hold: Hold | None = None  # of the memory budget
     _is_in_flight: bool = False  # counted in its tenant's concurrency
     _job: TextJob | None = None  # its text that the codec is reading or writing
-    _timer: TimerHandle | None = None
+    _timer: DeadlineTimer | None = None
     _is_done: bool = False
 
     def admit(self, body_bytes: int) -> None:
@@ -341,11 +343,14 @@ class HttpRequest:
         """The client has disconnected: cancel the call and send nothing."""
         if not self._is_done:
             self._is_done = True
-            if self.call is not None or self._job is not None:
-                self.context.responses.count(HTTP, 499, "client_gone")
-            if self.call is not None:
-                self.context.api.cancel(self.call)
+            call, is_handled = self.call, self.call is not None or self._job is not None
+            if call is not None:
+                self.context.api.cancel(call)
             self._release()
+            if is_handled:
+                self.context.responses.count(HTTP, 499, _CLIENT_GONE)
+                if self.context.access_log is not None:
+                    self._log_access(call, 499, _CLIENT_GONE, 0)
 
     def abort(self, error: HttpError) -> None:
         """Cancel the call and respond with `error`, unless the response is being written."""
@@ -359,8 +364,8 @@ class HttpRequest:
         self.respond_error(error)
 
     def _expire_at(self, deadline_ns: int) -> None:
-        wait_s = (deadline_ns - self.context.api.now_ns()) * 1e-9
-        self._timer = self.context.loop.call_later(max(0.0, wait_s), self._expire)
+        left_ns = deadline_ns - self.context.api.now_ns()
+        self._timer = DeadlineTimer(self.context.loop, left_ns, self._expire)
 
     def _expire(self) -> None:
         self._timer = None

@@ -199,9 +199,10 @@ def retry_headers(retry_ns: int) -> bytes:
 
 
 def outcome_header(call: Call) -> bytes:
-    """The outcome of a call. One that has none when its response is due has expired."""
-    outcome = Outcome.EXPIRED if call.settlement is None else call.settlement.outcome
-    return b"X-Headgate-Outcome: %b\r\n" % OUTCOME_NAMES[outcome].encode()
+    """The outcome of a call; none at the deadline of one that runs, which may yet end as any."""
+    if call.settlement is None:
+        return b""
+    return b"X-Headgate-Outcome: %b\r\n" % OUTCOME_NAMES[call.settlement.outcome].encode()
 
 
 def reason_header(reason: str) -> bytes:
