@@ -407,7 +407,7 @@ class Dispersion:
         if count or before:
             self._squares = self._squares * self._fading + (count - before) ** 2 / 2
             self._mean = self._mean * self._fading + (count + before) / 2
-        self._before, self._count = count, 0
+        self._before, self._count = count, 0.0
 
 
 @final

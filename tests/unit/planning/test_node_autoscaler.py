@@ -74,12 +74,12 @@ def test_what_is_ours_is_not_rented() -> None:
 def test_it_begins_with_what_is_to_be_warm() -> None:
     autoscaler = make_autoscaler(make_app(RENTED, CLOUD, warm=2))
     assert autoscaler.is_needed
-    assert autoscaler.targets(0, ()) == (Target(0, 0, 2, drains=True),)
+    assert autoscaler.targets(0, ()) == (Target(0, 0, 2),)
 
 
 def test_warm_everywhere_is_no_more_than_there_is() -> None:
     autoscaler = make_autoscaler(make_app(RENTED, CLOUD, warm=99))
-    assert autoscaler.targets(0, ()) == (Target(0, 0, 4, drains=True),)
+    assert autoscaler.targets(0, ()) == (Target(0, 0, 4),)
 
 
 def test_with_a_platform_nothing_is_rented_that_does_not_pay() -> None:

@@ -5,7 +5,9 @@ says by how much the rate may exceed the forecast without harm (`Slo.rate_tolera
 The least number of nodes n is the larger of two:
 
 - *For good, at the forecast rate*: P(response <= RT_max) >= SL_min (`response_time`, one queue).
-  Misses come in clusters, so only half of those that SL_min allows are planned for.
+  Misses come in clusters, so only half of those that SL_min allows are planned for; a quarter
+  where several gateways ask for the nodes: they have no queue in common, so some that came later
+  go first, and twice as many wait too long.
 - *For a while, at U times that rate*: if the rate rises now, more nodes are ready after a time T,
   the set-up and the time to notice. This is the capacity calendar at U times the forecast: of what
   arrives within t, for every t up to T, the n nodes finish in time what they can do until
@@ -38,6 +40,7 @@ from headgate.planning.constants import (
     DISPUTE_DEVIATIONS,
     EXECUTION_CV,
     HOLD_MIN_NS,
+    PLANNED_MISSES,
     REACTION_NS,
     RISE_DEVIATIONS,
     SETTLED_AFTER_NS,
@@ -141,6 +144,7 @@ class FleetSize:
         self._shortest = min(max(2, slack_ns // _BUCKET_NS), _WINDOW)
         self._forecast_per_s = 0.0  # of now
         self._settled_ns = 0  # from when on the forecast is trusted to release nodes
+        self._planned_misses = PLANNED_MISSES
         self._servers: dict[int, int] = {}  # estimates by rounded rate
         self._guess: int | None = None  # the last of them
         # What another gateway may want, and what the last few seconds alone would need, as of the
@@ -157,6 +161,7 @@ class FleetSize:
 
     def desired_nodes(self, now_ns: int, gateways: int = 1) -> int:
         """How many nodes to rent now, if so many gateways receive as much as this one."""
+        self._set_planned_misses(gateways)
         self._estimate(now_ns, gateways)
         forecast_per_s = self._forecast_per_s
         if self._has_arrivals:
@@ -168,6 +173,12 @@ class FleetSize:
         elif now_ns < self._settled_ns:  # for other gateways it may be settled already
             self.most_nodes = max(self.most_nodes, self._standing)
         return min(nodes, self._nodes_max)
+
+    def _set_planned_misses(self, gateways: int) -> None:
+        planned = PLANNED_MISSES if gateways == 1 else PLANNED_MISSES / 2
+        if planned != self._planned_misses:
+            self._planned_misses = planned
+            self._servers.clear()
 
     def _estimate(self, now_ns: int, gateways: int) -> None:
         """The rate of all gateways, and the deviation that counting a part of it adds.
@@ -201,7 +212,7 @@ class FleetSize:
         step = round(_STEPS_PER_E * log(rate_per_s))
         found = self._servers.get(step)
         if found is None:
-            quantile = 1.0 - (1.0 - self._slo.quantile) / 2
+            quantile = 1.0 - (1.0 - self._slo.quantile) * self._planned_misses
             for_good = replace(self._slo, rate_tolerance=1.0, quantile=quantile)
             found = self._least(rate_per_s, for_good)
             if self._slo.rate_tolerance > 1.0:

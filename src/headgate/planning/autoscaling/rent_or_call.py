@@ -92,6 +92,7 @@ class NodeAutoscaler:
                 setup_ns = pool.boot_ns + variant.profile.cold_start_ns
                 self._surplus[variant.id, pool.id] = SurplusInstances(setup_ns)
             self._add_sizing(function, elastic)
+        self._batch_items: dict[tuple[int, int], int] = {}  # by pool and function id
         # By pipeline and stage: the pools that a request asks in turn.
         self._demands = [
             [self._stage_demands(pipeline, index) for index in range(len(pipeline.stages))]
@@ -198,10 +199,16 @@ class NodeAutoscaler:
                     count,
                     is_shared=gateways > 1,
                     rented_max=rented_max,
-                    drains=gateways == 1,
                 )
             )
         return tuple(targets)
+
+    def nodes_filled(self, pool_id: int, function_id: int, items: int) -> float:
+        """The nodes that so many items of a function fill, in the batches that are counted with."""
+        variant = self._app.variants_on(pool_id)[function_id]
+        assert variant is not None
+        batches = items / self._batch_items.get((pool_id, function_id), 1)
+        return batches / self._together(self._app.pools[pool_id], variant)
 
     def with_surplus(self, now_ns: int, target: Target, present: int) -> Target:
         """The target with those of the instances present that stay for other gateways."""
@@ -270,7 +277,7 @@ class NodeAutoscaler:
     ) -> FleetSize:
         concurrency = min(self._together(pool, variant), pool.count_of(variant.shape))
         alone_ns = _busy_ns(pool, variant, 1, concurrency)
-        interval_ns, batch_ns = self._in_batches(pool, variant, latency_ns)
+        interval_ns, batch_ns, _ = self._in_batches(pool, variant, latency_ns)
         pipelines = self._app.pipelines
         slos = [p.slo for p in pipelines if any(s.function is function for s in p.stages)]
         return FleetSize(
@@ -340,7 +347,9 @@ class NodeAutoscaler:
             # It can wait: a node is worth its rent if such requests keep it busy.
             times, miss_cost = _ALLOWED_TIMES if target else _ALLOWED_TIMES_WITHOUT_CALLS, 1.0
             allowed_ns = max(_ALLOWED_NS, times * alone_ns)
-        interval_ns, batch_ns = self._in_batches(pool, variant, allowed_ns)
+        interval_ns, batch_ns, items = self._in_batches(pool, variant, allowed_ns)
+        key = (pool.id, function_id)
+        self._batch_items[key] = min(items, self._batch_items.get(key, items))
         tail_ns = float(batch_ns - alone_ns)
         if not pool.is_elastic:
             interval_ns /= pool.nodes
@@ -350,18 +359,18 @@ class NodeAutoscaler:
         saved_usd = miss_usd if target is None else target.call_usd
         return NodeDemand(pool, function_id, interval_ns, allowed_ns, tail_ns, saved_usd)
 
-    def _in_batches(self, pool: Pool, variant: Variant, allowed_ns: int) -> tuple[float, int]:
-        """Time per item on a node in batches that leave time to wait, and that of such a batch."""
+    def _in_batches(self, pool: Pool, variant: Variant, allowed_ns: int) -> tuple[float, int, int]:
+        """Time per item on a node in batches that leave time to wait; that of a batch; its size."""
         concurrency = self._together(pool, variant)
-        batch_ns = _busy_ns(pool, variant, 1, concurrency)
+        batch_ns, size = _busy_ns(pool, variant, 1, concurrency), 1
         interval_ns = batch_ns / concurrency
         for items in range(2, len(variant.profile.exec_ns) + 1):
             time_ns = _busy_ns(pool, variant, items, concurrency)
             if time_ns > BATCH_SHARE * allowed_ns:
                 break
             if time_ns / (items * concurrency) < interval_ns:
-                interval_ns, batch_ns = time_ns / (items * concurrency), time_ns
-        return interval_ns, batch_ns
+                interval_ns, batch_ns, size = time_ns / (items * concurrency), time_ns, items
+        return interval_ns, batch_ns, size
 
     def _together(self, pool: Pool, variant: Variant) -> int:
         """Batches of a variant that a node of a pool runs at once, in one instance or in several.
@@ -384,7 +393,7 @@ class NodeAutoscaler:
         for pool in self._app.pools:
             variant = self._app.variants_on(pool.id)[function.id]
             if variant is not None and pool.id in self._own:
-                interval_ns, _ = self._in_batches(pool, variant, allowed_ns)
+                interval_ns, _, _ = self._in_batches(pool, variant, allowed_ns)
                 per_ns += pool.nodes / len(self._users[pool.id]) / interval_ns
         return per_ns
 
