@@ -5,9 +5,9 @@ says by how much the rate may exceed the forecast without harm (`Slo.rate_tolera
 The least number of nodes n is the larger of two:
 
 - *For good, at the forecast rate*: P(response <= RT_max) >= SL_min (`response_time`, one queue).
-  Misses come in clusters, so only half of those that SL_min allows are planned for; a quarter
+  Misses come in clusters, so only half of those that SL_min allows are planned for, and fewer
   where several gateways ask for the nodes: they have no queue in common, so some that came later
-  go first, and twice as many wait too long.
+  go first, and more of them wait too long.
 - *For a while, at U times that rate*: if the rate rises now, more nodes are ready after a time T,
   the set-up and the time to notice. This is the capacity calendar at U times the forecast: of what
   arrives within t, for every t up to T, the n nodes finish in time what they can do until
@@ -41,6 +41,7 @@ from headgate.planning.constants import (
     EXECUTION_CV,
     HOLD_MIN_NS,
     PLANNED_MISSES,
+    PLANNED_MISSES_SHARED,
     REACTION_NS,
     RISE_DEVIATIONS,
     SETTLED_AFTER_NS,
@@ -112,7 +113,7 @@ class FleetSize:
 
     A node runs `concurrency` requests at once, in `exec_ns` each. `slo.latency_ns` is for the
     response of the node. `own_per_s` is the rate that nodes which are not rented take. Until the
-    first arrival `standing` nodes are wanted.
+    first arrival `standing` nodes are wanted, then those of them that the rate may need.
     """
 
     def __init__(
@@ -168,14 +169,16 @@ class FleetSize:
             self._recurrence.observe(now_ns, forecast_per_s)
             forecast_per_s = max(forecast_per_s, self._recurrence.highest_ahead())
         nodes = self._hold(now_ns, self._nodes_for(forecast_per_s))
-        if not self._has_arrivals or (now_ns < self._settled_ns and gateways == 1):
+        if not self._has_arrivals:
             nodes = max(nodes, self._standing)
+        elif now_ns < self._settled_ns and gateways == 1:
+            nodes = max(nodes, min(self._standing, self._nodes_at_most(now_ns)))
         elif now_ns < self._settled_ns:  # for other gateways it may be settled already
             self.most_nodes = max(self.most_nodes, self._standing)
         return min(nodes, self._nodes_max)
 
     def _set_planned_misses(self, gateways: int) -> None:
-        planned = PLANNED_MISSES if gateways == 1 else PLANNED_MISSES / 2
+        planned = PLANNED_MISSES if gateways == 1 else PLANNED_MISSES_SHARED
         if planned != self._planned_misses:
             self._planned_misses = planned
             self._servers.clear()
@@ -202,6 +205,14 @@ class FleetSize:
         self.most_nodes = self._nodes_for(self._forecast_per_s + dispute_per_s)
         recent = values[-(REACTION_NS // _BUCKET_NS) :]
         self.recent_nodes = self._nodes_for(sum(recent) / len(recent))
+
+    def _nodes_at_most(self, now_ns: int) -> int:
+        """What the highest rate needs with which so few may have come since the first arrival."""
+        values = self._counts.buckets(now_ns)
+        if not values:
+            return self._nodes_max
+        count, z = sum(values), RISE_DEVIATIONS
+        return self._nodes_for((count + z * z / 2 + z * sqrt(count + z * z / 4)) / len(values))
 
     def _nodes_for(self, per_s: float) -> int:
         return ceil(self._servers_for(per_s - self._own_per_s) / self._concurrency)
