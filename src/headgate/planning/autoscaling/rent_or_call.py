@@ -42,8 +42,8 @@ from headgate.planning.pools.node_room import is_scarce, replicas_of, room_of
 from headgate.planning.pools.targets import FaasTarget
 from headgate.planning.pools.warm_pool import burst_of
 
-# Time that a request may take if it has no objective, and what it takes alone is more than a part
-# of that: twice as long, for calls are at hand; without calls as many times as in queues.
+# Time that a request may take if it has no objective: a second, or so many times what it takes
+# alone. Where nothing can be called, it is as late as best effort is due in queues.
 _ALLOWED_NS: Final = SECOND_NS
 _ALLOWED_TIMES: Final = 2
 _ALLOWED_TIMES_WITHOUT_CALLS: Final = 30
@@ -92,7 +92,7 @@ class NodeAutoscaler:
                 setup_ns = pool.boot_ns + variant.profile.cold_start_ns
                 self._surplus[variant.id, pool.id] = SurplusInstances(setup_ns)
             self._add_sizing(function, elastic)
-        self._batch_items: dict[tuple[int, int], int] = {}  # by pool and function id
+        self._node_items: dict[tuple[int, int], int] = {}  # at once, by pool and function id
         # By pipeline and stage: the pools that a request asks in turn.
         self._demands = [
             [self._stage_demands(pipeline, index) for index in range(len(pipeline.stages))]
@@ -205,10 +205,7 @@ class NodeAutoscaler:
 
     def nodes_filled(self, pool_id: int, function_id: int, items: int) -> float:
         """The nodes that so many items of a function fill, in the batches that are counted with."""
-        variant = self._app.variants_on(pool_id)[function_id]
-        assert variant is not None
-        batches = items / self._batch_items.get((pool_id, function_id), 1)
-        return batches / self._together(self._app.pools[pool_id], variant)
+        return items / self._node_items.get((pool_id, function_id), 1)
 
     def with_surplus(self, now_ns: int, target: Target, present: int) -> Target:
         """The target with those of the instances present that stay for other gateways."""
@@ -257,6 +254,7 @@ class NodeAutoscaler:
         """
         alone_ns = _busy_ns(pool, variant, 1, self._together(pool, variant))
         has_own = any(self._app.variants_on(id)[function.id] is not None for id in self._own)
+        found: set[int] = set()
         for pipeline in self._app.pipelines:
             for index, stage in enumerate(pipeline.stages):
                 if stage.function is function:
@@ -264,13 +262,9 @@ class NodeAutoscaler:
                     if time_ns is None and not has_own:
                         time_ns = alone_ns
                     self._times_ns[pipeline.id][index] = time_ns
-        stages = [
-            self._times_ns[pipeline.id][index]
-            for pipeline in self._app.pipelines
-            for index, stage in enumerate(pipeline.stages)
-            if stage.function is function
-        ]
-        return {time_ns for time_ns in stages if time_ns is not None and time_ns < NEVER_NS}
+                    if time_ns is not None and time_ns < NEVER_NS:
+                        found.add(time_ns)
+        return found
 
     def _fleet(
         self, function: Function, variant: Variant, pool: Pool, latency_ns: int
@@ -348,8 +342,8 @@ class NodeAutoscaler:
             times, miss_cost = _ALLOWED_TIMES if target else _ALLOWED_TIMES_WITHOUT_CALLS, 1.0
             allowed_ns = max(_ALLOWED_NS, times * alone_ns)
         interval_ns, batch_ns, items = self._in_batches(pool, variant, allowed_ns)
-        key = (pool.id, function_id)
-        self._batch_items[key] = min(items, self._batch_items.get(key, items))
+        key, node_items = (pool.id, function_id), items * self._together(pool, variant)
+        self._node_items[key] = min(node_items, self._node_items.get(key, node_items))
         tail_ns = float(batch_ns - alone_ns)
         if not pool.is_elastic:
             interval_ns /= pool.nodes
