@@ -55,3 +55,123 @@ def test_no_nodes_are_rented_on_which_every_request_is_late(seed: int) -> None:
     score = run_world(config, streams, 60.0, policy="headgate", seed=seed)
     assert score.goodput_per_s() >= 12.5
     assert nodes_up(score) <= 1.2
+
+
+@over_seeds
+def test_nodes_that_are_too_many_are_released_while_all_are_busy(seed: int) -> None:
+    """Of 6 nodes 4 are enough, and with 3 slots each none of the 6 is ever idle.
+
+    From the world 900791 of the regret search.
+    """
+    config = declare(
+        functions={
+            "f": {
+                "prewarm_nodes": 6,
+                "exec_time": {"1": "126ms", "8": "279ms"},
+                "concurrency": 3,
+                "slowdown": [1.0, 1.9, 2.8],
+                "cold_start": "3.6s",
+            }
+        },
+        pools={
+            "rented": {
+                "nodes": 6,
+                "slots": 3,
+                "elastic": True,
+                "boot_time": "300ms",
+                "network_delay": "36ms",
+            }
+        },
+        slo={"latency": "3.6s"},
+    )
+    streams = (Stream("poisson:rate=66/s", "f"),)
+    score = run_world(config, streams, 80.0, policy="headgate", seed=seed)
+    assert score.attainment() >= 0.99
+    assert nodes_up(score) <= 4.5
+
+
+@over_seeds
+def test_nodes_are_rented_for_the_part_of_a_cascade_that_runs(seed: int) -> None:
+    """The second stage runs for a fifth of the requests: 12 per second of 0.5 s, not 20."""
+    config = declare(
+        functions={"f": {"exec_time": "500ms", "cold_start": "2s"}},
+        pools={"rented": {"nodes": 20, "elastic": True, "boot_time": "1s"}},
+        pipelines={
+            "p": {
+                "stages": {
+                    "first": {"function": "f"},
+                    "second": {
+                        "function": "f",
+                        "after": ["first"],
+                        "only_if_unsure": True,
+                        "unsure_probability": "20%",
+                    },
+                },
+                "slo": {"latency": "8s"},
+            }
+        },
+    )
+    streams = (Stream("poisson:rate=10/s", "p"),)
+    score = run_world(config, streams, 120.0, policy="headgate", seed=seed)
+    assert score.attainment() >= 0.98
+    assert nodes_up(score) <= 8.5
+
+
+@over_seeds
+def test_a_few_requests_at_once_are_no_rate_where_they_can_wait(seed: int) -> None:
+    """Bursts of requests of 11 s that have half a minute and more: 2 Erlangs, in batches 1.
+
+    From the world 900970, where a second with 13 requests was taken for a rate of 13 per second.
+    """
+    config = declare(
+        functions={
+            "slow": {"variants": {"own": {"pools": ["own"], "exec_time": "110s"}}},
+            "fast": {
+                "variants": {
+                    "rented": {
+                        "pools": ["rented"],
+                        "exec_time": {"1": "11s", "4": "18s"},
+                        "cold_start": "300ms",
+                    }
+                }
+            },
+        },
+        pools={
+            "own": {"nodes": 16},
+            "rented": {"nodes": 24, "elastic": True, "boot_time": "2s"},
+        },
+        pipelines={
+            "single": {"stages": {"s": {"function": "fast"}}, "slo": {"latency": "480s"}},
+            "chain": {
+                "stages": {
+                    "first": {"function": "fast"},
+                    "slow": {"function": "slow", "after": ["first"]},
+                    "last": {"function": "fast", "after": ["first"]},
+                },
+                "slo": {"latency": "260s", "quantile": "95%"},
+            },
+        },
+    )
+    streams = (
+        Stream("poisson:rate=0.05/s", "single"),
+        Stream("gamma:rate=0.08/s,cv=4", "chain"),
+    )
+    score = run_world(config, streams, 6_000.0, policy="headgate", seed=seed)
+    assert score.kept("single") >= 0.99
+    assert score.kept("chain") >= 0.95
+    assert nodes_up(score) <= 16 + 2.5
+
+
+@over_seeds
+def test_what_has_no_objective_waits_for_the_nodes_that_it_fills(seed: int) -> None:
+    """0.9 Erlangs that can wait: one node, though a request waits for a while now and then.
+
+    From the world 900918.
+    """
+    config = declare(
+        functions={"f": {"exec_time": "3.7s", "cold_start": "12s"}},
+        pools={"rented": {"nodes": 2, "elastic": True, "boot_time": "600ms"}},
+    )
+    streams = (Stream("poisson:rate=0.24/s", "f"),)
+    score = run_world(config, streams, 3_000.0, policy="headgate", seed=seed)
+    assert nodes_up(score) <= 1.1

@@ -134,6 +134,9 @@ class Target:
     is_shared: bool = False
     # No node of an elastic pool is rented for it while so many are: it waits for one of those.
     rented_max: int = UNLIMITED
+    # Instances beyond the count end what they run and stop; else only idle ones stop. Where the
+    # work is spread over all of them, none is ever idle.
+    drains: bool = False
 
 
 @dataclass(frozen=True)

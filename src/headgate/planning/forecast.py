@@ -381,8 +381,8 @@ class Dispersion:
         self._window_ns = window_ns
         self._fading = exp(-window_ns / memory_ns)
         self._ends_ns: int | None = None
-        self._count = 0
-        self._before = 0
+        self._count = 0.0
+        self._before = 0.0
         self._squares = _PRIOR
         self._mean = _PRIOR
 
@@ -391,7 +391,7 @@ class Dispersion:
         """The index at the end of the last complete window."""
         return self._squares / self._mean
 
-    def observe(self, now_ns: int, items: int) -> None:
+    def observe(self, now_ns: int, items: float) -> None:
         """Add an arrival. O(1) amortised."""
         if self._ends_ns is None:
             self._ends_ns = now_ns + self._window_ns
@@ -407,7 +407,7 @@ class Dispersion:
         if count or before:
             self._squares = self._squares * self._fading + (count - before) ** 2 / 2
             self._mean = self._mean * self._fading + (count + before) / 2
-        self._before, self._count = count, 0
+        self._before, self._count = count, 0.0
 
 
 @final

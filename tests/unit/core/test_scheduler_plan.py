@@ -60,6 +60,20 @@ def test_of_warm_ones_the_idlest_is_stopped_and_none_that_is_busy(make_rig: type
     assert plan(rig, 300, 0) == wires(StopInstance(2, 2))
 
 
+def test_a_target_that_drains_stops_busy_ones_after_idle_ones(make_rig: type[Rig]) -> None:
+    """A busy one ends what it runs; until then it is there, and takes nothing more."""
+    rig = make_rig(make_app(), Planner, nodes=2)
+    plan(rig, 100, 2)
+    for id in range(2):
+        rig.at(110, InstanceStarted(id, id))
+        rig.at(110, RequestArrived(id, 0))
+    rig.order(120, lambda p: p.send(0, 0))
+    for count, stopped in ((1, StopInstance(1, 1)), (0, StopInstance(0, 0))):
+        drained = Plan((Target(variant_id=0, pool_id=0, count=count, drains=True),))
+        found = rig.order(200, lambda p, drained=drained: reconcile(p.view, p.orders, drained))
+        assert found == wires(stopped)
+
+
 def test_a_plan_for_one_pool_leaves_the_others_alone(make_rig: type[Rig]) -> None:
     pools = [Pool(0, "gpu"), Pool(1, "cpu")]
     app = make_app(make_function(pool_ids=(0, 1)), make_function(1), pools=pools)

@@ -7,10 +7,10 @@ from random import Random
 
 import pytest
 
-from headgate.core.clock import SECOND_NS
+from headgate.core.clock import NEVER_NS, SECOND_NS
 from headgate.core.model import Slo
 from headgate.planning.autoscaling.execution_times import LogNormalTimes
-from headgate.planning.autoscaling.fleet_size import FleetSize, consistent_mean
+from headgate.planning.autoscaling.fleet_size import FleetSize, FleetSizes, consistent_mean
 from headgate.planning.autoscaling.response_time import least_backends
 from headgate.planning.autoscaling.waiting_time import GlobalQueue
 
@@ -117,6 +117,39 @@ def test_after_the_last_arrival_nothing_is_wanted() -> None:
     fleet = make_fleet()
     drive(fleet, 0, 60, 10)
     assert fleet.desired_nodes(200 * S) == 0
+
+
+def test_what_comes_at_once_is_no_rate_where_it_can_wait() -> None:
+    """12 in a second, then none: for 2.5 s to answer in they are 6 per second, for 60 s few."""
+    wanted = []
+    for latency_s in (2.5, 60.0):
+        fleet = make_fleet(Slo(int(latency_s * S), 0.99))
+        for second in range(40):
+            fleet.on_arrival(second * S, 0 if second < 39 else 12)
+        wanted.append(fleet.desired_nodes(40 * S))
+    assert wanted == [4, 1]
+
+
+def test_those_with_more_time_need_no_nodes_for_being_urgent() -> None:
+    """One per second is urgent; four have a minute, and fill the nodes that are there."""
+    alone, urgent, patient = make_fleet(), make_fleet(), make_fleet(replace(SLO, latency_ns=60 * S))
+    sizes = FleetSizes({60 * S: patient, SLO.latency_ns: urgent})
+    for second in range(64):
+        alone.on_arrival(second * S, 5)
+        sizes.on_arrival(second * S, SLO.latency_ns, 1)
+        sizes.on_arrival(second * S, 60 * S, 4)
+    together = alone.desired_nodes(64 * S)
+    assert sizes.desired_nodes(64 * S) == patient.desired_nodes(64 * S) < together
+    assert urgent.desired_nodes(64 * S) < together
+
+
+def test_what_has_no_objective_counts_for_those_that_have_most_time() -> None:
+    fleet, other = make_fleet(), make_fleet()
+    sizes = FleetSizes({SLO.latency_ns: fleet, 2 * SLO.latency_ns: other})
+    for second in range(64):
+        sizes.on_arrival(second * S, NEVER_NS, 10)
+    assert fleet.desired_nodes(64 * S) == 5  # as at the beginning
+    assert other.desired_nodes(64 * S) > 5
 
 
 def test_no_more_than_there_are() -> None:

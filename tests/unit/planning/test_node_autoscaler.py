@@ -78,7 +78,8 @@ def test_it_begins_with_what_is_to_be_warm() -> None:
 
 
 def test_warm_everywhere_is_no_more_than_there_is() -> None:
-    assert make_autoscaler(make_app(RENTED, CLOUD, warm=99)).targets(0, ()) == (Target(0, 0, 4),)
+    autoscaler = make_autoscaler(make_app(RENTED, CLOUD, warm=99))
+    assert autoscaler.targets(0, ()) == (Target(0, 0, 4),)
 
 
 def test_with_a_platform_nothing_is_rented_that_does_not_pay() -> None:

@@ -449,7 +449,7 @@ class FleetHandlers:
 
 
 def reconcile(view: View, orders: Orders, plan: Plan) -> list[Instance]:
-    """Start the instances that a plan lacks, stop idle ones that it does not want; return starts.
+    """Start the instances that a plan lacks, stop those that it does not want; return starts.
 
     This is the slow time scale, and the same for every policy. O(targets + instances of their
     variants + instances on free nodes); for each target that lacks instances it looks at the free
@@ -502,7 +502,7 @@ class _Reconciliation:
             has_order = target.is_shared or target.rented_max < UNLIMITED
             order = _common_stop_order if has_order else _stop_order
             for instance in sorted(present, key=order)[:-missing]:
-                if instance.running == 0:
+                if instance.running == 0 or target.drains:
                     self._orders.stop(instance)
                     self._candidates.pop(target.pool_id, None)  # its node has room again
 

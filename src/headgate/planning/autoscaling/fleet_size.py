@@ -5,7 +5,9 @@ says by how much the rate may exceed the forecast without harm (`Slo.rate_tolera
 The least number of nodes n is the larger of two:
 
 - *For good, at the forecast rate*: P(response <= RT_max) >= SL_min (`response_time`, one queue).
-  Misses come in clusters, so only half of those that SL_min allows are planned for.
+  Misses come in clusters, so only half of those that SL_min allows are planned for, and fewer
+  where several gateways ask for the nodes: they have no queue in common, so some that came later
+  go first, and more of them wait too long.
 - *For a while, at U times that rate*: if the rate rises now, more nodes are ready after a time T,
   the set-up and the time to notice. This is the capacity calendar at U times the forecast: of what
   arrives within t, for every t up to T, the n nodes finish in time what they can do until
@@ -22,7 +24,7 @@ of the arrivals the rate is known as well after F times as long: its longest win
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil, log, sqrt
 from statistics import NormalDist
@@ -38,6 +40,8 @@ from headgate.planning.constants import (
     DISPUTE_DEVIATIONS,
     EXECUTION_CV,
     HOLD_MIN_NS,
+    PLANNED_MISSES,
+    PLANNED_MISSES_SHARED,
     REACTION_NS,
     RISE_DEVIATIONS,
     SETTLED_AFTER_NS,
@@ -48,18 +52,21 @@ from headgate.planning.forecast import ArrivalCounts
 
 _BUCKET_NS: Final = SECOND_NS  # so that counts are rates per second
 _WINDOW: Final = 64  # the longest, of a single gateway, in buckets
+_SHORTEST_FOR_MEAN: Final = 8  # of the shortest windows in the longest, at least
 _WINDOW_MAX: Final = 16 * _WINDOW  # of any number of gateways
 _NORMAL: Final = NormalDist()
 _STEPS_PER_E: Final = 100.0  # rates are rounded to 1 %: fewer estimates
 
 
-def consistent_mean(values: Sequence[float], longest: int = _WINDOW) -> tuple[float, int]:
+def consistent_mean(
+    values: Sequence[float], longest: int = _WINDOW, shortest: int = 2
+) -> tuple[float, int]:
     """The mean of the longest recent window that no shorter one contradicts, and its length.
 
     Of Poisson arrivals at one rate the longest window says most. After a change of the rate the
     short windows differ from the long ones by more than chance, and the rate is that of the short
-    ones: a change is followed within seconds, and noise is not. Windows have 2, 4, 8 values, and so
-    on, up to `longest`.
+    ones: a change is followed within seconds, and noise is not. Windows have `shortest` values,
+    twice as many, and so on, up to `longest`.
 
     >>> consistent_mean([10.0] * 60 + [11.0, 9.0, 12.0, 8.0])
     (10.0, 64)
@@ -67,8 +74,9 @@ def consistent_mean(values: Sequence[float], longest: int = _WINDOW) -> tuple[fl
     (20.0, 4)
     """
     sums: list[tuple[int, float]] = []  # by window, the shortest first
-    mean, used = values[-1], 1
-    window = 2
+    window = shortest
+    used = min(window, len(values))
+    mean = sum(values[-used:]) / used
     while window <= min(longest, len(values)):
         total = sum(values[-window:])
         expected = total / window
@@ -105,7 +113,7 @@ class FleetSize:
 
     A node runs `concurrency` requests at once, in `exec_ns` each. `slo.latency_ns` is for the
     response of the node. `own_per_s` is the rate that nodes which are not rented take. Until the
-    first arrival `standing` nodes are wanted.
+    first arrival `standing` nodes are wanted, then those of them that the rate may need.
     """
 
     def __init__(
@@ -131,8 +139,13 @@ class FleetSize:
         self._counts = ArrivalCounts(_BUCKET_NS, _WINDOW_MAX * _BUCKET_NS)
         self._recurrence = Recurrence(ready_after_ns + REACTION_NS)
         self._has_arrivals = False
+        # In less time than a request may wait, so many come by chance and are no rate: the nodes
+        # have all that time for them.
+        slack_ns = self._slo.latency_ns - exec_ns
+        self._shortest = min(max(2, slack_ns // _BUCKET_NS), _WINDOW)
         self._forecast_per_s = 0.0  # of now
         self._settled_ns = 0  # from when on the forecast is trusted to release nodes
+        self._planned_misses = PLANNED_MISSES
         self._servers: dict[int, int] = {}  # estimates by rounded rate
         self._guess: int | None = None  # the last of them
         # What another gateway may want, and what the last few seconds alone would need, as of the
@@ -140,7 +153,7 @@ class FleetSize:
         self.most_nodes = self.recent_nodes = 0
         self._held: deque[tuple[int, int]] = deque()  # (until, nodes), fewer nodes last
 
-    def on_arrival(self, now_ns: int, items: int, gateways: int = 1) -> None:
+    def on_arrival(self, now_ns: int, items: float, gateways: int = 1) -> None:
         """Record an arrival, admitted or not: one of those that all gateways receive."""
         if not self._has_arrivals:
             self._has_arrivals = True
@@ -149,17 +162,26 @@ class FleetSize:
 
     def desired_nodes(self, now_ns: int, gateways: int = 1) -> int:
         """How many nodes to rent now, if so many gateways receive as much as this one."""
+        self._set_planned_misses(gateways)
         self._estimate(now_ns, gateways)
         forecast_per_s = self._forecast_per_s
         if self._has_arrivals:
             self._recurrence.observe(now_ns, forecast_per_s)
             forecast_per_s = max(forecast_per_s, self._recurrence.highest_ahead())
         nodes = self._hold(now_ns, self._nodes_for(forecast_per_s))
-        if not self._has_arrivals or (now_ns < self._settled_ns and gateways == 1):
+        if not self._has_arrivals:
             nodes = max(nodes, self._standing)
+        elif now_ns < self._settled_ns and gateways == 1:
+            nodes = max(nodes, min(self._standing, self._nodes_at_most(now_ns)))
         elif now_ns < self._settled_ns:  # for other gateways it may be settled already
             self.most_nodes = max(self.most_nodes, self._standing)
         return min(nodes, self._nodes_max)
+
+    def _set_planned_misses(self, gateways: int) -> None:
+        planned = PLANNED_MISSES if gateways == 1 else PLANNED_MISSES_SHARED
+        if planned != self._planned_misses:
+            self._planned_misses = planned
+            self._servers.clear()
 
     def _estimate(self, now_ns: int, gateways: int) -> None:
         """The rate of all gateways, and the deviation that counting a part of it adds.
@@ -170,9 +192,11 @@ class FleetSize:
         values = self._counts.buckets(now_ns)
         if not values:
             return
-        longest = min(gateways * _WINDOW, _WINDOW_MAX)
-        own = [value / gateways for value in values[-longest:]]
-        own_per_s, window = consistent_mean(own, longest)
+        longest = min(gateways * max(_WINDOW, _SHORTEST_FOR_MEAN * self._shortest), _WINDOW_MAX)
+        own = values[-longest:]
+        if gateways > 1:
+            own = [value / gateways for value in own]
+        own_per_s, window = consistent_mean(own, longest, self._shortest)
         per_s = gateways * own_per_s
         self._forecast_per_s = per_s + sqrt((gateways - 1) * per_s / max(window, _WINDOW))
         if gateways == 1:
@@ -181,6 +205,14 @@ class FleetSize:
         self.most_nodes = self._nodes_for(self._forecast_per_s + dispute_per_s)
         recent = values[-(REACTION_NS // _BUCKET_NS) :]
         self.recent_nodes = self._nodes_for(sum(recent) / len(recent))
+
+    def _nodes_at_most(self, now_ns: int) -> int:
+        """What the highest rate needs with which so few may have come since the first arrival."""
+        values = self._counts.buckets(now_ns)
+        if not values:
+            return self._nodes_max
+        count, z = sum(values), RISE_DEVIATIONS
+        return self._nodes_for((count + z * z / 2 + z * sqrt(count + z * z / 4)) / len(values))
 
     def _nodes_for(self, per_s: float) -> int:
         return ceil(self._servers_for(per_s - self._own_per_s) / self._concurrency)
@@ -191,7 +223,7 @@ class FleetSize:
         step = round(_STEPS_PER_E * log(rate_per_s))
         found = self._servers.get(step)
         if found is None:
-            quantile = 1.0 - (1.0 - self._slo.quantile) / 2
+            quantile = 1.0 - (1.0 - self._slo.quantile) * self._planned_misses
             for_good = replace(self._slo, rate_tolerance=1.0, quantile=quantile)
             found = self._least(rate_per_s, for_good)
             if self._slo.rate_tolerance > 1.0:
@@ -234,6 +266,40 @@ class FleetSize:
         while held[0][0] <= now_ns:
             held.popleft()
         return held[0][1]
+
+
+@final
+class FleetSizes:
+    """The number of nodes for a function whose requests differ in the time that they have.
+
+    The urgent ones go first, so those that have a time t wait only for those that have no more, and
+    the nodes must be enough for these within t, for each t. `fleets` are by that time. Requests
+    that have more than any of them, as those without an objective, count for the last one.
+    """
+
+    def __init__(self, fleets: Mapping[int, FleetSize]) -> None:
+        self._fleets = dict(sorted(fleets.items()))
+
+    def on_arrival(self, now_ns: int, allowed_ns: int, items: float, gateways: int = 1) -> None:
+        """Record an arrival, admitted or not, that has a time to be answered in."""
+        last = next(reversed(self._fleets.values()))
+        for time_ns, fleet in self._fleets.items():
+            if allowed_ns <= time_ns or fleet is last:
+                fleet.on_arrival(now_ns, items, gateways)
+
+    def desired_nodes(self, now_ns: int, gateways: int = 1) -> int:
+        """How many nodes to rent now, if so many gateways receive as much as this one."""
+        return max(fleet.desired_nodes(now_ns, gateways) for fleet in self._fleets.values())
+
+    @property
+    def most_nodes(self) -> int:
+        """What another gateway may want, as of the last query."""
+        return max(fleet.most_nodes for fleet in self._fleets.values())
+
+    @property
+    def recent_nodes(self) -> int:
+        """What the last few seconds alone would need, as of the last query."""
+        return max(fleet.recent_nodes for fleet in self._fleets.values())
 
 
 @final

@@ -12,6 +12,8 @@ the other: a start takes room, so the next one is chosen when it is done.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import final
 
 from headgate.core.clock import NEVER_NS, SECOND_NS
@@ -93,11 +95,32 @@ class Provisioner:
         without_place, waiting = self._builds.without_place(), self._queues.needing_nodes()
         now_ns, gateways = self._view.now_ns, self._view.gateways
         targets = self._autoscaler.targets(now_ns, without_place, waiting, gateways)
-        return tuple(self._builds.as_promised(self._with_surplus(target)) for target in targets)
+        filled = self._filled() if gateways == 1 else {}
+        return tuple(self._builds.as_promised(self._to_keep(each, filled)) for each in targets)
 
-    def _with_surplus(self, target: Target) -> Target:
+    def _filled(self) -> dict[int, float]:
+        """By elastic pool: the nodes that would be full of what runs and what is promised."""
+        filled: dict[int, float] = {}
+        nodes_filled = self._autoscaler.nodes_filled
+        for batch in self._view.batches.values():
+            if batch.node is not None and batch.pool.is_elastic:
+                part = nodes_filled(batch.pool.id, batch.variant.function_id, batch.items)
+                filled[batch.pool.id] = filled.get(batch.pool.id, 0.0) + part
+        for pool in self._view.app.pools:
+            for build in self._builds.on_pool[pool.id] if pool.is_elastic else ():
+                if build is not None and build.pending_items > 0:
+                    part = nodes_filled(pool.id, build.function_id, build.pending_items)
+                    filled[pool.id] = filled.get(pool.id, 0.0) + part
+        return filled
+
+    def _to_keep(self, target: Target, filled: Mapping[int, float]) -> Target:
+        """The target, with those that stay for other gateways; how it is reached if there is none.
+
+        Work is spread over all nodes, so none may ever be idle. They drain if those that stay have
+        room for all of it.
+        """
         if not target.is_shared:
-            return target
+            return replace(target, drains=filled.get(target.pool_id, 0.0) <= target.count)
         present = len(self._view.instances_in(target.variant_id, target.pool_id))
         return self._autoscaler.with_surplus(self._view.now_ns, target, present)
 
