@@ -136,11 +136,12 @@ class Feasibility:
 
     def observe(self, request: Request) -> None:
         """A request is at hand: record what it offers to each pool that it prefers."""
-        tasks, items, works, preferred = request.tasks, request.items, self._works, self._preferred
+        tasks, items = request.tasks, request.items
+        self._works = works = {}
+        self._preferred = preferred = []
+        self._loads = loads = {}
         self._priority = request.priority
         self.was_share_used = False
-        works.clear()
-        preferred.clear()
         stages, window_ns = len(tasks), float(request.deadline_ns - self._view.now_ns)
         for task in tasks:
             builds = self._budgets.affordable(task)
@@ -152,9 +153,8 @@ class Feasibility:
                 preferred.append(build)
                 pool_id = build.pool.id
                 works[pool_id] = works.get(pool_id, 0.0) + work_ns
-        self._loads.clear()
         for pool_id, work_ns in works.items():
-            self._loads[pool_id] = self._observe_class(request, pool_id, window_ns, work_ns)
+            loads[pool_id] = self._observe_class(request, pool_id, window_ns, work_ns)
 
     def _observe_class(
         self, request: Request, pool_id: int, window_ns: float, work_ns: float
@@ -510,7 +510,8 @@ class Feasibility:
             return True
         if begin_ns != latest_ns:
             bucket = calendar.bucket(now_ns, latest_ns)
-        left_ns = min(latest_ns, calendar.covered_ns(bucket)) - now_ns
+        covered_ns = calendar.covered_ns(bucket)
+        left_ns = (latest_ns if latest_ns < covered_ns else covered_ns) - now_ns
         reserved_ns = shares.reserved_ns(load, left_ns)
         part = 0.0  # of the calendar that it leaves to others
         if self._must_yield(build.pool.id, load, work_ns):

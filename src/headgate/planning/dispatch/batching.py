@@ -82,7 +82,8 @@ class Batching:
                 if batch and booked.build is not build and not self._pays(task, build):
                     break
                 if choice is None:
-                    items_max = min(items_max, self._limit(build, task, booked, start_ns))
+                    limit = self._limit(build, task, booked, start_ns)
+                    items_max = limit if limit < items_max else items_max
                 elif batch and not self._gains(build, task, start_ns, choice):
                     break
             bytes_max -= task.payload_bytes
@@ -90,7 +91,9 @@ class Batching:
                 break
             items += own_items
             batch.append(queue.pop())
-            booked_ns += admission.release_task(task)
+            if booked is not None:
+                booked.release()
+                booked_ns += booked.base_ns
             if task.must_run_alone:
                 break
             task = queue.head()

@@ -132,10 +132,11 @@ class Dispatcher:
     def on_batch_ended(self, batch: Batch, took_ns: int) -> None:
         """A batch has ended: its lane is free, and its time teaches."""
         self._builds.on_batch_ended(batch, took_ns)
-        self._shapes.on_observed(self._builds.build_of(batch))
+        build = self._builds.build_of(batch)
+        self._shapes.on_observed(build)
         self._batching.on_ended(batch)
         if batch.node is None:
-            self._spillover.on_call_ended(self._builds.build_of(batch), batch)
+            self._spillover.on_call_ended(build, batch)
 
     def forget(self, node: Node) -> None:
         """A node is gone."""

@@ -222,8 +222,10 @@ class TaskQueues:
         rank = self._app.clients[task.request.client].priority
         if promise is not None:
             queue = self.promised[promise.build.id]
-            queue.push((rank, promise.order_ns, task.id), task)
-            self.promised_heads[promise.build.pool.id].push(queue)
+            key = (rank, promise.order_ns, task.id)
+            queue.push(key, task)
+            if queue.head_key() is key:
+                self.promised_heads[promise.build.pool.id].push(queue)
             return queue
         request = task.request
         due_ns = request.arrival_ns + int(self._factor * task.function.reference_exec_ns)
@@ -345,7 +347,8 @@ class TaskQueues:
     def update_heads(self, queue: EdfQueue, function_id: int, promise: Promise | None) -> None:
         """Note that a queue has a new head."""
         if promise is not None:
-            self.promised_heads[promise.build.pool.id].push(queue)
+            if queue.items > 0:
+                self.promised_heads[promise.build.pool.id].push(queue)
             return
         for build in self.builds_of(queue, function_id):
             self.best_effort_heads[build.pool.id].push(queue)

@@ -384,7 +384,7 @@ class Build:
         """Learn from the time of a batch; two surprises in a row make it forget what was before."""
         self.observations += 1
         profiled_ns, expected = self._shape_times_ns[shape_id][items - 1], self.ratio
-        ratio = (took_ns - self.network_ns) / max(1.0, profiled_ns)
+        ratio = (took_ns - self.network_ns) / (profiled_ns if profiled_ns > 1.0 else 1.0)
         lowest, highest = expected / OBSERVATION_CLIP, expected * OBSERVATION_CLIP
         error = (lowest if ratio < lowest else highest if ratio > highest else ratio) - expected
         deviation = self.deviation if self.deviation > TIME_DEVIATION else TIME_DEVIATION
@@ -395,7 +395,8 @@ class Build:
         if self._seen < OBSERVATIONS_KEPT:
             self._seen += 1
         step = 1.0 / self._seen
-        self.ratio = ratio = max(0.01, expected + step * error)
+        ratio = expected + step * error
+        self.ratio = ratio = ratio if ratio > 0.01 else 0.01
         if not is_surprise:
             variance = self._variance
             self._variance = variance = variance + step * ((error / ratio) ** 2 - variance)
