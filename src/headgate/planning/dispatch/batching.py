@@ -218,13 +218,13 @@ class Batching:
         now_ns, items, build = self._view.now_ns, task.request.items, promise.build
         if self._is_late(task, promise):
             return True
-        if build.has_choice:
+        if build.has_choice or queue.items <= items:
             return False
-        left_ns = self._builds.latest_ns(task.request, task.id % STAGES_MAX) - now_ns
         # What others have come to count on is a usual batch, not the largest that had time.
         size = min(promise.size, build.usual_items)
-        if 2 * items > size or queue.items <= items:
+        if 2 * items > size:
             return False
+        left_ns = self._builds.latest_ns(task.request, task.id % STAGES_MAX) - now_ns
         items_max = build.items_within(left_ns, 0.0)
         if 2 * items_max >= size or queue.items <= items_max:
             return False

@@ -236,12 +236,12 @@ class Placement:
         free = view.free_by_pool[build.pool.id]
         if not free or not self._is_startable(build, self._builds.nodes.node_count(build.pool.id)):
             return None
+        if not self._builds.wants_instance(build):
+            return None
         is_worth_it = is_awaited or (
             len(free) > 1 and build.load.erlangs(view.now_ns) >= PRESTART_LOAD
         )
-        if not is_worth_it or not self._builds.wants_instance(build):
-            return None
-        return self._idle_node(build)
+        return self._idle_node(build) if is_worth_it else None
 
     def rentable_node(self, build: Build) -> Node | None:
         """A node to rent for a build, one that is rented already if possible; None if none is."""

@@ -372,7 +372,7 @@ def is_compute_priced(build: Build) -> bool:
 
 def _scaled(configs: Sequence[StageConfig], build: Build, ratio: float) -> list[StageConfig]:
     """Configurations of which those of a build take so many times as long, and cost as much."""
-    own, network_ns = (build.variant.id, build.pool.id), build.network_ns
+    own, network_ns = (build.variant.id, build.pool.id), int(build.network_ns)
     return [
         replace(
             config,

@@ -139,7 +139,7 @@ class Build:
         self.own = own
         self.narrowest = calendar if own is None else own  # that with the fewest lanes for it
         self.cold_start_ns = profile.cold_start_ns
-        self.network_ns = 2 * pool.network_ns
+        self.network_ns = 2.0 * pool.network_ns  # a float, as all that it is added to
         self.items_max = variant.items_max(shape_id)
         self._shape_times_ns = [
             [time_ns * slowdown for time_ns in times.exec_ns] for times in variant.shapes
@@ -344,7 +344,7 @@ class Build:
         start before this one is ready, or would be late in so large a batch.
         """
         filled = self.pending_items % size
-        if filled == 0 or filled + items > min(size, self.open_items):
+        if filled == 0 or filled + items > size or filled + items > self.open_items:
             return latest_ns
         return self.open_start_ns if ready_ns <= self.open_start_ns < latest_ns else latest_ns
 
