@@ -97,8 +97,10 @@ class ShapeChooser:
 
     def on_observed(self, build: Build) -> None:
         """Build frontiers anew in which the times of a build are far from what was observed."""
+        if not self._frontiers:
+            return
         known, ratio = self._ratios[build.id], build.ratio
-        if not self._frontiers or abs(ratio - known) <= DRIFT * known:
+        if abs(ratio - known) <= DRIFT * known:
             return
         self._ratios[build.id] = ratio
         for option in [option for option in self._options if option[0] == build.id]:

@@ -11,7 +11,7 @@ O(log queues) per change.
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
 from typing import Final, final
 
@@ -29,6 +29,7 @@ from headgate.planning.pools.builds import Builds
 # Compiled code reads a Final directly, and what is imported from a dictionary.
 _heappush: Final = heappush
 _heappop: Final = heappop
+_heapreplace: Final = heapreplace
 _OBSOLETE_MAX: Final = 64  # out-of-date entries of `Heads` beyond the number of queues
 # Where a task of best effort may run.
 ANYWHERE: Final = 0
@@ -151,6 +152,9 @@ class Heads:
         if keys.get(id) is not key:
             keys[id] = key
             entries = self.entries
+            if entries and entries[0][1] == id:  # its last entry, most often: obsolete from now on
+                _heapreplace(entries, (key, id, queue))
+                return
             _heappush(entries, (key, id, queue))
             if len(entries) > 2 * len(keys) + _OBSOLETE_MAX:
                 entries[:] = [entry for entry in entries if keys.get(entry[1]) is entry[0]]
@@ -161,12 +165,14 @@ class Heads:
         entries, keys = self.entries, self._keys
         while entries:
             key, id, queue = entries[0]
-            is_obsolete = keys.get(id) is not key
-            if not is_obsolete and queue.head() is not None and queue.head_key() is key:
-                return queue
-            _heappop(entries)
-            if not is_obsolete:
+            if keys.get(id) is not key:
+                _heappop(entries)
+            elif queue.head() is None:
                 del keys[id]
+                _heappop(entries)
+            elif queue.head_key() is key:
+                return queue
+            else:
                 self.push(queue)  # its head was withdrawn or dequeued
         return None
 

@@ -73,6 +73,7 @@ class Build:
         "_mix",
         "_seen",
         "_shape_times_ns",
+        "_slowest_ns",
         "_surprises",
         "_times_ns",
         "_variance",
@@ -158,6 +159,7 @@ class Build:
             self.shape_ids = sorted(ids, key=self._weights.__getitem__) or [shape_id]
         self.has_choice = len(self.shape_ids) > 1
         self._times_ns = self._shape_times_ns[shape_id]
+        self._slowest_ns = max(self._times_ns)
         self._fastest_ns = self._fastest_times_ns()
         self.items_best = _knee([time_ns + self.network_ns for time_ns in self._times_ns])
         self.overrun = 1.0  # mean of the lane time of recent batches over what was booked for them
@@ -321,7 +323,10 @@ class Build:
         if self.items_best == 1:
             return 1
         exec_ns = (window_ns - self.network_ns) / (self.ratio * (1.0 + z * self.deviation))
-        fitting, most = bisect_right(self._times_ns, exec_ns), self.items_best
+        most = self.items_best
+        if exec_ns >= self._slowest_ns:  # where time is plenty
+            return most
+        fitting = bisect_right(self._times_ns, exec_ns)
         return most if fitting > most else fitting or 1
 
     def mean_pending_ns(self) -> float:
