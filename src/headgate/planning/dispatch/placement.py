@@ -205,7 +205,7 @@ class Placement:
             return _can_run_soon(instance)
         if self.warm_node(build) is not None:
             return False
-        return self._may_start(node, build, is_urgent=self._cannot_wait(build))
+        return self._may_start(node, build)
 
     def is_crowded_out(self, node: Node, build: Build) -> bool:
         """Whether what runs on a node keeps a build from its first node of the pool."""
@@ -321,12 +321,12 @@ class Placement:
                 return node
         return fallback
 
-    def _may_start(self, node: Node, build: Build, *, is_urgent: bool) -> bool:
+    def _may_start(self, node: Node, build: Build) -> bool:
         """Whether a build may be started on a node that could take it."""
         if _is_left_to_plan(node):
             return False
         if has_room(self._view, node, build.variant):
-            return self._may_take_room(build, is_urgent=is_urgent)
+            return self._may_take_room(build, is_urgent=self._cannot_wait(build))
         return self._may_evict(node, build)
 
     def _may_take_room(self, build: Build, *, is_urgent: bool) -> bool:
