@@ -228,9 +228,9 @@ class TaskQueues:
         rank = self._app.clients[task.request.client].priority
         if promise is not None:
             queue = self.promised[promise.build.id]
-            key = (rank, promise.order_ns, task.id)
+            key: Key = (rank, promise.order_ns, task.id)
             queue.push(key, task)
-            if queue.head_key() is key:
+            if queue.head_key() is key:  # else the head is the same as before
                 self.promised_heads[promise.build.pool.id].push(queue)
             return queue
         request = task.request
