@@ -151,9 +151,10 @@ class Orders:
             task_ids.append(task.id)
             items += task.request.items
         if node is not None and instance is None:
-            instance = node.instances.get(variant.id)
             if node.replicas or shape_id is not None:
                 instance = self._view.instance_for(node, variant, shape_id)
+            else:  # `instance_for` in the usual case, inlined because it runs for every batch
+                instance = node.instances.get(variant.id)
         shape = 0 if shape_id is None else shape_id
         if instance is not None and instance.shape_id:
             shape = instance.shape_id

@@ -289,6 +289,8 @@ def has_free_room(node: Node, variant: Variant, shape_id: int) -> bool:
 
 def room_bytes(node: Node) -> int:
     """Device memory that a node has, or can free by evicting idle instances."""
+    if node.running == 0:  # whatever runs, starts or loads has a slot: all is idle
+        return node.pool.memory_bytes
     pinned = 0
     for group in node.by_variant.values():
         for instance in group:

@@ -166,7 +166,7 @@ class Headgate(Policy):
             else:
                 self._call(task.function.id)
         self._offer_given_up()
-        for build in self._placement.prestarted[task.function.id]:
+        for build in self._placement.prestarted[task.function.id] if self.view.free_nodes else ():
             is_awaited = task.state == TASK_READY  # only now: a start must not take its node
             self._start(build, self._placement.prestart_node(build, is_awaited=is_awaited))
 

@@ -85,6 +85,11 @@ class AdmissionControl:
             sqrt(max(p.longest_to([1.0] * len(p.stages)))) for p in view.app.pipelines
         ]
         self._rests = [_rests(pipeline, builds) for pipeline in view.app.pipelines]
+        # By pipeline: the builds that could run a stage of it.
+        self._builds_of = [
+            list({b: None for stage in p.stages for b in builds.of_function[stage.function.id]})
+            for p in view.app.pipelines
+        ]
         # By pipeline and stage: the other stages that wait for the same ones.
         self._siblings = [
             [
@@ -155,18 +160,12 @@ class AdmissionControl:
         promise = promises[task.id % STAGES_MAX]
         return promise if promise.is_booked else None
 
-    def release_task(self, task: Task) -> int:
-        """A task is sent: take its booking back, and return the work that was booked."""
-        promise = self.booked(task)
-        if promise is None:
-            return 0
-        promise.release()
-        return promise.base_ns
-
     def give_up(self, task: Task) -> None:
         """A task cannot be in time any more: it is best effort from now on."""
-        self.release_task(task)
-        self._promises[task.request][task.id % STAGES_MAX].is_given_up = True
+        promise = self._promises[task.request][task.id % STAGES_MAX]
+        if promise.is_booked:
+            promise.release()
+        promise.is_given_up = True
 
     def confirm(self, task: Task) -> Promise | None:
         """The promise of a task that is ready now; a new one, or None, if its build cannot run it.
@@ -215,10 +214,11 @@ class AdmissionControl:
             self._judge(request, was_kept=outcome == _MET)
 
     def _judge(self, request: Request, *, was_kept: bool) -> None:
-        self.margins.observe(request.pipeline.id, was_kept=was_kept)
+        pipeline_id = request.pipeline.id
+        self.margins.observe(pipeline_id, was_kept=was_kept)
         if was_kept:
-            self._was_ever_kept[request.pipeline.id] = True
-            self._probed_since_ns[request.pipeline.id] = None
+            self._was_ever_kept[pipeline_id] = True
+            self._probed_since_ns[pipeline_id] = None
         if self._view.gateways > 1:
             self._builds.on_promise_settled(request.pipeline, was_kept=was_kept)
 
@@ -543,33 +543,33 @@ class AdmissionControl:
         if margin_ns > MARGIN_MAX * (allowed_ns - least_ns):
             most_ns = MARGIN_MAX * (allowed_ns - self._builds.isolated_ns(request))
             margin_ns = min(most_ns, margin_ns)
-        return max(0.0, margin_ns)
+        return margin_ns if margin_ns > 0.0 else 0.0
 
     def _z_max(self, request: Request, allowed_ns: float, least_ns: float) -> float:
         """The largest margin of stages for which a request may be refused: a part of its slack.
 
         Where nothing is admitted, nothing is learnt, and a margin that is too large stays.
         """
-        slack_ns = max(0.0, allowed_ns - least_ns)
-        return MARGIN_MAX * slack_ns / max(1.0, least_ns * self._deviation(request))
+        slack_ns, spread_ns = allowed_ns - least_ns, least_ns * self._deviation(request)
+        if slack_ns <= 0.0:
+            return 0.0
+        return MARGIN_MAX * slack_ns / (spread_ns if spread_ns > 1.0 else 1.0)
 
     def _deviation(self, request: Request) -> float:
         """The largest relative deviation of the builds that could run a stage of a request."""
         most = 0.0
-        for task in request.tasks:
-            for build in self._builds.of_function[task.function.id]:
-                most = build.deviation if build.deviation > most else most
+        for build in self._builds_of[request.pipeline.id]:
+            most = build.deviation if build.deviation > most else most
         return most
 
     def _is_idle(self, request: Request) -> bool:
         """Whether nothing runs or waits where the request could run."""
-        for task in request.tasks:
-            for build in self._builds.of_function[task.function.id]:
-                calendar = build.calendar
-                if calendar.work_ns > 0 or calendar.last_end_ns() > 0:
-                    return False
-                if calendar.part < 1.0 and calendar.supply < 1.0:
-                    return False  # others use it
+        for build in self._builds_of[request.pipeline.id]:
+            calendar = build.calendar
+            if calendar.work_ns > 0 or calendar.last_end_ns() > 0:
+                return False
+            if calendar.part < 1.0 and calendar.supply < 1.0:
+                return False  # others use it
         return True
 
     def _observe_best_effort(self, request: Request) -> None:

@@ -130,8 +130,9 @@ class Feasibility:
             for row in builds.on_pool
         ]
         self._declared_ns = _declared_ns(view.app)  # by pipeline id
-        self._loads: dict[int, ClassLoad] = {}  # of the request at hand, by pool
-        self._works: dict[int, float] = {}  # likewise: what it offers
+        self._pool_ids: list[int] = []  # of the request at hand: the pools to which it offers work
+        self._works = [0.0 for _ in view.app.pools]  # likewise: how much, where it does
+        self._loads: list[ClassLoad | None] = [None for _ in view.app.pools]  # of its class
         self._preferred: list[Build] = []  # likewise: the builds to which it offers that
         self._priority = 0  # likewise
         self.was_share_used = False  # the last request did not fit to leave others their shares
@@ -139,11 +140,11 @@ class Feasibility:
 
     def observe(self, request: Request) -> None:
         """A request is at hand: record what it offers to each pool that it prefers."""
-        tasks, items, works, preferred = request.tasks, request.items, self._works, self._preferred
+        self._forget_loads()
+        tasks, items, pool_ids, works = request.tasks, request.items, self._pool_ids, self._works
+        self._preferred = preferred = []
         self._priority = request.priority
         self.was_share_used = False
-        works.clear()
-        preferred.clear()
         stages, window_ns = len(tasks), float(request.deadline_ns - self._view.now_ns)
         for task in tasks:
             builds = self._budgets.affordable(task)
@@ -154,10 +155,20 @@ class Feasibility:
                 self._builds.observe_load(build, work_ns)
                 preferred.append(build)
                 pool_id = build.pool.id
-                works[pool_id] = works.get(pool_id, 0.0) + work_ns
-        self._loads.clear()
-        for pool_id, work_ns in works.items():
-            self._loads[pool_id] = self._observe_class(request, pool_id, window_ns, work_ns)
+                if pool_id in pool_ids:
+                    works[pool_id] = works[pool_id] + work_ns  # compiled, as in `Calendar.add`
+                else:
+                    pool_ids.append(pool_id)
+                    works[pool_id] = work_ns
+        for pool_id in pool_ids:
+            load = self._observe_class(request, pool_id, window_ns, works[pool_id])
+            self._loads[pool_id] = load
+
+    def _forget_loads(self) -> None:
+        """Forget the request that was at hand."""
+        for pool_id in self._pool_ids:
+            self._loads[pool_id] = None
+        self._pool_ids = []
 
     def _observe_class(
         self, request: Request, pool_id: int, window_ns: float, work_ns: float
@@ -184,11 +195,11 @@ class Feasibility:
     def on_promised(self, promises: list[Promise]) -> None:
         """The request at hand was admitted: its class pays for it."""
         if self._view.gateways > 1:
-            for pool_id, work_ns in self._works.items():
-                self._builds.observe_admitted(pool_id, work_ns)
+            for pool_id in self._pool_ids:
+                self._builds.observe_admitted(pool_id, self._works[pool_id])
         for promise in promises:
             build = promise.build
-            load = self._loads.get(build.pool.id)
+            load = self._loads[build.pool.id]
             if promise.begin_ns == promise.start_ns:  # others will join it
                 build.open_start_ns, build.open_items = promise.start_ns, promise.size
             if load is not None:
@@ -198,12 +209,14 @@ class Feasibility:
 
     def on_refused(self) -> None:
         """The request at hand was not admitted."""
-        for pool_id, load in self._loads.items():
+        for pool_id in self._pool_ids:
+            load = self._loads[pool_id]
+            assert load is not None
             load.on_refused(self._works[pool_id])
 
     def on_admitted_before(self) -> None:
         """A request that was admitted is at hand again: its class owes nothing more."""
-        self._loads.clear()
+        self._forget_loads()
 
     def waits_until_ns(self, task: Task, promise: Promise, items: int) -> int:
         """Until when a promised task waits for others to join its batch; `items` wait for now.
@@ -344,7 +357,7 @@ class Feasibility:
     def _is_full(self, build: Build, lanes: int, latest_ns: int, alone_ns: float) -> bool:
         """Whether the lanes of a build have no room until then for the request at hand."""
         left_ns = latest_ns - self._view.now_ns
-        load = self._loads.get(build.pool.id)
+        load = self._loads[build.pool.id]
         if load is not None and self._must_yield(build.pool.id, load, alone_ns):
             left_ns = int((1.0 - LEFT_TO_OTHERS) * left_ns)
         calendar, supply = build.calendar, lanes * build.calendar.part
@@ -414,8 +427,9 @@ class Feasibility:
         # It will run with what waits already; with more, the batch starts sooner or is smaller.
         latest_ns = due_ns - int(alone_ns)
         if size > items and build.pending_items > 0:
-            together = min(size, build.pending_items + items)
-            sooner_ns = due_ns - int(max(alone_ns, build.cautious_ns(together, z)))
+            waiting = build.pending_items + items
+            together_ns = build.cautious_ns(waiting if waiting < size else size, z)
+            sooner_ns = due_ns - int(together_ns if together_ns > alone_ns else alone_ns)
             latest_ns = sooner_ns if sooner_ns >= ready_ns else latest_ns
         begin_ns = build.joined_ns(items, size, ready_ns, latest_ns)
         bucket = calendar.bucket(now_ns, begin_ns)
@@ -508,12 +522,13 @@ class Feasibility:
                 return False
         if not calendar.fits(now_ns, latest_ns, bucket, work_ns, batches, weight, default_ns):
             return False
-        load, shares = self._loads.get(build.pool.id), self._shares[build.pool.id]
+        load, shares = self._loads[build.pool.id], self._shares[build.pool.id]
         if load is None:
             return True
         if begin_ns != latest_ns:
             bucket = calendar.bucket(now_ns, latest_ns)
-        left_ns = min(latest_ns, calendar.covered_ns(bucket)) - now_ns
+        covered_ns = calendar.covered_ns(bucket)
+        left_ns = (latest_ns if latest_ns < covered_ns else covered_ns) - now_ns
         reserved_ns = shares.reserved_ns(load, left_ns)
         part = 0.0  # of the calendar that it leaves to others
         if self._must_yield(build.pool.id, load, work_ns):

@@ -209,7 +209,7 @@ class PoolShares:
         reserved_ns = lanes * window_ns - moment
         if load.objective_ns < window_ns:
             reserved_ns -= load.allotted * (window_ns - load.objective_ns)
-        return max(0.0, reserved_ns)
+        return reserved_ns if reserved_ns > 0.0 else 0.0
 
     def blocked(self, now_ns: int, lanes: float, busy_ns: float) -> tuple[float, float]:
         """Of the active classes that cannot wait so long: their lanes, and the shortest window."""

@@ -84,7 +84,8 @@ class Batching:
                 if batch and booked.build is not build and not self._pays(task, build):
                     break
                 if choice is None:
-                    items_max = min(items_max, self._limit(build, task, booked, start_ns))
+                    limit = self._limit(build, task, booked, start_ns)
+                    items_max = limit if limit < items_max else items_max
                 elif batch and not self._gains(build, task, start_ns, choice):
                     break
             bytes_max -= task.payload_bytes
@@ -92,7 +93,9 @@ class Batching:
                 break
             items += own_items
             batch.append(queue.pop())
-            booked_ns += admission.release_task(task)
+            if booked is not None:
+                booked.release()
+                booked_ns += booked.base_ns
             if task.must_run_alone:
                 break
             task = queue.head()
@@ -217,13 +220,13 @@ class Batching:
         now_ns, items, build = self._view.now_ns, task.request.items, promise.build
         if self._is_late(task, promise):
             return True
-        if build.has_choice:
+        if build.has_choice or queue.items <= items:
             return False
-        left_ns = self._builds.latest_ns(task.request, task.id % STAGES_MAX) - now_ns
         # What others have come to count on is a usual batch, not the largest that had time.
         size = min(promise.size, build.usual_items)
-        if 2 * items > size or queue.items <= items:
+        if 2 * items > size:
             return False
+        left_ns = self._builds.latest_ns(task.request, task.id % STAGES_MAX) - now_ns
         items_max = build.items_within(left_ns, 0.0)
         if 2 * items_max >= size or queue.items <= items_max:
             return False

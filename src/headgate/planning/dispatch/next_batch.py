@@ -133,10 +133,11 @@ class Dispatcher:
     def on_batch_ended(self, batch: Batch, took_ns: int) -> None:
         """A batch has ended: its lane is free, and its time teaches."""
         self._builds.on_batch_ended(batch, took_ns)
-        self._shapes.on_observed(self._builds.build_of(batch))
+        build = self._builds.build_of(batch)
+        self._shapes.on_observed(build)
         self._batching.on_ended(batch)
         if batch.node is None:
-            self._spillover.on_call_ended(self._builds.build_of(batch), batch)
+            self._spillover.on_call_ended(build, batch)
 
     def forget(self, node: Node) -> None:
         """A node is gone."""
@@ -242,6 +243,8 @@ class Dispatcher:
         Memory is free only when all that uses it is idle at once. Where others take turns on the
         slots of all nodes, that may never be so.
         """
+        if node.running == 0:
+            return False
         promise, placement = self._admission.booked(task), self._placement
         if promise is None or build in self._emptied_for.values():
             return False
@@ -297,8 +300,8 @@ class Dispatcher:
         if task.request.items > build.items_max:
             return self.to_faas(task.function.id)  # perhaps no node can take it
         if not self._placement.suits(node, build):
-            has_choice = len(build.shape_ids) > 1  # of one shape alone, `_has_lane` keeps the room
-            if has_choice and not is_best_effort and build.variant.id in node.instances:
+            # Of one shape alone, `_has_lane` keeps the room.
+            if build.has_choice and not is_best_effort and build.variant.id in node.instances:
                 smallest = build.shape_ids[0]
                 self._lacks_compute |= not has_free_compute(node, build.variant, smallest)
             return None

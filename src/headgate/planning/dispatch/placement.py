@@ -215,7 +215,7 @@ class Placement:
             return _can_run_soon(instance)
         if self.warm_node(build) is not None:
             return False
-        return self._may_start(node, build, is_urgent=self._cannot_wait(build))
+        return self._may_start(node, build)
 
     def is_crowded_out(self, node: Node, build: Build) -> bool:
         """Whether what runs on a node keeps a build from its first node of the pool."""
@@ -246,12 +246,12 @@ class Placement:
         free = view.free_by_pool[build.pool.id]
         if not free or not self._is_startable(build, self._builds.nodes.node_count(build.pool.id)):
             return None
+        if not self._builds.wants_instance(build):
+            return None
         is_worth_it = is_awaited or (
             len(free) > 1 and build.load.erlangs(view.now_ns) >= PRESTART_LOAD
         )
-        if not is_worth_it or not self._builds.wants_instance(build):
-            return None
-        return self._idle_node(build)
+        return self._idle_node(build) if is_worth_it else None
 
     def rentable_node(self, build: Build) -> Node | None:
         """A node to rent for a build, one that is rented already if possible; None if none is."""
@@ -333,12 +333,12 @@ class Placement:
                 return node
         return fallback
 
-    def _may_start(self, node: Node, build: Build, *, is_urgent: bool) -> bool:
+    def _may_start(self, node: Node, build: Build) -> bool:
         """Whether a build may be started on a node that could take it."""
         if _is_left_to_plan(node):
             return False
         if self._has_room(node, build):
-            return self._may_take_room(build, is_urgent=is_urgent)
+            return self._may_take_room(build, is_urgent=self._cannot_wait(build))
         return self._may_evict(node, build)
 
     def _may_take_room(self, build: Build, *, is_urgent: bool) -> bool:

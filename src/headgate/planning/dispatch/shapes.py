@@ -97,8 +97,10 @@ class ShapeChooser:
 
     def on_observed(self, build: Build) -> None:
         """Build frontiers anew in which the times of a build are far from what was observed."""
+        if not self._frontiers:
+            return
         known, ratio = self._ratios[build.id], build.ratio
-        if not self._frontiers or abs(ratio - known) <= DRIFT * known:
+        if abs(ratio - known) <= DRIFT * known:
             return
         self._ratios[build.id] = ratio
         for option in [option for option in self._options if option[0] == build.id]:
@@ -372,7 +374,7 @@ def is_compute_priced(build: Build) -> bool:
 
 def _scaled(configs: Sequence[StageConfig], build: Build, ratio: float) -> list[StageConfig]:
     """Configurations of which those of a build take so many times as long, and cost as much."""
-    own, network_ns = (build.variant.id, build.pool.id), build.network_ns
+    own, network_ns = (build.variant.id, build.pool.id), int(build.network_ns)
     return [
         replace(
             config,

@@ -12,7 +12,7 @@ O(log queues) per change.
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
 from typing import Final, final
 
@@ -30,6 +30,7 @@ from headgate.planning.pools.builds import Builds
 # Compiled code reads a Final directly, and what is imported from a dictionary.
 _heappush: Final = heappush
 _heappop: Final = heappop
+_heapreplace: Final = heapreplace
 _OBSOLETE_MAX: Final = 64  # out-of-date entries of `Heads` beyond the number of queues
 # Where a task of best effort may run.
 ANYWHERE: Final = 0
@@ -163,6 +164,9 @@ class Heads:
         if keys.get(id) is not key:
             keys[id] = key
             entries = self.entries
+            if entries and entries[0][1] == id:  # its last entry, most often: obsolete from now on
+                _heapreplace(entries, (key, id, queue))
+                return
             _heappush(entries, (key, id, queue))
             if len(entries) > 2 * len(keys) + _OBSOLETE_MAX:
                 entries[:] = [entry for entry in entries if keys.get(entry[1]) is entry[0]]
@@ -173,12 +177,14 @@ class Heads:
         entries, keys = self.entries, self._keys
         while entries:
             key, id, queue = entries[0]
-            is_obsolete = keys.get(id) is not key
-            if not is_obsolete and queue.head() is not None and queue.head_key() is key:
-                return queue
-            _heappop(entries)
-            if not is_obsolete:
+            if keys.get(id) is not key:
+                _heappop(entries)
+            elif queue.head() is None:
                 del keys[id]
+                _heappop(entries)
+            elif queue.head_key() is key:
+                return queue
+            else:
                 self.push(queue)  # its head was withdrawn or dequeued
         return None
 
@@ -236,10 +242,13 @@ class TaskQueues:
         """Queue a ready task for the build that its promise names, or for best effort."""
         rank = self._app.clients[task.request.client].priority
         if promise is not None:
-            promise.input_node_id = self._input_node_id(task, promise.build)
+            if promise.build.pool.bytes_per_s > 0.0:
+                promise.input_node_id = self._input_node_id(task, promise.build)
             queue = self._promised_queue(promise)
-            queue.push((rank, promise.order_ns, task.id), task)
-            self.promised_heads[promise.build.pool.id].push(queue)
+            key: Key = (rank, promise.order_ns, task.id)
+            queue.push(key, task)
+            if queue.head_key() is key:  # else the head is the same as before
+                self.promised_heads[promise.build.pool.id].push(queue)
             return queue
         request = task.request
         due_ns = request.arrival_ns + int(self._factor * task.function.reference_exec_ns)
@@ -264,8 +273,8 @@ class TaskQueues:
             queue.withdraw(task)
 
     def _input_node_id(self, task: Task, build: Build) -> int | None:
-        """The node of a build's pool that has most of a task's input, if moving it takes time."""
-        if build.pool.bytes_per_s <= 0.0 or build.has_choice:  # a shape is chosen with its node
+        """The node of a build's pool that has most of a task's input."""
+        if build.has_choice:  # its shape is chosen together with its node
             return None
         most: Datum | None = None
         for datum in self._view.inputs_of(task):
@@ -388,7 +397,8 @@ class TaskQueues:
     def update_heads(self, queue: EdfQueue, function_id: int, promise: Promise | None) -> None:
         """Note that a queue has a new head."""
         if promise is not None:
-            self.promised_heads[promise.build.pool.id].push(queue)
+            if queue.items > 0:
+                self.promised_heads[promise.build.pool.id].push(queue)
             return
         for build in self.builds_of(queue, function_id):
             self.best_effort_heads[build.pool.id].push(queue)

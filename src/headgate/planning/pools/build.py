@@ -73,6 +73,7 @@ class Build:
         "_mix",
         "_seen",
         "_shape_times_ns",
+        "_slowest_ns",
         "_surprises",
         "_times_ns",
         "_variance",
@@ -139,7 +140,7 @@ class Build:
         self.own = own
         self.narrowest = calendar if own is None else own  # that with the fewest lanes for it
         self.cold_start_ns = profile.cold_start_ns
-        self.network_ns = 2 * pool.network_ns
+        self.network_ns = 2.0 * pool.network_ns  # a float, as all that it is added to
         self.items_max = variant.items_max(shape_id)
         self._shape_times_ns = [
             [time_ns * slowdown for time_ns in times.exec_ns] for times in variant.shapes
@@ -158,6 +159,7 @@ class Build:
             self.shape_ids = sorted(ids, key=self._weights.__getitem__) or [shape_id]
         self.has_choice = len(self.shape_ids) > 1
         self._times_ns = self._shape_times_ns[shape_id]
+        self._slowest_ns = max(self._times_ns)
         self._fastest_ns = self._fastest_times_ns()
         self.items_best = _knee([time_ns + self.network_ns for time_ns in self._times_ns])
         self.overrun = 1.0  # mean of the lane time of recent batches over what was booked for them
@@ -321,7 +323,10 @@ class Build:
         if self.items_best == 1:
             return 1
         exec_ns = (window_ns - self.network_ns) / (self.ratio * (1.0 + z * self.deviation))
-        fitting, most = bisect_right(self._times_ns, exec_ns), self.items_best
+        most = self.items_best
+        if exec_ns >= self._slowest_ns:  # where time is plenty
+            return most
+        fitting = bisect_right(self._times_ns, exec_ns)
         return most if fitting > most else fitting or 1
 
     def mean_pending_ns(self) -> float:
@@ -344,7 +349,7 @@ class Build:
         start before this one is ready, or would be late in so large a batch.
         """
         filled = self.pending_items % size
-        if filled == 0 or filled + items > min(size, self.open_items):
+        if filled == 0 or filled + items > size or filled + items > self.open_items:
             return latest_ns
         return self.open_start_ns if ready_ns <= self.open_start_ns < latest_ns else latest_ns
 
@@ -384,7 +389,7 @@ class Build:
         """Learn from the time of a batch; two surprises in a row make it forget what was before."""
         self.observations += 1
         profiled_ns, expected = self._shape_times_ns[shape_id][items - 1], self.ratio
-        ratio = (took_ns - self.network_ns) / max(1.0, profiled_ns)
+        ratio = (took_ns - self.network_ns) / (profiled_ns if profiled_ns > 1.0 else 1.0)
         lowest, highest = expected / OBSERVATION_CLIP, expected * OBSERVATION_CLIP
         error = (lowest if ratio < lowest else highest if ratio > highest else ratio) - expected
         deviation = self.deviation if self.deviation > TIME_DEVIATION else TIME_DEVIATION
@@ -397,7 +402,8 @@ class Build:
         if self._seen < OBSERVATIONS_KEPT:
             self._seen += 1
         step = 1.0 / self._seen
-        self.ratio = ratio = max(0.01, expected + step * error)
+        ratio = expected + step * error
+        self.ratio = ratio = ratio if ratio > 0.01 else 0.01
         if not is_surprise:
             variance = self._variance
             self._variance = variance = variance + step * ((error / ratio) ** 2 - variance)

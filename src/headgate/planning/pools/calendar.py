@@ -148,7 +148,8 @@ class Lanes:
                 end_ns = _overdue_end_ns(now_ns, end_ns)
             if end_ns + self._spreads_ns[index] <= at_ns:
                 each = 1 + int((at_ns - end_ns) / batch_ns)
-                starts += each if step == 1 else each * min(step, ended - index)
+                following = ended - index
+                starts += each * (step if step < following else following)
                 if starts >= needed:
                     return True
             index += step
