@@ -66,6 +66,9 @@ INFLATION_MAX: Final = 2.0
 # Where functions take turns in the memory of nodes, starts, of which the calendar knows nothing,
 # may take many times as long as the work.
 INFLATION_MAX_SCARCE: Final = 8.0
+# Change of the inflation after which the tree of a calendar is made anew, in O(buckets): two late
+# starts, or many that are not late.
+INFLATION_TOLERANCE: Final = 0.03
 # Part of a batch per lane that may run beyond its latest start, of 0.5 at most.
 BEYOND: Final = 0.25
 
