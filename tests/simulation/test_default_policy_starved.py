@@ -245,3 +245,32 @@ def test_best_effort_ends_what_it_has_begun(seed: int) -> None:
     assert score.answered_per_s("bulk") >= 0.09
     assert score.goodput_per_s("promised") >= 21.0
     assert score.kept("promised") >= 0.99
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_best_effort_leaves_the_node_that_holds_an_urgent_function(seed: int) -> None:
+    """Seed 900042. No node can hold all functions, and one of three holds the urgent one.
+
+    It can wait for 0.4 s, and batches of best effort take a second: another node that is free does
+    not help.
+    """
+    bulk = {"cold_start": "6s", "memory": "3GB"}
+    config = declare(
+        functions={
+            "urgent": {"exec_time": "30ms", "cold_start": "600ms", "memory": "3GB"},
+            "first": {"exec_time": "900ms", "prewarm_nodes": 3, **bulk},
+            "second": {"exec_time": "500ms", "prewarm_nodes": 3, **bulk},
+        },
+        pools={"gpu": {"nodes": 3, "memory": "8GB"}},
+        pipelines={
+            "urgent": {"stages": {"s": {"function": "urgent"}}, "slo": {"latency": "400ms"}},
+            "bulk": {
+                "stages": {"a": {"function": "first"}, "b": {"function": "second", "after": ["a"]}}
+            },
+        },
+    )
+    streams = (Stream("poisson:rate=6/s", "urgent"), Stream("poisson:rate=4/s", "bulk"))
+    score = run_world(config, streams, 200.0, policy="headgate", seed=seed, truth=TRUTH)
+    assert score.attainment("urgent") >= 0.8
+    assert score.answered_per_s("bulk") >= 1.0
+    assert score.kept("urgent") >= 0.99

@@ -13,7 +13,7 @@ from typing import Final, final
 
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import App
-from headgate.core.records import STAGES_MAX, Request, Task
+from headgate.core.records import STAGES_MAX, Node, Request, Task
 from headgate.core.view import View
 from headgate.planning.admission.cost_budgets import CostBudgets
 from headgate.planning.admission.promise import Promise
@@ -169,19 +169,21 @@ class Feasibility:
             return 0
         return (request.arrival_ns + promise.start_ns) // 2
 
-    def unblocking_items(self, build: Build, items: int) -> int:
+    def unblocking_items(self, build: Build, items: int, node: Node | None = None) -> int:
         """The largest batch, up to `items`, that leaves lanes to those who cannot wait so long.
 
         Work cannot be preempted: while a long batch runs, its lane is lost to requests with short
-        windows. So enough lanes for their load must be within reach of the shortest window. 0: not
-        even one item is done within it.
+        windows. So enough lanes for their load must be within reach of the shortest window, and for
+        each function one of the nodes that hold it. 0: not even one item is done within it.
         """
         now_ns, calendar, shares = self._view.now_ns, build.calendar, self._shares[build.pool.id]
         busy_ns = build.lane_ns(items)
         needed, window_ns = shares.blocked(now_ns, calendar.lanes / self._view.gateways, busy_ns)
-        if window_ns >= busy_ns:
-            return items
         if calendar.lanes_free_by(now_ns, now_ns + int(window_ns)) - build.weight >= needed:
+            window_ns = inf
+        if node is not None:
+            window_ns = min(window_ns, self._builds.holders_wait_ns(node, build))
+        if window_ns >= busy_ns:
             return items
         if build.lane_ns(1) > window_ns:
             return 0

@@ -70,7 +70,8 @@ class Batching:
         if choice is not None:
             items_max = choice.items
         elif promise is None:
-            items_max = max(1, admission.feasibility.unblocking_items(build, build.items_best))
+            unblocking_items = admission.feasibility.unblocking_items
+            items_max = max(1, unblocking_items(build, build.items_best, node))
         bytes_max = UNLIMITED if build.pool.faas is None else build.pool.faas.payload_bytes_max
         batch: list[Task] = []
         items = booked_ns = 0
