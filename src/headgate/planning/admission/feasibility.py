@@ -474,8 +474,8 @@ class Feasibility:
         part = 0.0  # of the calendar that it leaves to others
         if self._must_yield(build.pool.id, load, work_ns):
             part = LEFT_TO_OTHERS
-        elif shares.wants_more(load):
-            part = LEFT_BY_LARGE
+        elif build.warm_pool is None and shares.wants_more(load):
+            part = LEFT_BY_LARGE  # calls start at once, and do not fill the calendar
         if part == 0.0 and reserved_ns <= 0.0:
             return True
         ahead_ns, slack_ns, _ = calendar.slack(now_ns, bucket)
