@@ -45,6 +45,7 @@ PLANNING = (
     "admission/control",
     "admission/cost_budgets",
     "admission/feasibility",
+    "admission/promise",
     "admission/refusals",
     "admission/shares",
     "admission/spillover",
@@ -73,7 +74,7 @@ REUSED = {
     "core/actions": ("Dispatch", "Settle"),
     "core/events": ("BatchFinished", "RequestArrived"),
     "core/records": ("Batch", "Request", "Task"),
-    "planning/admission/feasibility": ("Promise",),
+    "planning/admission/promise": ("Promise",),
     "planning/dispatch/next_batch": ("Send",),
     "sim/node": ("NodeJob",),
 }

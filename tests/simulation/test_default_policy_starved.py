@@ -127,3 +127,150 @@ def test_a_long_wait_for_one_stage_leaves_the_others_the_time_they_take(seed: in
     score = run_world(config, streams, 10_000.0, policy="headgate", seed=seed, truth=TRUTH)
     assert score.attainment("chain") >= 0.68
     assert score.kept() >= 0.99
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_stage_that_runs_seldom_takes_little_of_a_share(seed: int) -> None:
+    """Seed 900337. One request in ten needs the second stage, so each class should have half.
+
+    A cascade for which two stages are booked and paid has used up its share with half as many.
+    """
+    config = declare(
+        functions={"f": {"exec_time": "20ms"}},
+        pools={"gpu": {"nodes": 1}},
+        pipelines={
+            "cascade": {
+                "stages": {
+                    "a": {"function": "f"},
+                    "b": {
+                        "function": "f",
+                        "after": ["a"],
+                        "only_if_unsure": True,
+                        "unsure_probability": "10%",
+                    },
+                },
+                "slo": {"latency": "600ms"},
+            },
+            "plain": {"stages": {"s": {"function": "f"}}, "slo": {"latency": "600ms"}},
+        },
+    )
+    streams = (Stream("poisson:rate=60/s", "cascade"), Stream("poisson:rate=60/s", "plain"))
+    score = run_world(config, streams, 60.0, policy="headgate", seed=seed, truth=TRUTH)
+    assert score.goodput_per_s("cascade") >= 19.0
+    assert score.goodput_per_s() >= 45.0
+    assert score.kept() >= 0.99
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_second_choice_of_all_classes_is_divided_too(seed: int) -> None:
+    """Seed 900708. Everybody prefers the fast node, and most have to take the two slow ones.
+
+    Those serve 14/s. One class has two stages and less time, and should have a half all the same.
+    """
+    function = {
+        "fast": {"exec_time": "70ms", "pools": ["fast"]},
+        "slow": {"exec_time": "140ms", "pools": ["slow"]},
+    }
+    config = declare(
+        functions={"f": {"variants": function}},
+        pools={"fast": {"nodes": 1}, "slow": {"nodes": 2}},
+        pipelines={
+            "two": {
+                "stages": {"a": {"function": "f"}, "b": {"function": "f", "after": ["a"]}},
+                "slo": {"latency": "1.2s"},
+            },
+            "one": {"stages": {"s": {"function": "f"}}, "slo": {"latency": "2s"}},
+        },
+    )
+    streams = (Stream("poisson:rate=40/s", "two"), Stream("poisson:rate=60/s", "one"))
+    score = run_world(config, streams, 60.0, policy="headgate", seed=seed, truth=TRUTH)
+    assert score.goodput_per_s("two") >= 5.0
+    assert 2 * score.goodput_per_s("two") + score.goodput_per_s("one") >= 26.0
+    assert score.kept() >= 0.99
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_pool_that_is_always_late_is_no_place_for_a_stage(seed: int) -> None:
+    """Seed 900469. The second stage needs the node, or takes ten times its objective elsewhere.
+
+    So the first one, which can be a call, leaves the node to it, which is enough for 0.6/s.
+    """
+    first = {
+        "node": {"exec_time": "2.4s", "pools": ["gpu"]},
+        "call": {"exec_time": "5.6s", "cold_start": "1s", "pools": ["cloud"]},
+    }
+    second = {
+        "node": {"exec_time": "1.6s", "pools": ["gpu"]},
+        "slow": {"exec_time": "200s", "pools": ["cpu"]},
+    }
+    config = declare(
+        functions={"first": {"variants": first}, "second": {"variants": second}},
+        pools={
+            "gpu": {"nodes": 1},
+            "cpu": {"nodes": 4},
+            "cloud": {"tier": "serverless", "memory": "1GiB", "concurrency": 10},
+        },
+        pipelines={
+            "chain": {
+                "stages": {"a": {"function": "first"}, "b": {"function": "second", "after": ["a"]}},
+                "slo": {"latency": "20s"},
+            }
+        },
+    )
+    streams = (Stream("poisson:rate=0.8/s", "chain"),)
+    score = run_world(config, streams, 2_000.0, policy="headgate", seed=seed, truth=TRUTH)
+    assert score.goodput_per_s("chain") >= 0.55
+    assert score.kept() >= 0.99
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_best_effort_ends_what_it_has_begun(seed: int) -> None:
+    """Seed 900004. A twentieth of the node serves one request of best effort in eight seconds.
+
+    Its last stage takes the longest. In the order of single stages, short ones first, those of a
+    hundred later requests would go before it, and none would be answered for more than a minute.
+    """
+    config = declare(
+        functions={"short": {"exec_time": "40ms"}, "long": {"exec_time": "400ms"}},
+        pools={"gpu": {"nodes": 1}},
+        pipelines={
+            "promised": {"stages": {"s": {"function": "short"}}, "slo": {"latency": "2s"}},
+            "bulk": {
+                "stages": {"a": {"function": "short"}, "b": {"function": "long", "after": ["a"]}}
+            },
+        },
+    )
+    streams = (Stream("poisson:rate=40/s", "promised"), Stream("poisson:rate=10/s", "bulk"))
+    score = run_world(config, streams, 60.0, policy="headgate", seed=seed, truth=TRUTH)
+    assert score.answered_per_s("bulk") >= 0.09
+    assert score.goodput_per_s("promised") >= 21.0
+    assert score.kept("promised") >= 0.99
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_best_effort_leaves_the_node_that_holds_an_urgent_function(seed: int) -> None:
+    """Seed 900042. No node can hold all functions, and one of three holds the urgent one.
+
+    It can wait for 0.4 s, and batches of best effort take a second: another node that is free does
+    not help.
+    """
+    bulk = {"cold_start": "6s", "memory": "3GB"}
+    config = declare(
+        functions={
+            "urgent": {"exec_time": "30ms", "cold_start": "600ms", "memory": "3GB"},
+            "first": {"exec_time": "900ms", "prewarm_nodes": 3, **bulk},
+            "second": {"exec_time": "500ms", "prewarm_nodes": 3, **bulk},
+        },
+        pools={"gpu": {"nodes": 3, "memory": "8GB"}},
+        pipelines={
+            "urgent": {"stages": {"s": {"function": "urgent"}}, "slo": {"latency": "400ms"}},
+            "bulk": {
+                "stages": {"a": {"function": "first"}, "b": {"function": "second", "after": ["a"]}}
+            },
+        },
+    )
+    streams = (Stream("poisson:rate=6/s", "urgent"), Stream("poisson:rate=4/s", "bulk"))
+    score = run_world(config, streams, 200.0, policy="headgate", seed=seed, truth=TRUTH)
+    assert score.attainment("urgent") >= 0.8
+    assert score.answered_per_s("bulk") >= 1.0
+    assert score.kept("urgent") >= 0.99

@@ -225,6 +225,25 @@ def test_late_starts_inflate_what_is_booked_and_starts_in_time_slowly_deflate_it
     assert calendar.inflation == 1.0
 
 
+def test_what_is_due_later_is_inflated_later() -> None:
+    """Of two works that take half as long again as booked, the second is due in 40 buckets.
+
+    The first leaves a sixth of its time, and the second more than that.
+    """
+    calendar = make_calendar(1)
+    sooner, later = calendar.bucket(0, 7 * WIDTH_NS), calendar.bucket(0, 40 * WIDTH_NS)
+    calendar.add(sooner, 4 * WIDTH_NS, 4.0)
+    calendar.add(later, 16 * WIDTH_NS, 16.0)
+    while calendar.inflation < 1.5:
+        calendar.on_sent(1)
+    inflated_ns = calendar.inflation * 4 * WIDTH_NS
+    assert calendar.slack(0, sooner)[2] == pytest.approx(7 * WIDTH_NS - inflated_ns, abs=100)
+    assert calendar.slack(0, later)[2] == pytest.approx(40 * WIDTH_NS - 5.0 * inflated_ns, abs=100)
+    bucket = calendar.bucket(0, 3 * WIDTH_NS)
+    assert calendar.fits(0, 3 * WIDTH_NS, bucket, 1.0 * WIDTH_NS, 1.0, 1.0, WIDTH_NS)
+    assert not calendar.fits(0, 3 * WIDTH_NS, bucket, 2.5 * WIDTH_NS, 1.0, 1.0, WIDTH_NS)
+
+
 def test_a_lane_counts_only_if_it_is_free_in_time_even_when_it_takes_longer() -> None:
     lanes = Lanes()
     lanes.resize(1)

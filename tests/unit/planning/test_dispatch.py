@@ -188,7 +188,7 @@ def test_best_effort_that_others_cannot_wait_for_gets_its_small_share() -> None:
     assert rig.dispatch.to_node(rig.node()) is None  # though the node is free
     ((name, at_ns, number),) = rig.dispatch.take_timers(rig.node())
     assert (name, number) == (MORE, rig.rig.build().id)
-    assert at_ns == 10 * MS + int(10 * MS / 0.055)
+    assert at_ns == 10 * MS + int(10 * MS / 0.06)
     rig.rig.view.now_ns = at_ns - 1
     assert rig.dispatch.to_node(rig.node()) is None
     rig.rig.view.now_ns = at_ns

@@ -27,7 +27,8 @@ from headgate.core.records import STAGES_MAX, Request, Task
 from headgate.core.states import Outcome
 from headgate.core.view import View
 from headgate.planning.admission.cost_budgets import CostBudgets
-from headgate.planning.admission.feasibility import Feasibility, Promise
+from headgate.planning.admission.feasibility import Feasibility
+from headgate.planning.admission.promise import Promise
 from headgate.planning.admission.spillover import Spillover
 from headgate.planning.constants import (
     CALL_SLACK,
@@ -181,6 +182,8 @@ class AdmissionControl:
         else:
             can_run = self._view.fits_call(task, build.pool, build.variant)
         if can_run:
+            if promise.probability < 1.0:
+                promise.confirm(self._view.now_ns)
             return promise
         self.give_up(task)
         self.feasibility.on_admitted_before()
@@ -529,6 +532,7 @@ class AdmissionControl:
         promise = self.feasibility.fit(request, stage, ready_ns, due_ns, z, beside)
         if promise is None:
             return False
+        self.feasibility.expect(request, stage, promise)
         promise.book(self._view.now_ns)
         self.budgets.set_aside(request.tasks[stage], promise.usd)
         promises.append(promise)

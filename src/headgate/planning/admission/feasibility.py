@@ -13,9 +13,10 @@ from typing import Final, final
 
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import App
-from headgate.core.records import Request, Task
+from headgate.core.records import STAGES_MAX, Node, Request, Task
 from headgate.core.view import View
 from headgate.planning.admission.cost_budgets import CostBudgets
+from headgate.planning.admission.promise import Promise
 from headgate.planning.admission.shares import ClassLoad, PoolShares
 from headgate.planning.admission.spillover import Spillover
 from headgate.planning.constants import (
@@ -24,92 +25,12 @@ from headgate.planning.constants import (
     LEFT_TO_OTHERS,
     PRICE_MIN,
 )
+from headgate.planning.frontier.candidates import visits
 from headgate.planning.pools.build import Build
 from headgate.planning.pools.builds import Builds
 
 _SHAPE_TIMES: Final = (1.0, 0.7, 0.5, 0.35, 0.25)  # parts of a window in which shapes are tried
 _DEFAULT_OBJECTIVE_NS: Final = 1e9  # where no pipeline has one, and clients claim deadlines
-
-
-@final
-class Promise:
-    """What is booked for one task: on which build, until when, and how much work."""
-
-    __slots__ = (
-        "base_ns",
-        "batches",
-        "begin_ns",
-        "bucket",
-        "build",
-        "due_ns",
-        "input_node_id",
-        "is_booked",
-        "is_given_up",
-        "items",
-        "order_ns",
-        "own_bucket",
-        "size",
-        "start_ns",
-        "usd",
-        "work_ns",
-    )
-
-    def __init__(
-        self,
-        build: Build,
-        due_ns: int,
-        start_ns: int,
-        begin_ns: int,
-        bucket: int,
-        work_ns: int,
-        batches: float,
-        items: int,
-        size: int,
-        base_ns: int,
-    ) -> None:
-        self.base_ns = base_ns
-        self.build = build
-        self.due_ns = due_ns  # the stage's deadline, less the margin
-        self.start_ns = start_ns  # the latest start with which it is done by then
-        self.order_ns = start_ns  # by which tasks queue
-        # When its work is due: with those that it joins, who may have to start sooner.
-        self.begin_ns = begin_ns
-        self.bucket = bucket  # of that
-        self.own_bucket = 0  # in the build's own calendar, if it has one
-        self.work_ns = work_ns
-        self.batches = batches
-        self.items = items
-        self.size = size  # of the batches that the promise reckons with
-        # Where the task waits because its input is there; None: nothing would have to be moved.
-        self.input_node_id: int | None = None
-        self.usd = 0.0  # what the task costs at most, if its request has a cost objective
-        self.is_booked = False  # it is in the calendars: its task is not sent yet
-        self.is_given_up = False  # its task is best effort now
-
-    def book(self, now_ns: int) -> None:
-        """Enter it into the calendars of its build."""
-        self.is_booked = True
-        build, work_ns, batches = self.build, self.work_ns, self.batches
-        build.pending_items += self.items
-        build.pending_ns += work_ns
-        build.pending_batches += batches
-        build.calendar.add(self.bucket, work_ns, batches)
-        own = build.own
-        if own is not None:
-            self.own_bucket = own.bucket(now_ns, self.begin_ns)
-            own.add(self.own_bucket, int(work_ns / build.weight), batches / build.weight)
-
-    def release(self) -> None:
-        """Take it out of them: its task is sent, or its request is settled."""
-        self.is_booked = False
-        build, work_ns, batches = self.build, self.work_ns, self.batches
-        build.pending_items -= self.items
-        build.pending_ns -= work_ns
-        build.pending_batches -= batches
-        build.calendar.add(self.bucket, -work_ns, -batches)
-        own = build.own
-        if own is not None:
-            own.add(self.own_bucket, -int(work_ns / build.weight), -batches / build.weight)
 
 
 @final
@@ -124,15 +45,20 @@ class Feasibility:
         self._builds = builds
         self._spillover = spillover
         self._shares = [PoolShares() for _ in view.app.pools]
-        # By pool id: whether some function runs nowhere else.
+        # By pool id: whether some function runs in time nowhere else.
         self._is_bound = [
-            any(b is not None and len(builds.of_function[b.function_id]) == 1 for b in row)
+            any(build is not None and not _has_others(build, builds) for build in row)
             for row in builds.on_pool
         ]
         self._declared_ns = _declared_ns(view.app)  # by pipeline id
-        self._pool_ids: list[int] = []  # of the request at hand: the pools to which it offers work
-        self._works = [0.0 for _ in view.app.pools]  # likewise: how much, where it does
-        self._loads: list[ClassLoad | None] = [None for _ in view.app.pools]  # of its class
+        # By pipeline id and stage: the probability that it runs, which is 1 but for cascades.
+        self._visits = [visits(pipeline) for pipeline in view.app.pipelines]
+        self._loads: dict[int, ClassLoad] = {}  # of the request at hand, by pool
+        self._works: dict[int, float] = {}  # likewise: what it offers
+        self._request: Request | None = None  # itself, if it is new
+        self._elsewhere: dict[int, float] = {}  # likewise: what it offers to pools that come later
+        self._offered: set[tuple[int, int]] = set()  # likewise: its stages, by pool
+        self._stage = 0  # likewise: the one that is fitted
         self._preferred: list[Build] = []  # likewise: the builds to which it offers that
         self._priority = 0  # likewise
         self.was_share_used = False  # the last request did not fit to leave others their shares
@@ -140,35 +66,29 @@ class Feasibility:
 
     def observe(self, request: Request) -> None:
         """A request is at hand: record what it offers to each pool that it prefers."""
-        self._forget_loads()
-        tasks, items, pool_ids, works = request.tasks, request.items, self._pool_ids, self._works
-        self._preferred = preferred = []
+        tasks, items, works, preferred = request.tasks, request.items, self._works, self._preferred
         self._priority = request.priority
+        self._request = request
         self.was_share_used = False
+        self._offered.clear()
+        self._elsewhere.clear()
+        works.clear()
+        preferred.clear()
         stages, window_ns = len(tasks), float(request.deadline_ns - self._view.now_ns)
-        for task in tasks:
+        for task, probability in zip(tasks, self._visits[request.pipeline.id], strict=True):
             builds = self._budgets.affordable(task)
             if builds:
                 build = builds[0]
                 size = build.items_within(window_ns / stages, 0.0)
-                work_ns = build.lane_ns(size) / size * items * build.weight
+                work_ns = build.lane_ns(size) / size * items * build.weight * probability
                 self._builds.observe_load(build, work_ns)
                 preferred.append(build)
                 pool_id = build.pool.id
-                if pool_id in pool_ids:
-                    works[pool_id] = works[pool_id] + work_ns  # compiled, as in `Calendar.add`
-                else:
-                    pool_ids.append(pool_id)
-                    works[pool_id] = work_ns
-        for pool_id in pool_ids:
-            load = self._observe_class(request, pool_id, window_ns, works[pool_id])
-            self._loads[pool_id] = load
-
-    def _forget_loads(self) -> None:
-        """Forget the request that was at hand."""
-        for pool_id in self._pool_ids:
-            self._loads[pool_id] = None
-        self._pool_ids = []
+                works[pool_id] = works.get(pool_id, 0.0) + work_ns
+                self._offered.add((pool_id, task.id % STAGES_MAX))
+        self._loads.clear()
+        for pool_id, work_ns in works.items():
+            self._loads[pool_id] = self._observe_class(request, pool_id, window_ns, work_ns)
 
     def _observe_class(
         self, request: Request, pool_id: int, window_ns: float, work_ns: float
@@ -187,6 +107,20 @@ class Feasibility:
         shares.observe(now_ns, load, work_ns, lanes, request.priority)
         return load
 
+    def _offer(self, pool_id: int, work_ns: float) -> None:
+        """Record that a stage which found no room where it prefers to run asks another pool.
+
+        Without it what comes there from elsewhere would have no shares of the pool.
+        """
+        request, stage = self._request, self._stage
+        if request is None or self.is_trial or (pool_id, stage) in self._offered:
+            return
+        self._offered.add((pool_id, stage))
+        work_ns *= self._visits[request.pipeline.id][stage]
+        window_ns = float(request.deadline_ns - self._view.now_ns)
+        self._loads[pool_id] = self._observe_class(request, pool_id, window_ns, work_ns)
+        self._elsewhere[pool_id] = self._elsewhere.get(pool_id, 0.0) + work_ns
+
     def usual_load(self, pool_id: int) -> float:
         """The part of a pool's lanes that what arrives takes while there is enough for all."""
         lanes = self._builds.calendars[pool_id].lanes
@@ -195,11 +129,11 @@ class Feasibility:
     def on_promised(self, promises: list[Promise]) -> None:
         """The request at hand was admitted: its class pays for it."""
         if self._view.gateways > 1:
-            for pool_id in self._pool_ids:
-                self._builds.observe_admitted(pool_id, self._works[pool_id])
+            for pool_id, work_ns in self._works.items():
+                self._builds.observe_admitted(pool_id, work_ns)
         for promise in promises:
             build = promise.build
-            load = self._loads[build.pool.id]
+            load = self._loads.get(build.pool.id)
             if promise.begin_ns == promise.start_ns:  # others will join it
                 build.open_start_ns, build.open_items = promise.start_ns, promise.size
             if load is not None:
@@ -209,14 +143,13 @@ class Feasibility:
 
     def on_refused(self) -> None:
         """The request at hand was not admitted."""
-        for pool_id in self._pool_ids:
-            load = self._loads[pool_id]
-            assert load is not None
-            load.on_refused(self._works[pool_id])
+        for pool_id, load in self._loads.items():
+            load.on_refused(self._works.get(pool_id, 0.0) + self._elsewhere.get(pool_id, 0.0))
 
     def on_admitted_before(self) -> None:
         """A request that was admitted is at hand again: its class owes nothing more."""
-        self._forget_loads()
+        self._loads.clear()
+        self._request = None
 
     def waits_until_ns(self, task: Task, promise: Promise, items: int) -> int:
         """Until when a promised task waits for others to join its batch; `items` wait for now.
@@ -236,19 +169,21 @@ class Feasibility:
             return 0
         return (request.arrival_ns + promise.start_ns) // 2
 
-    def unblocking_items(self, build: Build, items: int) -> int:
+    def unblocking_items(self, build: Build, items: int, node: Node | None = None) -> int:
         """The largest batch, up to `items`, that leaves lanes to those who cannot wait so long.
 
         Work cannot be preempted: while a long batch runs, its lane is lost to requests with short
-        windows. So enough lanes for their load must be within reach of the shortest window. 0: not
-        even one item is done within it.
+        windows. So enough lanes for their load must be within reach of the shortest window, and for
+        each function one of the nodes that hold it. 0: not even one item is done within it.
         """
         now_ns, calendar, shares = self._view.now_ns, build.calendar, self._shares[build.pool.id]
         busy_ns = build.lane_ns(items)
         needed, window_ns = shares.blocked(now_ns, calendar.lanes / self._view.gateways, busy_ns)
-        if window_ns >= busy_ns:
-            return items
         if calendar.lanes_free_by(now_ns, now_ns + int(window_ns)) - build.weight >= needed:
+            window_ns = inf
+        if node is not None:
+            window_ns = min(window_ns, self._builds.holders_wait_ns(node, build))
+        if window_ns >= busy_ns:
             return items
         if build.lane_ns(1) > window_ns:
             return 0
@@ -274,6 +209,7 @@ class Feasibility:
         request with a cost objective gets what it can pay for.
         """
         task = request.tasks[stage]
+        self._stage = stage
         most_usd = self._budgets.left_usd(task)
         builds = self._builds.of_function[task.function.id]
         if len(builds) > 1:
@@ -305,6 +241,12 @@ class Feasibility:
                 if promise is not None:
                     return promise
         return None
+
+    def expect(self, request: Request, stage: int, promise: Promise) -> None:
+        """Have no more booked for a stage that may not run than it takes on average."""
+        probability = self._visits[request.pipeline.id][stage]
+        if probability < 1.0:
+            promise.expect(probability)
 
     def _must_yield(self, pool_id: int, load: ClassLoad, work_ns: float) -> bool:
         """Whether the request at hand must leave room: to other classes, or to more urgent ones."""
@@ -357,7 +299,7 @@ class Feasibility:
     def _is_full(self, build: Build, lanes: int, latest_ns: int, alone_ns: float) -> bool:
         """Whether the lanes of a build have no room until then for the request at hand."""
         left_ns = latest_ns - self._view.now_ns
-        load = self._loads[build.pool.id]
+        load = self._loads.get(build.pool.id)
         if load is not None and self._must_yield(build.pool.id, load, alone_ns):
             left_ns = int((1.0 - LEFT_TO_OTHERS) * left_ns)
         calendar, supply = build.calendar, lanes * build.calendar.part
@@ -512,6 +454,7 @@ class Feasibility:
         joins, and delays what is due then.
         """
         now_ns, calendar = self._view.now_ns, build.calendar
+        self._offer(build.pool.id, work_ns)
         default_ns = build.lane_ns(1)
         if build.own is not None:
             own_bucket = build.own.bucket(now_ns, begin_ns)
@@ -522,7 +465,7 @@ class Feasibility:
                 return False
         if not calendar.fits(now_ns, latest_ns, bucket, work_ns, batches, weight, default_ns):
             return False
-        load, shares = self._loads[build.pool.id], self._shares[build.pool.id]
+        load, shares = self._loads.get(build.pool.id), self._shares[build.pool.id]
         if load is None:
             return True
         if begin_ns != latest_ns:
@@ -533,8 +476,8 @@ class Feasibility:
         part = 0.0  # of the calendar that it leaves to others
         if self._must_yield(build.pool.id, load, work_ns):
             part = LEFT_TO_OTHERS
-        elif shares.wants_more(load):
-            part = LEFT_BY_LARGE
+        elif build.warm_pool is None and shares.wants_more(load):
+            part = LEFT_BY_LARGE  # calls start at once, and do not fill the calendar
         if part == 0.0 and reserved_ns <= 0.0:
             return True
         ahead_ns, slack_ns, _ = calendar.slack(now_ns, bucket)
@@ -554,6 +497,14 @@ def _work_beside_ns(build: Build, beside: Sequence[Promise]) -> int:
     calendar = build.calendar
     work_ns = sum(promise.work_ns for promise in beside if promise.build.calendar is calendar)
     return int(work_ns / max(1.0, calendar.supply))
+
+
+def _has_others(build: Build, builds: Builds) -> bool:
+    """Whether another build of its function can be in time, too."""
+    return any(
+        other is not build and other.lane_ns(1) <= build.window_ns
+        for other in builds.of_function[build.function_id]
+    )
 
 
 def _declared_ns(app: App) -> list[float]:

@@ -18,7 +18,7 @@ from headgate.core.records import STAGES_MAX, Batch, Node, Task
 from headgate.core.states import TASK_READY, BatchState
 from headgate.core.view import View
 from headgate.planning.admission.control import AdmissionControl
-from headgate.planning.admission.feasibility import Promise
+from headgate.planning.admission.promise import Promise
 from headgate.planning.constants import FULL_BATCH_MIN
 from headgate.planning.dispatch.shapes import Choice, ShapeChooser
 from headgate.planning.dispatch.task_queues import EdfQueue, TaskQueues
@@ -70,7 +70,8 @@ class Batching:
         if choice is not None:
             items_max = choice.items
         elif promise is None:
-            items_max = max(1, admission.feasibility.unblocking_items(build, build.items_best))
+            unblocking_items = admission.feasibility.unblocking_items
+            items_max = max(1, unblocking_items(build, build.items_best, node))
         if node is not None and queue.node_id is not None and queue.node_id != node.id:
             items_max = 1  # every further input would have to be moved first, too
         bytes_max = UNLIMITED if build.pool.faas is None else build.pool.faas.payload_bytes_max

@@ -305,7 +305,7 @@ class Dispatcher:
                 smallest = build.shape_ids[0]
                 self._lacks_compute |= not has_free_compute(node, build.variant, smallest)
             return None
-        if is_best_effort and not self._leaves_lanes(task, build):
+        if is_best_effort and not self._leaves_lanes(node, task, build):
             return None
         if build.has_choice:
             return self._in_shape(queue, task, build, node)
@@ -364,13 +364,13 @@ class Dispatcher:
         self._held[build.id] = at_ns
         return True
 
-    def _leaves_lanes(self, task: Task, build: Build) -> bool:
+    def _leaves_lanes(self, node: Node, task: Task, build: Build) -> bool:
         """Whether a task of best effort leaves lanes to those who cannot wait for it, or need not.
 
         Otherwise it is offered a node again when it need not.
         """
         items, now_ns = task.request.items, self._view.now_ns
-        if self._admission.feasibility.unblocking_items(build, items) > 0:
+        if self._admission.feasibility.unblocking_items(build, items, node) > 0:
             return True
         may_block_ns = self._queues.may_block_from_ns(now_ns, build, build.lane_ns(items))
         if now_ns < may_block_ns:

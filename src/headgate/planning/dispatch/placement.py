@@ -315,7 +315,11 @@ class Placement:
         for node in islice(view.free_by_pool[build.pool.id].values(), CANDIDATES_MAX):
             if build.variant.id in node.instances and not self._is_on_host(node, build):
                 continue
-            if must_be_idle and (node.running > 0 or build.variant.id in node.instances):
+            if must_be_idle and (
+                node.running > 0
+                or build.variant.id in node.instances
+                or self._keeps_others_waiting(node, build)
+            ):
                 continue
             if (
                 _is_left_to_plan(node)
@@ -332,6 +336,11 @@ class Placement:
             if may_take_room:
                 return node
         return fallback
+
+    def _keeps_others_waiting(self, node: Node, build: Build) -> bool:
+        """Whether one more start of a build takes longer than what a node holds can wait."""
+        has_node = self._builds.count_instances(build) > 0
+        return has_node and self._builds.holders_wait_ns(node, build) < build.cold_start_ns
 
     def _may_start(self, node: Node, build: Build) -> bool:
         """Whether a build may be started on a node that could take it."""

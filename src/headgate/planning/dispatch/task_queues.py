@@ -17,12 +17,13 @@ from math import inf
 from typing import Final, final
 
 from headgate.core.clock import NEVER_NS
+from headgate.core.model import Pipeline
 from headgate.core.policy import LazyDeletions
 from headgate.core.records import Datum, Task
 from headgate.core.states import TASK_READY
 from headgate.core.view import View
 from headgate.planning.admission.cost_budgets import CostBudgets
-from headgate.planning.admission.feasibility import Promise
+from headgate.planning.admission.promise import Promise
 from headgate.planning.constants import BEST_EFFORT_SHARE
 from headgate.planning.pools.build import Build
 from headgate.planning.pools.builds import Builds
@@ -200,11 +201,16 @@ class TaskQueues:
     def __init__(
         self, view: View, builds: Builds, budgets: CostBudgets, default_deadline_factor: float
     ) -> None:
-        """Best effort is ordered by arrival plus so many execution times: short tasks go first."""
+        """Best effort goes by arrival plus so many execution times: short requests go first."""
         app = self._app = view.app
         self._view = view
         self._budgets = budgets
-        self._factor = default_deadline_factor
+        # By pipeline id: the time after its arrival by which a request of best effort is ordered.
+        # All its stages have the same: a request that is begun is not left for others to begin.
+        self._due_in_ns = [
+            int(default_deadline_factor * max(p.longest_to(_reference_ns(p))))
+            for p in app.pipelines
+        ]
         self._builds = builds
         # By build id. A promise binds: a client's later requests do not push out its earlier ones,
         # however urgent, but are admitted before its others (`AdmissionControl`).
@@ -251,7 +257,7 @@ class TaskQueues:
                 self.promised_heads[promise.build.pool.id].push(queue)
             return queue
         request = task.request
-        due_ns = request.arrival_ns + int(self._factor * task.function.reference_exec_ns)
+        due_ns = request.arrival_ns + self._due_in_ns[request.pipeline.id]
         if request.deadline_ns < NEVER_NS:  # it was not promised, or can no longer be in time
             due_ns = max(due_ns, request.deadline_ns)
         queue = self._best_effort_queue(task)
@@ -465,3 +471,7 @@ class TaskQueues:
             most_ns = earned_ns + lane_ns * max(1.0, build.calendar.supply)
             paid_off_ns = max(earned_ns, self._paid_off_ns[build.id] + lane_ns)
             self._paid_off_ns[build.id] = min(most_ns, paid_off_ns)
+
+
+def _reference_ns(pipeline: Pipeline) -> list[float]:
+    return [float(stage.function.reference_exec_ns) for stage in pipeline.stages]

@@ -357,6 +357,30 @@ class Builds:
                 break
         return max(0, soonest_ns - self._view.now_ns)
 
+    def holders_wait_ns(self, node: Node, build: Build) -> float:
+        """How long a batch of a build may hold a node, for the sake of what the node holds as well.
+
+        That is as long as a function can wait that has no other node within reach which holds it.
+        Where memory is not scarce all nodes can, and the lanes of the pool tell.
+        """
+        least_ns, now_ns = inf, self._view.now_ns
+        if not self._is_scarce[node.pool.id]:
+            return least_ns
+        for instance in node.instances.values():
+            other = self.on_pool[node.pool.id][instance.variant.function_id]
+            if other is None or other is build or self._loads[other.id] <= LOAD_MIN:
+                continue
+            wait_ns = other.window_ns - other.lane_ns(1)
+            if 0.0 < wait_ns < least_ns and not any(
+                i.node is not None
+                and i.node is not node
+                and i.residency != ON_HOST
+                and self.node_end_ns(i.node) <= now_ns + wait_ns
+                for i in self._view.instances_in(other.variant.id, other.pool.id)
+            ):
+                least_ns = wait_ns
+        return least_ns
+
     def ready_in_ns(self, build: Build, *, may_swap_in: bool = False) -> int:
         """Time until some node can run a build without starting it first; 0 if one can now.
 

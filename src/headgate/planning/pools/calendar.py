@@ -28,6 +28,7 @@ from headgate.planning.constants import (
     BUCKETS_PER_WINDOW,
     INFLATION_MAX,
     INFLATION_MAX_SCARCE,
+    INFLATION_TOLERANCE,
     LANES_EXAMINED,
     LATE_START_STEP,
     LATE_STARTS,
@@ -208,6 +209,7 @@ class Calendar(Lanes):
         self._least = [0] * (2 * size)
         self._changed: set[int] = set()  # leaves that the tree does not follow yet
         self.inflation = 1.0  # factor on booked work, learnt from starts that were late
+        self._tree_inflation = 1.0  # the same, as the tree knows it
         self._inflation_max = INFLATION_MAX
         self.work_ns = 0  # of everything booked
         self.batches = 0.0  # lanes that the booked work starts on, one per batch or a little more
@@ -274,7 +276,7 @@ class Calendar(Lanes):
 
     def _update(self) -> None:
         """Have the tree follow what was booked: for each bucket, up to where nothing changes."""
-        if self._is_stale:
+        if self._is_stale or abs(self.inflation - self._tree_inflation) > INFLATION_TOLERANCE:
             self._rebuild()
             return
         sums, least, capacity_ns = self._sums, self._least, self._capacity_ns
@@ -296,7 +298,7 @@ class Calendar(Lanes):
         """Return the work that is due by a bucket, the slack there, and the least slack from there.
 
         The slack at a deadline is the time of the lanes until then, less what runs and the work
-        that is due by then.
+        that is due by then, inflated. Only that: what is due later takes no time from it.
         """
         if self._is_stale or self._changed:
             self._update()
@@ -316,7 +318,11 @@ class Calendar(Lanes):
         work_ns = self._capacity_ns * (leaf + 1) - before - own
         start_ns = self._origin(now_ns) + (self._base - 1) * self._width_ns
         offset_ns = self._of_lanes(start_ns - now_ns) - self.busy_ns(now_ns)
-        return work_ns, before + own + offset_ns, before + lowest + offset_ns
+        slack_ns, least_ns = before + own, before + lowest
+        if self._tree_inflation > 1.0:
+            slack_ns = int(self._tree_inflation * slack_ns)
+            least_ns = int(self._tree_inflation * least_ns)
+        return work_ns, slack_ns + offset_ns, least_ns + offset_ns
 
     def fits(
         self,
@@ -338,7 +344,7 @@ class Calendar(Lanes):
         # What starts by its latest start may end after it: on average half a batch per lane.
         beyond = BEYOND * self.lanes
         beyond_ns = mean_ns * (beyond if beyond > 1.0 else 1.0) * self.part
-        needed_ns = work_ns + (inflation - 1.0) * booked_ns
+        needed_ns = work_ns
         # Starts are counted up to the time at which all that runs now has ended; from then on the
         # time of the lanes is what counts.
         last_ns = self._ends_ns[-1] if self._ends_ns else 0
@@ -346,7 +352,7 @@ class Calendar(Lanes):
             # Where time is plenty, it fits even behind all that is booked: the tree is not asked.
             least_ns = self.lanes * (self._begins_ns(bucket) - now_ns) - self.busy_ns(now_ns)
             needed = inflation * booked_ns / mean_ns + batches
-            if least_ns - booked_ns + beyond_ns >= needed_ns and self.can_start(
+            if least_ns - inflation * booked_ns + beyond_ns >= needed_ns and self.can_start(
                 now_ns, latest_ns, mean_ns, needed if needed > lanes else lanes
             ):
                 return True
@@ -404,7 +410,9 @@ class Calendar(Lanes):
     def _rebuild(self) -> None:
         self._is_stale = False
         self._changed.clear()
-        size, capacity_ns = self._size, self._of_lanes(self._width_ns)
+        # Capacity less inflated work is the inflation times (capacity / inflation - work).
+        self._tree_inflation = self.inflation
+        size, capacity_ns = self._size, int(self._of_lanes(self._width_ns) / self.inflation)
         self._capacity_ns = capacity_ns
         sums, least = self._sums, self._least
         for leaf, work_ns in enumerate(self._works):
