@@ -37,7 +37,7 @@ from headgate.planning.constants import (
     WORK_MEMORY_NS,
 )
 from headgate.planning.frontier.candidates import visits
-from headgate.planning.pools.concurrency import KneeLimits, has_replicas
+from headgate.planning.pools.concurrency import KneeLimits, budgets_ns, has_replicas
 from headgate.planning.pools.node_room import is_scarce, replicas_of, room_of
 from headgate.planning.pools.targets import FaasTarget
 from headgate.planning.pools.warm_pool import burst_of
@@ -63,6 +63,7 @@ class NodeAutoscaler:
         self._faas_targets = faas_targets
         self._limits = KneeLimits(app, default_ns=_ALLOWED_NS)
         self._shares_nodes = shares_nodes
+        self._budgets_ns = budgets_ns(app)
         self._users = [
             [variant.function_id for variant in app.variants_on(pool.id) if variant is not None]
             for pool in app.pools
@@ -75,8 +76,8 @@ class NodeAutoscaler:
         # By pool and function id; functions that share nodes share a ladder.
         self._ladders: dict[tuple[int, int], RentalLadder] = {}
         self._visits = [visits(pipeline) for pipeline in app.pipelines]
-        # By pipeline and stage: the time it has on nodes of `_fleets`; None if they are no use.
-        self._times_ns: list[list[int | None]] = [[None for _ in p.stages] for p in app.pipelines]
+        # By pipeline and stage: the time it has on nodes of `_fleets`.
+        self._times_ns = [[NEVER_NS for _ in p.stages] for p in app.pipelines]
         self._fleets: dict[int, FleetSizes] = {}  # by function id
         self._rented: list[tuple[Variant, Pool]] = []
         self._surplus: dict[tuple[int, int], SurplusInstances] = {}  # by variant and pool id
@@ -137,8 +138,7 @@ class NodeAutoscaler:
             expected = items * self._visits[pipeline.id][index]
             fleet = self._fleets.get(function_id)
             if fleet is not None:
-                if (time_ns := self._times_ns[pipeline.id][index]) is not None:
-                    fleet.on_arrival(now_ns, time_ns, expected, gateways)
+                fleet.on_arrival(now_ns, self._times_ns[pipeline.id][index], expected, gateways)
                 continue
             for demand in demands:
                 own = self._own.get(demand.pool.id)
@@ -238,31 +238,25 @@ class NodeAutoscaler:
     def _add_sizing(self, function: Function, elastic: Sequence[tuple[Variant, Pool]]) -> None:
         if len(elastic) == 1 and self._faas_targets[function.id] is None:
             variant, pool = elastic[0]
-            if len(self._users[pool.id]) == 1 and len(variant.shapes) == 1:
-                times_ns = self._set_times(function, variant, pool)
-                if times_ns:
-                    fleets = {t: self._fleet(function, variant, pool, t) for t in times_ns}
-                    self._fleets[function.id] = FleetSizes(fleets)
-                    return
+            is_alone = len(self._users[pool.id]) == 1 and len(variant.shapes) == 1
+            times_ns = self._set_times(function, variant, pool) if is_alone else ()
+            if times_ns:
+                fleets = {t: self._fleet(function, variant, pool, t) for t in times_ns}
+                self._fleets[function.id] = FleetSizes(fleets)
+                return
         for _, pool in elastic:
             self._ladders[pool.id, function.id] = self._ladder(function, pool)
 
     def _set_times(self, function: Function, variant: Variant, pool: Pool) -> set[int]:
-        """Set the time that stages of a function have on its rented nodes; those of objectives.
-
-        Nodes on which every request is late help nobody, unless there are no others.
-        """
+        """Set the time that stages of a function have on its rented nodes; those of objectives."""
         alone_ns = _busy_ns(pool, variant, 1, self._together(pool, variant))
-        has_own = any(self._app.variants_on(id)[function.id] is not None for id in self._own)
         found: set[int] = set()
         for pipeline in self._app.pipelines:
             for index, stage in enumerate(pipeline.stages):
                 if stage.function is function:
-                    time_ns = _allowed_ns(pipeline, index, alone_ns)
-                    if time_ns is None and not has_own:
-                        time_ns = alone_ns
+                    time_ns = _allowed_ns(pipeline, index, alone_ns) or alone_ns
                     self._times_ns[pipeline.id][index] = time_ns
-                    if time_ns is not None and time_ns < NEVER_NS:
+                    if time_ns < NEVER_NS:
                         found.add(time_ns)
         return found
 
@@ -272,10 +266,13 @@ class NodeAutoscaler:
         concurrency = min(self._together(pool, variant), pool.count_of(variant.shape))
         alone_ns = _busy_ns(pool, variant, 1, concurrency)
         interval_ns, batch_ns, _ = self._in_batches(pool, variant, latency_ns)
+        own_per_s = self._own_rate_per_ns(function, latency_ns) * SECOND_NS
+        # Nodes on which the tightest requests are late are no help, unless there are no others.
+        is_late = alone_ns > self._budgets_ns[function.id]
         pipelines = self._app.pipelines
         slos = [p.slo for p in pipelines if any(s.function is function for s in p.stages)]
         return FleetSize(
-            pool.nodes,
+            0 if is_late and own_per_s > 0.0 else pool.nodes,
             standing=min(function.prewarm_nodes, pool.nodes),
             slo=Slo(
                 latency_ns - (batch_ns - alone_ns),
@@ -285,7 +282,7 @@ class NodeAutoscaler:
             exec_ns=round(interval_ns * self._together(pool, variant)),
             concurrency=concurrency,
             ready_after_ns=pool.boot_ns + variant.profile.cold_start_ns,
-            own_per_s=self._own_rate_per_ns(function, latency_ns) * SECOND_NS,
+            own_per_s=own_per_s,
         )
 
     def _ladder(self, function: Function, pool: Pool) -> RentalLadder:
