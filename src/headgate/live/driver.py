@@ -2,8 +2,8 @@
 
 Like the engine of the simulator it is a small driver of the seam and decides nothing. Everyone else
 posts events to its inbox. Once per iteration of the event loop it passes the events to the
-Scheduler, those that end work before those that bring work, and executes the returned actions. The
-clock is read once per event.
+Scheduler, those that end work before those that bring work, and of the latter a few at a time, and
+executes the returned actions. The clock is read once per event.
 
 Unexpected exceptions are contained. Each action is executed by itself: a batch that cannot be sent
 is reported as refused, and a response that cannot be delivered becomes a 500. If the Scheduler
@@ -62,6 +62,7 @@ from headgate.core.scheduler.scheduler import Scheduler
 from headgate.live.event_log import EventLog, Rotation
 from headgate.policies import find_policy
 
+ARRIVALS_PER_TURN: Final = 4  # new requests that are decided about before workers are heard again
 FAULTS_MAX: Final = 10  # consecutive exceptions of the Scheduler at one kind of event
 SEED: Final = 0
 FLUSH_EVERY_S: Final = 0.25
@@ -129,6 +130,9 @@ class Driver:
     def post(self, event: Event) -> None:
         """Queue an event for the Scheduler, to be handled before the loop blocks again."""
         self._inbox.append(event)
+        self._schedule_drain()
+
+    def _schedule_drain(self) -> None:
         if not self._is_drain_scheduled:
             self._is_drain_scheduled = True
             self.loop.call_soon(self._drain)
@@ -143,14 +147,33 @@ class Driver:
             self._recheck_timer.cancel()
 
     def _drain(self) -> None:
+        """Handle the events that have been posted, and of many new requests the first ones.
+
+        The others wait for the next turn of the loop, which reads first what workers have to say.
+        Where clients send more than the gateway can decide about, what is admitted would otherwise
+        wait at every stage for all that is refused, be late, and leave nothing to admit.
+        """
         self._is_drain_scheduled = False
         inbox, self._inbox = self._inbox, []
         if len(inbox) > 1:
             inbox.sort(key=_RANK)  # a stable sort: events of equal rank stay in order of arrival
+        deferred: dict[int, Event] = {}  # by request: those that wait for the next turn
+        arrivals = 0
         for event in inbox:
             if self._is_stopped:
                 return
+            if isinstance(event, RequestArrived):
+                arrivals += 1
+                if arrivals > ARRIVALS_PER_TURN:
+                    deferred[event.request_id] = event
+                    continue
+            elif isinstance(event, RequestCancelled) and event.request_id in deferred:
+                self._inbox.append(event)
+                continue
             self._handle(event)
+        if deferred:
+            self._inbox[:0] = deferred.values()
+            self._schedule_drain()
 
     def _handle(self, event: Event) -> None:
         """Pass one event to the Scheduler and execute the resulting actions. Never raises."""

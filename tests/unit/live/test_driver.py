@@ -18,7 +18,14 @@ from headgate.core.actions import (
     Settle,
     StartInstance,
 )
-from headgate.core.events import BatchFinished, Event, InstanceStarted, NodeJoined, RequestArrived
+from headgate.core.events import (
+    BatchFinished,
+    Event,
+    InstanceStarted,
+    NodeJoined,
+    RequestArrived,
+    RequestCancelled,
+)
 from headgate.core.model import (
     OBSERVE,
     App,
@@ -35,7 +42,7 @@ from headgate.core.policy import Policy, PolicyConfig, PolicyKind
 from headgate.core.records import Node, Request, Task
 from headgate.core.scheduler.scheduler import Scheduler
 from headgate.core.states import Outcome, Settlement
-from headgate.live.driver import Driver
+from headgate.live.driver import ARRIVALS_PER_TURN, Driver
 from headgate.policies import find_policy
 
 MS = 1_000_000
@@ -121,6 +128,35 @@ def test_events_that_end_work_come_first() -> None:
         await asyncio.sleep(0)
         assert names(rig.recorded[-2:]) == ["BatchFinished", "RequestArrived"]
         assert names(rig.done) == ["StartInstance", "Dispatch", "Settle", "Dispatch"]
+        assert rig.faults == []
+
+    asyncio.run(scenario())
+
+
+def test_workers_are_heard_between_new_requests() -> None:
+    """1. A batch runs. 2. Many requests come at once. 3. It ends after the first of them were
+    handled: it does not wait for the others. 4. One of these is cancelled meanwhile.
+    """
+
+    async def scenario() -> None:
+        rig = Rig(kind=find_policy("balance"))
+        for event in (NodeJoined(0, 0, "n"), RequestArrived(0, 0)):
+            rig.driver.post(event)
+            await asyncio.sleep(0.001)
+        del rig.recorded[:]
+        for number in range(1, 2 * ARRIVALS_PER_TURN + 1):
+            rig.driver.post(RequestArrived(number, 0))
+        last = 2 * ARRIVALS_PER_TURN
+        rig.driver.post(RequestCancelled(last))
+        await asyncio.sleep(0)
+        assert names(rig.recorded) == ["RequestArrived"] * ARRIVALS_PER_TURN
+        rig.driver.post(BatchFinished(0))
+        await asyncio.sleep(0)
+        handled = rig.recorded[ARRIVALS_PER_TURN:]
+        arrived = ["RequestArrived"] * ARRIVALS_PER_TURN
+        assert names(handled) == ["BatchFinished", *arrived, "RequestCancelled"]
+        numbers = [e.request_id for e in rig.recorded if isinstance(e, RequestArrived)]
+        assert numbers == list(range(1, last + 1))
         assert rig.faults == []
 
     asyncio.run(scenario())

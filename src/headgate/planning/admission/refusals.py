@@ -66,13 +66,14 @@ class RetryTimes:
 class _Acceptable:
     """What would have been accepted a moment ago, for requests of one client to one pipeline."""
 
-    __slots__ = ("accepted_usd", "cost_usd", "due_ns", "items", "made_ns", "margin_ns", "usd")
+    __slots__ = ("accepted_usd", "cost_usd", "excess_ns", "items", "made_ns", "margin_ns", "usd")
 
     def __init__(self, made_ns: int, request: Request) -> None:
         self.made_ns = made_ns
         self.items = request.items
         self.cost_usd = request.cost_usd
-        self.due_ns = 0  # the deadline that would have been accepted; 0: none was found
+        # By how much later a deadline would have been accepted; 0: none was found.
+        self.excess_ns = 0
         self.margin_ns = 0
         self.usd = 0.0  # the cost with that deadline
         self.accepted_usd = 0.0  # and what the deadline as it is would have cost
@@ -81,10 +82,7 @@ class _Acceptable:
         """Whether it is young, and about such a request."""
         if request.items != self.items or request.cost_usd != self.cost_usd:
             return False
-        allowed_ns = request.deadline_ns - now_ns
-        if self.due_ns and self.due_ns <= request.deadline_ns:
-            return False
-        return now_ns - self.made_ns <= EXCESS_MIN * allowed_ns
+        return now_ns - self.made_ns <= EXCESS_MIN * (request.deadline_ns - now_ns)
 
 
 @final
@@ -133,7 +131,7 @@ class Refusals:
         is_unfair = self._admission.feasibility.was_share_used
         wait_ns = 0 if short is None else self._wait_ns(short)
         answer = self._answer(request, best_ns + wait_ns)
-        accepted_ns = answer.due_ns - now_ns if answer.due_ns else 0
+        accepted_ns = allowed_ns + answer.excess_ns if answer.excess_ns else 0
         retry_ns = self._retry_ns(request, short, max(wait_ns, accepted_ns - allowed_ns))
         return Settlement(
             Outcome.REJECTED,
@@ -159,7 +157,7 @@ class Refusals:
         answer = self._answers[key] = _Acceptable(now_ns, request)
         accepted_ns, answer.usd = self._accepted(request, allowed_ns, guess_ns)
         if accepted_ns:
-            answer.due_ns = now_ns + accepted_ns
+            answer.excess_ns = accepted_ns - allowed_ns
             answer.margin_ns = self._admission.margin_ns(request, accepted_ns)
         if request.cost_usd < inf:
             usd = self._admission.try_out(request, allowed_ns, _ANY_COST_USD)
