@@ -45,7 +45,6 @@ PLANNING = (
     "admission/control",
     "admission/cost_budgets",
     "admission/feasibility",
-    "admission/promise",
     "admission/refusals",
     "admission/shares",
     "admission/spillover",
@@ -74,7 +73,7 @@ REUSED = {
     "core/actions": ("Dispatch", "Settle"),
     "core/events": ("BatchFinished", "RequestArrived"),
     "core/records": ("Batch", "Request", "Task"),
-    "planning/admission/promise": ("Promise",),
+    "planning/pools/build": ("Promise",),
     "planning/dispatch/next_batch": ("Send",),
     "sim/node": ("NodeJob",),
 }

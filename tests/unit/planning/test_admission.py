@@ -11,7 +11,7 @@ from headgate.core.clock import NEVER_NS
 from headgate.core.model import Pool, Profile
 from headgate.core.records import STAGES_MAX, Request
 from headgate.core.states import Outcome
-from headgate.planning.admission.promise import Promise
+from headgate.planning.pools.build import Promise
 
 TEN = Profile((10 * MS,))
 BATCHES = Profile((10 * MS, 12 * MS, 14 * MS, 16 * MS))

@@ -114,7 +114,9 @@ def test_what_only_observed_times_forbid_is_told_when_the_next_one_is_tried() ->
     tried = rig.ask(due_ms=20)
     assert rig.admission.admit(tried)
     for task in tried.tasks:
-        rig.admission.release_task(task)
+        promise = rig.admission.booked(task)
+        assert promise is not None
+        promise.release()
     refused = rig.ask(due_ms=20)
     assert not rig.admission.admit(refused)
     retry_ns = rig.refusals.explain(refused).retry_ns

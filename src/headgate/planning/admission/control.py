@@ -28,7 +28,6 @@ from headgate.core.states import Outcome
 from headgate.core.view import View
 from headgate.planning.admission.cost_budgets import CostBudgets
 from headgate.planning.admission.feasibility import Feasibility
-from headgate.planning.admission.promise import Promise
 from headgate.planning.admission.spillover import Spillover
 from headgate.planning.constants import (
     CALL_SLACK,
@@ -46,7 +45,7 @@ from headgate.planning.constants import (
     Z_START,
     Z_STEP,
 )
-from headgate.planning.pools.build import Build, EstimateProbes
+from headgate.planning.pools.build import Build, EstimateProbes, Promise
 from headgate.planning.pools.builds import Builds
 
 # CPython reads a module global many times faster than a member of an enum.

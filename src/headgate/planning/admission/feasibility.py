@@ -16,7 +16,6 @@ from headgate.core.model import App
 from headgate.core.records import STAGES_MAX, Node, Request, Task
 from headgate.core.view import View
 from headgate.planning.admission.cost_budgets import CostBudgets
-from headgate.planning.admission.promise import Promise
 from headgate.planning.admission.shares import ClassLoad, PoolShares
 from headgate.planning.admission.spillover import Spillover
 from headgate.planning.constants import (
@@ -26,7 +25,7 @@ from headgate.planning.constants import (
     PRICE_MIN,
 )
 from headgate.planning.frontier.candidates import visits
-from headgate.planning.pools.build import Build
+from headgate.planning.pools.build import Build, Promise
 from headgate.planning.pools.builds import Builds
 
 _SHAPE_TIMES: Final = (1.0, 0.7, 0.5, 0.35, 0.25)  # parts of a window in which shapes are tried

@@ -66,14 +66,13 @@ class RetryTimes:
 class _Acceptable:
     """What would have been accepted a moment ago, for requests of one client to one pipeline."""
 
-    __slots__ = ("accepted_usd", "cost_usd", "excess_ns", "items", "made_ns", "margin_ns", "usd")
+    __slots__ = ("accepted_usd", "cost_usd", "due_ns", "items", "made_ns", "margin_ns", "usd")
 
     def __init__(self, made_ns: int, request: Request) -> None:
         self.made_ns = made_ns
         self.items = request.items
         self.cost_usd = request.cost_usd
-        # By how much later a deadline would have been accepted; 0: none was found.
-        self.excess_ns = 0
+        self.due_ns = 0  # the deadline that would have been accepted; 0: none was found
         self.margin_ns = 0
         self.usd = 0.0  # the cost with that deadline
         self.accepted_usd = 0.0  # and what the deadline as it is would have cost
@@ -131,7 +130,9 @@ class Refusals:
         is_unfair = self._admission.feasibility.was_share_used
         wait_ns = 0 if short is None else self._wait_ns(short)
         answer = self._answer(request, best_ns + wait_ns)
-        accepted_ns = allowed_ns + answer.excess_ns if answer.excess_ns else 0
+        # If that was sooner, something has been admitted since.
+        accepted_ns = max(answer.due_ns - now_ns, allowed_ns + int(EXCESS_MIN * allowed_ns))
+        accepted_ns = accepted_ns if answer.due_ns else 0
         retry_ns = self._retry_ns(request, short, max(wait_ns, accepted_ns - allowed_ns))
         return Settlement(
             Outcome.REJECTED,
@@ -157,7 +158,7 @@ class Refusals:
         answer = self._answers[key] = _Acceptable(now_ns, request)
         accepted_ns, answer.usd = self._accepted(request, allowed_ns, guess_ns)
         if accepted_ns:
-            answer.excess_ns = accepted_ns - allowed_ns
+            answer.due_ns = now_ns + accepted_ns
             answer.margin_ns = self._admission.margin_ns(request, accepted_ns)
         if request.cost_usd < inf:
             usd = self._admission.try_out(request, allowed_ns, _ANY_COST_USD)

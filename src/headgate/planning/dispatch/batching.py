@@ -18,11 +18,10 @@ from headgate.core.records import STAGES_MAX, Batch, Node, Task
 from headgate.core.states import TASK_READY, BatchState
 from headgate.core.view import View
 from headgate.planning.admission.control import AdmissionControl
-from headgate.planning.admission.promise import Promise
 from headgate.planning.constants import FULL_BATCH_MIN
 from headgate.planning.dispatch.shapes import Choice, ShapeChooser
 from headgate.planning.dispatch.task_queues import EdfQueue, TaskQueues
-from headgate.planning.pools.build import Build
+from headgate.planning.pools.build import Build, Promise
 from headgate.planning.pools.builds import Builds
 
 

@@ -23,9 +23,8 @@ from headgate.core.records import Datum, Task
 from headgate.core.states import TASK_READY
 from headgate.core.view import View
 from headgate.planning.admission.cost_budgets import CostBudgets
-from headgate.planning.admission.promise import Promise
 from headgate.planning.constants import BEST_EFFORT_SHARE
-from headgate.planning.pools.build import Build
+from headgate.planning.pools.build import Build, Promise
 from headgate.planning.pools.builds import Builds
 
 # Compiled code reads a Final directly, and what is imported from a dictionary.
