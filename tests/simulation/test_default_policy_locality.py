@@ -45,7 +45,7 @@ def test_batches_form_on_the_node_that_has_their_inputs(seed: int) -> None:
     """At 2.5 times what single requests allow, batches of those with inputs on one node do most."""
     streams = (Stream("poisson:rate=500/s", "p"),)
     score = run_world(two_stages(), streams, 10.0, policy="headgate", seed=seed, truth=TRUTH)
-    assert score.goodput_per_s("p") >= 240.0
+    assert score.goodput_per_s("p") >= 220.0  # on any free node: 130
     assert score.kept() >= 0.98
 
 
