@@ -175,7 +175,7 @@ SCALE_IN_BELOW: Final = 0.7
 # At most one resize per 1/50 of a cold start.
 RESIZES_PER_START: Final = 50
 
-# Rented nodes (`rent_or_call`, `rental_ladder` and `fleet_size` of `autoscaling`).
+# Rented nodes (`rent_or_call` and `fleet_size` of `autoscaling`).
 
 # Regret, in costs of a boot, that starts a node (for Poisson arrivals) and that stops it.
 START_REGRET: Final = 0.15

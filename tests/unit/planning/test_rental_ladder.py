@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headgate.core.clock import SECOND_NS
 from headgate.core.model import Pool, Tier
-from headgate.planning.autoscaling.rental_ladder import NodeDemand, OwnNodes, RentalLadder
+from headgate.planning.autoscaling.rent_or_call import NodeDemand, OwnNodes, RentalLadder
 
 S = SECOND_NS
 

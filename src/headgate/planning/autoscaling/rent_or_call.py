@@ -1,5 +1,13 @@
 """How many nodes to rent in elastic pools: ski rental beside a FaaS platform, or for an objective.
 
+Rent-or-call is ski rental. Demand is divided into levels: the first node takes as much as one node
+can, the second what exceeds that, and so on. Each level can be served by a rented node or by calls,
+and switching to the node costs a boot. For each level (marginal node) we accumulate regret: the
+cost that the other option would have saved since the regret was last zero. We switch when regret
+exceeds a fraction of the cost of one boot. The fraction to start grows with the index of dispersion
+of arrivals: with steady arrivals a rise of demand is a signal, with bursty ones it may be noise.
+The fraction to stop grows if the node was needed again within 15 minutes of its last release.
+
 A request asks the pools that can run its function in turn: nodes that are always there first, then
 rented ones, the cheapest first. What finds none in time is left to calls. The functions of a pool
 share its nodes, so there is one `RentalLadder` for all of them, and each is started on as many
@@ -17,7 +25,7 @@ to start it again at once would be of no use to anybody.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil, exp
 from typing import Final, final
 
@@ -25,28 +33,199 @@ from headgate.core.clock import HOUR_NS, NEVER_NS, SECOND_NS
 from headgate.core.model import UNLIMITED, App, Function, Pipeline, Pool, Slo, Variant
 from headgate.core.policy import Target
 from headgate.planning.autoscaling.fleet_size import FleetSize, FleetSizes, SurplusInstances
-from headgate.planning.autoscaling.rental_ladder import NodeDemand, OwnNodes, RentalLadder
 from headgate.planning.constants import (
     BATCH_SHARE,
     DISPERSION_MEMORY_NS,
-    EQUAL_SHARE,
+    DISPERSION_WINDOW_NS,
     IN_USE_NS,
     MISS_COST,
+    NEEDED_AGAIN_NS,
+    START_REGRET,
     START_SLACK,
+    STOP_REGRET,
+    STOP_REGRET_MAX,
+    STOP_REGRET_STEP,
     SURPLUS,
     WORK_MEMORY_NS,
 )
+from headgate.planning.forecast import Dispersion
 from headgate.planning.frontier.candidates import visits
-from headgate.planning.pools.concurrency import KneeLimits, budgets_ns, has_replicas
+from headgate.planning.pools.concurrency import (
+    KneeLimits,
+    allowed_ns_of,
+    budgets_ns,
+    has_replicas,
+    longest_path_ns,
+)
 from headgate.planning.pools.node_room import is_scarce, replicas_of, room_of
 from headgate.planning.pools.targets import FaasTarget
 from headgate.planning.pools.warm_pool import burst_of
 
+_OFF: Final = 0
+_BOOTING: Final = 1
+_ON: Final = 2
+
 # Time that a request may take if it has no objective: a second, or so many times what it takes
-# alone. Where nothing can be called, it is as late as best effort is due in queues.
+# alone. Where nothing can be called and nodes hold all functions, as best effort is due in queues.
 _ALLOWED_NS: Final = SECOND_NS
 _ALLOWED_TIMES: Final = 2
 _ALLOWED_TIMES_WITHOUT_CALLS: Final = 30
+
+
+@final
+class RentalLevel:
+    """One marginal node: the demand it would serve, and whether to rent it."""
+
+    __slots__ = (
+        "_boots_until_ns",
+        "_regret_usd",
+        "_released_ns",
+        "_state",
+        "_stop_regret",
+        "free_ns",
+        "saved_usd",
+    )
+
+    def __init__(self, *, is_on: bool) -> None:
+        self.saved_usd = 0.0  # by what it would have served since the last update
+        self.free_ns = 0.0  # when the (virtual) node is free
+        self._state = _ON if is_on else _OFF
+        self._regret_usd = 0.0  # what the other option would have saved since it was last 0
+        self._boots_until_ns = 0
+        self._released_ns = -NEEDED_AGAIN_NS
+        self._stop_regret = STOP_REGRET
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether to rent the node."""
+        return self._state != _OFF
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the node is not rented, nothing called for it, and no regret is left to decay.
+
+        An interval leaves such a level as it is: no rent is smaller than nothing saved.
+        """
+        return not self.saved_usd and self._state == _OFF and not self._regret_usd
+
+    def should_switch(
+        self, now_ns: int, saved_usd: float, rent_usd: float, boot_usd: float, burstiness: float
+    ) -> bool:
+        """Accumulate the regret of an interval that ends now, and return whether to switch.
+
+        `saved_usd` is the cost of the calls that the node would have saved, `rent_usd` its rent.
+        """
+        if self._state == _BOOTING:
+            if now_ns < self._boots_until_ns:
+                return False
+            self._state = _ON
+        gained_usd = rent_usd - saved_usd if self._state == _ON else saved_usd - rent_usd
+        self._regret_usd = max(0.0, self._regret_usd + gained_usd)
+        threshold = self._stop_regret if self._state == _ON else START_REGRET * burstiness
+        return self._regret_usd > threshold * boot_usd
+
+    def switch(self, now_ns: int, boot_ns: int) -> None:
+        """Switch between renting and calling; a rented node is usable after its boot."""
+        self._regret_usd = 0.0
+        if self._state == _ON:
+            self._state = _OFF
+            self._released_ns = now_ns
+            return
+        self._state = _BOOTING
+        self._boots_until_ns = now_ns + boot_ns
+        if now_ns - self._released_ns < NEEDED_AGAIN_NS:
+            self._stop_regret = min(STOP_REGRET_STEP * self._stop_regret, STOP_REGRET_MAX)
+        else:
+            self._stop_regret = max(self._stop_regret / STOP_REGRET_STEP, STOP_REGRET)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class NodeDemand:
+    """What a request of one item of a stage asks of a node of a pool."""
+
+    pool: Pool
+    function_id: int
+    interval_ns: float  # of the node's time
+    allowed_ns: int  # for waiting and service
+    tail_ns: float  # service time that the interval does not have: its batch is done later
+    saved_usd: float  # if a rented node serves it
+
+
+@final
+class OwnNodes:
+    """The nodes of a pool that are not rented, as one queue that all functions share."""
+
+    def __init__(self) -> None:
+        self._free_ns = 0.0
+
+    def on_arrival(self, now_ns: int, demand: NodeDemand, items: float) -> bool:
+        """Record an arrival; whether the nodes could serve it in time."""
+        done_ns = max(now_ns, self._free_ns) + demand.interval_ns * items
+        if done_ns > now_ns + demand.allowed_ns - demand.tail_ns:
+            return False
+        self._free_ns = done_ns
+        return True
+
+
+@final
+class RentalLadder:
+    """The number of nodes worth their rent. O(levels) per arrival and per `desired_nodes`.
+
+    A node takes the requests that it can finish within the time that they have, one after the
+    other; the others go to the next level.
+    """
+
+    def __init__(
+        self, count: int, *, standing: int, rent_usd_per_s: float, boot_ns: int, memory_ns: int
+    ) -> None:
+        self._levels = [RentalLevel(is_on=number < standing) for number in range(count)]
+        self._rent_usd_per_s = rent_usd_per_s
+        self._boot_ns = boot_ns
+        self._dispersion = Dispersion(DISPERSION_WINDOW_NS, memory_ns)
+        self._updated_ns: int | None = None
+        self._wanted = min(standing, count)
+
+    def on_arrival(self, now_ns: int, demand: NodeDemand, items: float, gateways: int = 1) -> bool:
+        """Record an arrival, admitted or not; whether a node could serve it in time.
+
+        The other gateways are taken to receive one each.
+        """
+        if self._updated_ns is None:
+            self._updated_ns = now_ns
+        self._dispersion.observe(now_ns, items)
+        is_taken = [self._fill(now_ns, demand, items) for _ in range(gateways)]
+        return is_taken[-1]
+
+    def _fill(self, now_ns: int, demand: NodeDemand, items: float) -> bool:
+        work_ns = demand.interval_ns * items
+        latest_ns = now_ns + demand.allowed_ns - demand.tail_ns
+        for level in self._levels:
+            done_ns = max(now_ns, level.free_ns) + work_ns
+            if done_ns <= latest_ns:
+                level.free_ns = done_ns
+                level.saved_usd += items * demand.saved_usd
+                return True
+        return False
+
+    def desired_nodes(self, now_ns: int) -> int:
+        """How many nodes to rent now; arrivals were counted for all gateways."""
+        if self._updated_ns is not None and now_ns > self._updated_ns:
+            self._update(now_ns, now_ns - self._updated_ns)
+        self._updated_ns = now_ns
+        return self._wanted
+
+    def _update(self, now_ns: int, elapsed_ns: int) -> None:
+        rent_usd = self._rent_usd_per_s * elapsed_ns / SECOND_NS
+        boot_usd = self._rent_usd_per_s * self._boot_ns / SECOND_NS
+        burstiness = max(1.0, self._dispersion.value)
+        for level in self._levels:
+            if level.is_idle:  # most levels, most of the time
+                continue
+            saved_usd, level.saved_usd = level.saved_usd, 0.0
+            if level.should_switch(now_ns, saved_usd, rent_usd, boot_usd, burstiness):
+                level.switch(now_ns, self._boot_ns)
+                self._wanted += 1 if level.is_wanted else -1
 
 
 @final
@@ -93,17 +272,17 @@ class NodeAutoscaler:
                 setup_ns = pool.boot_ns + variant.profile.cold_start_ns
                 self._surplus[variant.id, pool.id] = SurplusInstances(setup_ns)
             self._add_sizing(function, elastic)
+        self._is_scarce = {
+            pool.id: is_scarce(pool, [(v, 0) for v in app.variants_on(pool.id) if v is not None])
+            for pool in app.pools
+            if pool.is_elastic
+        }
         self._node_items: dict[tuple[int, int], int] = {}  # at once, by pool and function id
         # By pipeline and stage: the pools that a request asks in turn.
         self._demands = [
             [self._stage_demands(pipeline, index) for index in range(len(pipeline.stages))]
             for pipeline in (app.pipelines if self._rented else ())
         ]
-        self._is_scarce = {
-            pool.id: is_scarce(pool, [(v, 0) for v in app.variants_on(pool.id) if v is not None])
-            for pool in app.pools
-            if pool.is_elastic
-        }
         self._asked_ns = [0 for _ in app.functions]  # when a request last needed it
         self._work: dict[tuple[int, int], float] = {}  # recent, by pool and function id
         self._planned_ns = 0
@@ -254,7 +433,7 @@ class NodeAutoscaler:
         for pipeline in self._app.pipelines:
             for index, stage in enumerate(pipeline.stages):
                 if stage.function is function:
-                    time_ns = _allowed_ns(pipeline, index, alone_ns) or alone_ns
+                    time_ns = allowed_ns_of(pipeline, index, alone_ns) or alone_ns
                     self._times_ns[pipeline.id][index] = time_ns
                     if time_ns < NEVER_NS:
                         found.add(time_ns)
@@ -329,14 +508,17 @@ class NodeAutoscaler:
     ) -> NodeDemand | None:
         """What a stage asks of a pool; None if it cannot be in time there."""
         alone_ns = _busy_ns(pool, variant, 1, self._together(pool, variant))
-        allowed_ns = _allowed_ns(pipeline, index, alone_ns)
+        allowed_ns = allowed_ns_of(pipeline, index, alone_ns)
         if allowed_ns is None:
             return None
         function_id, miss_cost = variant.function_id, MISS_COST
         target = self._faas_targets[function_id]
         if allowed_ns == NEVER_NS:
-            # It can wait: a node is worth its rent if such requests keep it busy.
-            times, miss_cost = _ALLOWED_TIMES if target else _ALLOWED_TIMES_WITHOUT_CALLS, 1.0
+            times = _ALLOWED_TIMES
+            if target is None and not self._is_scarce.get(pool.id, False):
+                # It can wait, and takes no memory from what cannot: a node is worth its rent if
+                # such requests keep it busy.
+                times, miss_cost = _ALLOWED_TIMES_WITHOUT_CALLS, 1.0
             allowed_ns = max(_ALLOWED_NS, times * alone_ns)
         interval_ns, batch_ns, items = self._in_batches(pool, variant, allowed_ns)
         key, node_items = (pool.id, function_id), items * self._together(pool, variant)
@@ -398,7 +580,8 @@ class NodeAutoscaler:
             p for p in self._app.pipelines if any(s.function is function for s in p.stages)
         ]
         return bool(starts_ns) and all(
-            START_SLACK * (min(starts_ns) + _path_ns(pipeline, 0)[1]) <= pipeline.slo.latency_ns
+            START_SLACK * (min(starts_ns) + longest_path_ns(pipeline, 0)[1])
+            <= pipeline.slo.latency_ns
             for pipeline in pipelines
         )
 
@@ -406,31 +589,3 @@ class NodeAutoscaler:
 def _busy_ns(pool: Pool, variant: Variant, items: int, concurrency: int) -> int:
     """Time for which a batch takes a slot of a node: it is on the network in that time, too."""
     return variant.profile.time_ns(items, concurrency) + 2 * pool.network_ns
-
-
-def _allowed_ns(pipeline: Pipeline, index: int, alone_ns: int) -> int | None:
-    """Time that a stage may take, waiting included, where it takes `alone_ns` by itself.
-
-    None if the pipeline cannot be in time then; `NEVER_NS` without an objective. As in admission, a
-    part of the time is divided equally among the stages, the rest by their fastest times.
-    """
-    latency_ns = pipeline.slo.latency_ns
-    if latency_ns == NEVER_NS:
-        return NEVER_NS
-    others_ns, _ = _path_ns(pipeline, index)
-    if alone_ns + others_ns > latency_ns:
-        return None
-    waits_ns = EQUAL_SHARE * latency_ns / len(pipeline.stages)
-    others_ns, path_ns = _path_ns(pipeline, index, waits_ns)
-    return max(int(latency_ns * (1.0 - others_ns / path_ns)), alone_ns)
-
-
-def _path_ns(pipeline: Pipeline, index: int, waits_ns: float = 0.0) -> tuple[float, float]:
-    """The longest path through a stage, each at its fastest after a wait: without it, and with."""
-    times_ns = [
-        waits_ns + min(variant.profile.exec_ns[0] for variant in stage.function.variants)
-        for stage in pipeline.stages
-    ]
-    to_ns, from_ns = pipeline.longest_to(times_ns), pipeline.longest_from(times_ns)
-    path_ns = to_ns[index] + from_ns[index] - times_ns[index]
-    return path_ns - times_ns[index], path_ns

@@ -14,7 +14,7 @@ from typing import final
 
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import UNLIMITED, App, Pipeline, Pool, Profile, Variant
-from headgate.planning.constants import BATCH_SHARE, KNEE_THROUGHPUT, LATENCY_SHARE
+from headgate.planning.constants import BATCH_SHARE, EQUAL_SHARE, KNEE_THROUGHPUT, LATENCY_SHARE
 from headgate.planning.frontier.candidates import visits
 
 
@@ -257,6 +257,34 @@ def budgets_ns(app: App) -> list[int]:
             id = stage.function.id
             budgets[id] = min(budgets[id], int(pipeline.slo.latency_ns * share))
     return budgets
+
+
+def allowed_ns_of(pipeline: Pipeline, index: int, alone_ns: int) -> int | None:
+    """Time that a stage may take, waiting included, where it takes `alone_ns` by itself.
+
+    None if the pipeline cannot be in time then; `NEVER_NS` without an objective. As in admission, a
+    part of the time is divided equally among the stages, the rest by their fastest times.
+    """
+    latency_ns = pipeline.slo.latency_ns
+    if latency_ns == NEVER_NS:
+        return NEVER_NS
+    others_ns, _ = longest_path_ns(pipeline, index)
+    if alone_ns + others_ns > latency_ns:
+        return None
+    waits_ns = EQUAL_SHARE * latency_ns / len(pipeline.stages)
+    others_ns, path_ns = longest_path_ns(pipeline, index, waits_ns)
+    return max(int(latency_ns * (1.0 - others_ns / path_ns)), alone_ns)
+
+
+def longest_path_ns(pipeline: Pipeline, index: int, waits_ns: float = 0.0) -> tuple[float, float]:
+    """The longest path through a stage, each at its fastest after a wait: without it, and with."""
+    times_ns = [
+        waits_ns + min(variant.profile.exec_ns[0] for variant in stage.function.variants)
+        for stage in pipeline.stages
+    ]
+    to_ns, from_ns = pipeline.longest_to(times_ns), pipeline.longest_from(times_ns)
+    path_ns = to_ns[index] + from_ns[index] - times_ns[index]
+    return path_ns - times_ns[index], path_ns
 
 
 def shares_of_remaining_path(pipeline: Pipeline) -> list[float]:
