@@ -171,8 +171,9 @@ main()
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_command_ends_what_it_has_started_when_it_is_terminated(number: signal.Signals) -> None:
     """1. A command has started a server, say. 2. A signal ends it. 3. It stops the server first."""
+    heeds = f"import signal; signal.signal({int(number)}, signal.SIG_DFL){WAITS}"
     with subprocess.Popen(
-        [sys.executable, "-c", WAITS, "schema"],
+        [sys.executable, "-c", heeds, "schema"],
         stdout=subprocess.PIPE,
         text=True,
         env=environment(),

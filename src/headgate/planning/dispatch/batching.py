@@ -65,13 +65,10 @@ class Batching:
         admission, head = self._admission, queue.head()
         assert head is not None
         promise = admission.booked(head)
-        items_max = build.items_max
-        if choice is not None:
-            items_max = choice.items
-        elif promise is None:
-            unblocking_items = admission.feasibility.unblocking_items
-            items_max = max(1, unblocking_items(build, build.items_best, node))
-        if node is not None and queue.node_id is not None and queue.node_id != node.id:
+        items_max = build.items_max if choice is None else choice.items
+        if promise is None and choice is None:
+            items_max = self._unblocking_items(build, node)
+        elif node is not None and queue.node_id is not None and queue.node_id != node.id:
             items_max = 1  # every further input would have to be moved first, too
         bytes_max = UNLIMITED if build.pool.faas is None else build.pool.faas.payload_bytes_max
         batch: list[Task] = []
@@ -120,6 +117,11 @@ class Batching:
             )  # fmt: skip
         self._queues.update_heads(queue, build.function_id, promise)
         return batch, shape_id
+
+    def _unblocking_items(self, build: Build, node: Node | None) -> int:
+        """The largest batch of best effort."""
+        unblocking_items = self._admission.feasibility.unblocking_items
+        return max(1, unblocking_items(build, build.items_best, node))
 
     def on_sent(self, batch: Batch) -> None:
         """The batch that was formed last is sent: where a node may refuse it, learn later."""

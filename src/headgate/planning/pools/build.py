@@ -136,8 +136,7 @@ class Build:
         self.calendar = calendar
         self.replicas = replicas  # instances that a node should hold, if it holds any
         self.per_node = min(lanes, replicas * variant.concurrency)  # of its own batches on a node
-        # Where its concurrency is below the limit of the node: what is promised to it alone.
-        self.own = own
+        self.own = own  # what is promised to it alone, where its concurrency is below the limit
         self.narrowest = calendar if own is None else own  # that with the fewest lanes for it
         self.cold_start_ns = profile.cold_start_ns
         self.network_ns = 2.0 * pool.network_ns  # a float, as all that it is added to

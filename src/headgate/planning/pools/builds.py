@@ -425,11 +425,9 @@ class Builds:
 
         Where a variant runs in several pools, starts in the others count as well.
         """
-        lanes, late = self.lanes_of(build), self.nodes.late_starts(build.variant.id, at_ns)
-        if late == 0:
-            return lanes
+        late = self.nodes.late_starts(build.variant.id, at_ns)
         each = build.per_node if build.replicas == 1 else build.variant.concurrency
-        return max(0, lanes - late * each)
+        return max(0, self.lanes_of(build) - late * each)
 
     def node_end_ns(self, node: Node) -> int:
         """When what was sent to a node last is predicted to end."""
