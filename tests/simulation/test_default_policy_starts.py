@@ -148,3 +148,31 @@ def test_a_call_takes_no_more_tasks_along_than_leave_it_in_time(seed: int) -> No
     )
     score = run_world(config, streams, 20.0, policy="headgate", seed=seed, truth=TRUTH)
     assert score.kept() >= 0.97
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_best_effort_that_keeps_all_nodes_busy_leaves_a_function_its_first_node(seed: int) -> None:
+    """Seed 1000253. Nothing is promised to a function that no node holds, and no node is ever idle.
+
+    What is refused has no task that would wait for a node, so the next one that is free starts the
+    function.
+    """
+    config = declare(
+        functions={
+            "bulk": {"exec_time": "3ms", "cold_start": "30ms", "prewarm_nodes": 4},
+            "promised": {"exec_time": "6ms", "cold_start": "12ms"},
+        },
+        pools={"cpu": {"nodes": 4}},
+        pipelines={
+            "bulk": {"stages": {"s": {"function": "bulk"}}},
+            "promised": {"stages": {"s": {"function": "promised"}}, "slo": {"latency": "17ms"}},
+        },
+    )
+    streams = (
+        Stream("poisson:rate=2000/s", "bulk"),
+        Stream("poisson:rate=200/s", "promised", begins_s=1.0),
+    )
+    score = run_world(config, streams, 5.0, policy="headgate", seed=seed, truth=TRUTH)
+    assert score.attainment("promised") >= 0.95
+    assert score.kept("promised") >= 0.99
+    assert score.answered_per_s("bulk") >= 0.05 * 4 / 0.003

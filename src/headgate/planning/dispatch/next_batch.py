@@ -174,6 +174,8 @@ class Dispatcher:
             if (first := self._of_build(node, kept_for)) is not None:
                 return first
         queues, pool_id = self._queues, node.pool.id
+        if (missing := self._placement.take_missing(node)) is not None:
+            return Send(queues.promised[missing.id], missing, node, is_start=True)
         promised, best_effort = queues.promised_heads[pool_id], queues.best_effort_heads[pool_id]
         send: Send | None = None
         if queues.is_best_effort_due(self._view.now_ns, pool_id):

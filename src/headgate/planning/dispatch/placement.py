@@ -57,6 +57,7 @@ class Placement:
         # By pool id: the builds of which a node that joins starts the first instance, or more.
         self._prewarmed = [[build for build in row if self._prewarm_nodes(build)] for row in rows]
         self._replicated = [[build for build in row if build.replicas > 1] for row in rows]
+        self._missing: dict[int, Build] = {}  # by id: those that wait for a node to start them
         # By function id: the builds that may be started in advance.
         self.prestarted = [
             [build for build in row if _is_prestarted(build)] for row in builds.of_function
@@ -233,8 +234,23 @@ class Placement:
         the load is all that tells how many are missing.
         """
         if self._is_startable(build, 1):
-            return self._idle_node(build)
+            node = self._idle_node(build)
+            if node is None:
+                self._missing[build.id] = build
+            return node
         return self.prestart_node(build, is_awaited=False) if _is_prestarted(build) else None
+
+    def take_missing(self, node: Node) -> Build | None:
+        """A build that was asked for in vain while no node was idle, and which this one may start.
+
+        Best effort that keeps all nodes busy would keep it from its first node for ever.
+        """
+        for build in list(self._missing.values()):
+            if not self._is_startable(build, 1):
+                del self._missing[build.id]
+            elif build.pool is node.pool and self.suits(node, build):
+                return self._missing.pop(build.id)
+        return None
 
     def prestart_node(self, build: Build, *, is_awaited: bool) -> Node | None:
         """The node on which to start a build of `prestarted`; None if that is not worth it.
