@@ -241,14 +241,17 @@ class Placement:
         return self.prestart_node(build, is_awaited=False) if _is_prestarted(build) else None
 
     def take_missing(self, node: Node) -> Build | None:
-        """A build that was asked for in vain while no node was idle, and which this one may start.
+        """A build that was asked for in vain while no node was idle, if this one has room for it.
 
-        Best effort that keeps all nodes busy would keep it from its first node for ever.
+        Best effort that keeps all nodes busy would keep it from its first node for ever. Where
+        others would have to make room, they take turns with what is promised.
         """
         for build in list(self._missing.values()):
             if not self._is_startable(build, 1):
                 del self._missing[build.id]
-            elif build.pool is node.pool and self.suits(node, build):
+            elif (
+                build.pool is node.pool and self._has_room(node, build) and self.suits(node, build)
+            ):
                 return self._missing.pop(build.id)
         return None
 
