@@ -235,7 +235,7 @@ class Placement:
         """
         if self._is_startable(build, 1):
             node = self._idle_node(build)
-            if node is None:
+            if node is None and self._builds.may_start_now(build):
                 self._missing[build.id] = build
             return node
         return self.prestart_node(build, is_awaited=False) if _is_prestarted(build) else None
@@ -246,7 +246,9 @@ class Placement:
         Best effort that keeps all nodes busy would keep it from its first node for ever. Where
         others would have to make room, they take turns with what is promised.
         """
-        for build in list(self._missing.values()):
+        if not self._missing:
+            return None
+        for build in list(islice(self._missing.values(), CANDIDATES_MAX)):
             if not self._is_startable(build, 1):
                 del self._missing[build.id]
             elif (
