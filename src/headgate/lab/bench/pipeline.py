@@ -3,7 +3,7 @@
 Three stages with ONNX models are served in three ways that differ in the batch sizes and cores of
 their stages alone: those that the frontier plans, equal cores with batches of one, and the optimum
 of each stage by itself. All get the same requests, Poisson and bursty, at a share of what the
-frontier's way can do by its profiles. Each event log is calibrated and simulated, so that the
+workers can do one request at a time by their profiles. Each event log is calibrated and simulated, so that the
 prediction of the simulator stands beside the measurement. The ways take turns in several rounds,
 because machines are noisy, and means over the rounds count.
 
@@ -306,9 +306,10 @@ def _model(
 
 @dataclass(frozen=True, slots=True)
 class ImagePipelinePlan:
-    """Loads, as shares of what the frontier's way can do by its profiles, and durations.
+    """Loads, as shares of what the workers can do one request at a time, and durations.
 
-    Profiles are of cores that nothing else uses, and here gateway and sender use them, too.
+    Profiles are of cores that nothing else uses, and here gateway and sender use them, too: with
+    these loads all of them together use about half of two cores.
     """
 
     poisson_load: float = 0.3
@@ -379,7 +380,7 @@ def measure(plan: ImagePipelinePlan, progress: Progress) -> list[WayRun]:
         slo_ns = round(_SLO_FACTOR * fastest_ns(profiles) / MILLISECOND_NS) * MILLISECOND_NS
         slo_ns = max(slo_ns, MILLISECOND_NS)
         ways = choose_ways(profiles, cores, slo_ns, round(_PLAN_SHARE * slo_ns))
-        capacity_rps = NODES * cores * SECOND_NS / core_ns(profiles, ways[FRONTIER])
+        capacity_rps = NODES * cores * SECOND_NS / core_ns(profiles, ways[FIXED])
         runs = []
         server = PipelineServer(folder, profiles, cores, slo_ns)
         for number in range(1, plan.rounds + 1):
