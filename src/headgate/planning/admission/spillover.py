@@ -235,6 +235,11 @@ class Spillover:
             return True
         return instances.size(now_ns) == 0 and not instances.is_starting(now_ns)
 
+    def start_ns(self, build: Build) -> int:
+        """The cold start with which a call that is sent now begins; 0 on a warm instance."""
+        is_warm = _faas(build)[0].instances.idle(self._view.now_ns) > 0
+        return 0 if is_warm else build.cold_start_ns
+
     def has_warm(self, build: Build, task: Task) -> bool:
         """Whether a call for a task that was promised elsewhere would find a warm instance."""
         view, instances = self._view, _faas(build)[0].instances

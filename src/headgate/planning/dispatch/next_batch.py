@@ -63,7 +63,7 @@ class Send:
         self.build = build
         self.is_start = is_start
         self.node = node  # None: the batch is a call of the build's FaaS pool
-        self.start_ns = start_ns  # that the node needs first, to hold the build and its input
+        self.start_ns = start_ns  # that it takes first, to hold the build and its input
         self.shape_id = shape_id
         self.choice = choice  # where the size of the batch was chosen with its shape
 
@@ -482,7 +482,7 @@ class Dispatcher:
             if task is not None:
                 may_start = self._admission.budgets.allows_cold(task, build)
                 if self._spillover.may_call(build, task, may_start=may_start):
-                    return Send(queue, build, None)
+                    return Send(queue, build, None, self._spillover.start_ns(build))
         return None
 
     def retry_call_at_ns(self, function_id: int) -> int | None:
