@@ -106,6 +106,9 @@ class Served:
     def workers(self) -> list[int]:
         return self.children("headgate.live.worker")
 
+    def ray_hosts(self) -> list[int]:
+        return self.children("headgate.live.ray_host")
+
     def gateways(self) -> list[int]:
         return self.children("headgate.live.gateway")
 

@@ -6,6 +6,7 @@ takes about ten seconds each.
 
 from __future__ import annotations
 
+import http.client
 import http.server
 import os
 import signal
@@ -151,6 +152,9 @@ def pid_of(body: dict[str, object]) -> int:
     return int(outputs[1]["data"][0])
 
 
+RESET = 0  # instead of a status: the connection has ended, because its gateway was killed
+
+
 class Load:
     """Clients that send numbers one after the other, and all answers that they got."""
 
@@ -168,7 +172,10 @@ class Load:
         while not self._is_over.is_set():
             with self._lock:
                 number = next(self._numbers)
-            answer = self._served.ask("double", [float(number)])
+            try:
+                answer = self._served.ask("double", [float(number)])
+            except (OSError, http.client.HTTPException):
+                answer = (RESET, {})
             with self._lock:
                 assert number not in self.answers
                 self.answers[number] = answer
@@ -181,6 +188,13 @@ class Load:
         for thread in self._threads:
             thread.join()
         assert sorted(self.answers) == list(range(len(self.answers))), "one answer each"
+
+    def check(self, *allowed: int) -> None:
+        """Check that all requests were served, or have another status that is allowed."""
+        statuses = Counter(status for status, _ in self.answers.values())
+        assert statuses.keys() <= {200, *allowed}, statuses
+        for number, (status, body) in self.answers.items():
+            assert status != 200 or value(body) == 2.0 * number
 
 
 def test_requests_are_answered(embedded: Served) -> None:
@@ -253,20 +267,77 @@ def test_an_actor_that_hangs_is_killed(embedded: Served) -> None:
     assert embedded.ask("double", [2.0])[0] == 200
 
 
-def test_ray_ends_with_its_gateway(embedded: Served) -> None:
-    """SIGKILL of the gateway: nothing of its Ray is left, and the next gateway has its own."""
+def test_ray_outlives_a_gateway(embedded: Served) -> None:
+    """SIGKILL of the gateway: the next one finds the actors that there are."""
+    before = pid_of(embedded.ask("double", [5.0])[1])
     (gateway,) = embedded.gateways()
-    before = set(processes_of(embedded)) - {embedded.process.pid}
     os.kill(gateway, signal.SIGKILL)
+    assert until(lambda: embedded.gateways() not in ([], [gateway]))
+    assert pid_of(embedded.ask("double", [6.0])[1]) == before
+
+
+def test_each_request_is_answered_once_when_the_host_dies(embedded: Served) -> None:
+    """SIGKILL of the process with the nodes of Ray while eight clients send: its Ray ends with it,
+    another one starts, and no request is to blame.
+    """
+    (host,) = embedded.ray_hosts()
+    own = {embedded.process.pid, *embedded.gateways()}
+    before = set(processes_of(embedded)) - own
+    load = Load(embedded, 8)
+    assert until(lambda: load.has(20))
+    os.kill(host, signal.SIGKILL)
+    assert until(lambda: embedded.ray_hosts() not in ([], [host]))
     assert until(lambda: not before.intersection(processes_of(embedded)))
-    assert embedded.ask("double", [5.0])[0] == 200
+    killed_at = len(load.answers)
+    assert until(lambda: load.has(killed_at + 60))
+    load.end()
+    load.check()
 
 
-def test_a_node_is_removed_under_load_and_another_joins(tmp_path: Path) -> None:
+def test_gateways_share_actors(tmp_path: Path) -> None:
+    """Two gateways on one embedded Ray: 1. Both use the actor that the first has started. 2. A
+    request that must not run twice does not, whichever gateway it reaches, with its id. 3. SIGKILL
+    of one gateway under load: the other one serves on, with the actors that there are. 4. SIGKILL
+    of the host under load: all requests of both are answered once.
+    """
+    directory = write_app(tmp_path, EMBEDDED.replace("lame_duck: 0s", "lame_duck: 0s, gateways: 2"))
+    with Served(directory) as served:
+        answers = served.ask_together("double", 40)
+        assert Counter(status for status, _ in answers) == {200: 40}
+        assert len({pid_of(body) for _, body in answers}) == 1
+        page = served.get("/metrics")[1]
+        for slot in "01":
+            assert f'headgate_requests_total{{gateway="{slot}"' in page
+        sent = {"X-Request-Id": "only-once"}
+        statuses = [served.ask("once", [777.0], sent)[0] for _ in range(4)]
+        assert sorted(statuses) == [200, 503, 503, 503]
+        assert (directory / "ran.txt").read_text().split().count("777") == 1
+        load = Load(served, 8)
+        assert until(lambda: load.has(20))
+        victim = served.gateways()[0]
+        os.kill(victim, signal.SIGKILL)
+        assert until(lambda: len(set(served.gateways()) - {victim}) == 2)
+        gone_at = len(load.answers)
+        assert until(lambda: load.has(gone_at + 60))
+        load.end()
+        load.check(RESET)
+        load = Load(served, 8)
+        assert until(lambda: load.has(20))
+        (host,) = served.ray_hosts()
+        os.kill(host, signal.SIGKILL)
+        assert until(lambda: served.ray_hosts() not in ([], [host]))
+        killed_at = len(load.answers)
+        assert until(lambda: load.has(killed_at + 60))
+        load.end()
+        load.check()
+
+
+@pytest.mark.parametrize("gateways", [1, 2])
+def test_a_node_is_removed_under_load_and_another_joins(tmp_path: Path, gateways: int) -> None:
     """The raylet of one of two nodes is killed: no request is lost. A new node takes its place."""
     with RayNodes(2) as nodes:
         directory = write_app(tmp_path, CLUSTER.format(address=nodes.address))
-        with Served(directory) as served:
+        with Served(directory, "--gateways", str(gateways)) as served:
             load = Load(served, 6)
             assert until(lambda: len({pid_of(body) for _, body in load.answers.values()}) == 2)
             nodes.remove()
@@ -279,11 +350,7 @@ def test_a_node_is_removed_under_load_and_another_joins(tmp_path: Path) -> None:
                 lambda: {pid_of(body) for _, body in list(load.answers.values())} - known
             ), "the new node runs nothing"
             load.end()
-            assert Counter(status for status, _ in load.answers.values()) == {
-                200: len(load.answers)
-            }
-            for number, (_, body) in load.answers.items():
-                assert value(body) == 2.0 * number
+            load.check()
 
 
 def test_functions_share_a_gpu(tmp_path: Path) -> None:

@@ -6,13 +6,12 @@ import logging
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from headgate.config import AppConfig, declare
-from headgate.core.actions import Dispatch
 from headgate.core.errors import ConfigError
 from headgate.functions import Model, TensorSpec, function
 from headgate.functions.arrays import Array, to_array, to_tensor
@@ -21,7 +20,8 @@ from headgate.functions.tensor import TaskInputs, TaskResult, Tensor
 from headgate.live.ipc.crash_markers import CrashMarkers
 from headgate.live.ipc.messages import BatchRan, Frames, frame
 from headgate.live.ipc.shared_memory import Arena
-from headgate.live.worker.executor import BatchJob
+from headgate.live.worker.connection import GatewayConnection
+from headgate.live.worker.executor import ran_message
 from headgate.live.worker.model_cache import Loader, ModelCache
 from headgate.live.worker.warmup import MeasuredSizes, batch_sizes, fill_sizes
 
@@ -333,19 +333,14 @@ class FakeConnection:
     def __init__(self) -> None:
         self.own = Arena.create(1 << 20)
 
+    def take_released(self) -> list[int]:
+        return []
+
 
 def framed(results: list[TaskResult]) -> list[TaskResult]:
     """Return what a gateway decodes of a batch with these results."""
-    tasks = [TaskInputs(result.task_id, 1, []) for result in results]
-    job = BatchJob(
-        Dispatch(0, 0, [], 1, 0, 0, 0),
-        tasks,
-        runner(Model),
-        FakeConnection(),  # type: ignore[arg-type]
-        lambda job: None,
-        0,
-    )
-    (message,) = Frames().feed(job._frame(BatchRan(0, 0, 0, results)))
+    connection = cast(GatewayConnection, FakeConnection())
+    (message,) = Frames().feed(ran_message(connection, 0, 0, 0, results))
     assert isinstance(message, BatchRan)
     return message.results
 

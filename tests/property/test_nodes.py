@@ -92,7 +92,7 @@ class LiveSide:
             size_bytes=lambda variant: 0,
         )
         self.node = WorkerNode(
-            0, app.pools[0], app, Path(), cast("Any", cache), cast("Any", None), {},
+            0, app.pools[0], app, {}, Path(), cast("Any", cache), cast("Any", None),
             cast("Any", SimpleNamespace(submit=self.submit)), 1, cast("Any", None),
         )  # fmt: skip
         self.node.add_gateway(self.gateway)
@@ -120,7 +120,7 @@ class LiveSide:
             if self.fails_to_start:
                 job.error = "failed to start"
             else:
-                runner = SimpleNamespace(name="f", mean_exec_ns=0)
+                runner = SimpleNamespace(name="f", mean_exec_ns=0, signature=None)
                 job.loaded = cast("Any", SimpleNamespace(on=lambda cores: runner, runner=runner))
         job.on_done()
 

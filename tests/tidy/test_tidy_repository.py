@@ -20,6 +20,7 @@ ENTRIES = {
     "headgate.functions.lambda_handler": "what AWS Lambda is told to call",
     "headgate.profiling.probe": "python -m headgate.profiling.probe",
     "headgate.live.gateway.__main__": "python -m headgate.live.gateway",
+    "headgate.live.ray_host.__main__": "python -m headgate.live.ray_host",
     "headgate.live.worker.__main__": "python -m headgate.live.worker",
 }
 

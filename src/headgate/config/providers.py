@@ -71,7 +71,7 @@ def choose_providers(pools: Mapping[str, PoolSpec], where: str) -> tuple[Provide
     for name, provider in on_ray:
         if provider != on_ray[0][1]:
             at = Located(pools[name], where, f"pools.{name}")
-            problem = f"differs from that of {on_ray[0][0]}: a gateway can be on one Ray cluster"
+            problem = f"differs from that of {on_ray[0][0]}: a server can be on one Ray cluster"
             raise at.error("address", problem, allowed="the same address for all pools on Ray")
     return providers
 

@@ -7,6 +7,7 @@ make them disagree.
 from __future__ import annotations
 
 import os
+import socket
 import ssl
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ _FILE: Final = "deployment.json"
 
 @final
 class NodeSpec(Struct, frozen=True):
-    """One node, and the cores its worker is pinned to."""
+    """One node, and the cores its worker is pinned to; none if it is a place for one of Ray."""
 
     id: int
     pool_id: int
@@ -47,7 +48,8 @@ class Deployment(Struct, frozen=True):
     def may_spin(self, gateways: int) -> bool:
         """Whether every worker and every gateway has cores of its own, as `busy_poll` needs."""
         claimed = sum(len(node.cores) for node in self.nodes)
-        return claimed + gateways <= len(os.sched_getaffinity(0))
+        has_own = all(node.cores for node in self.nodes)
+        return has_own and claimed + gateways <= len(os.sched_getaffinity(0))
 
 
 def write_deployment(run_dir: Path, deployment: Deployment) -> None:
@@ -100,6 +102,25 @@ def socket_path(run_dir: Path, node_id: int) -> Path:
     return run_dir / f"node-{node_id}.sock"
 
 
+def listen(path: Path) -> socket.socket:
+    """Listen on a socket that only our own user can connect to."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    mask = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    finally:
+        os.umask(mask)
+    listener.listen()
+    return listener
+
+
+def is_on_ray(providers: Sequence[Provider | None], node: NodeSpec) -> bool:
+    """Whether a node is a place for a node of Ray. All others have a worker."""
+    provider = providers[node.pool_id]
+    return provider is not None and provider.kind == "ray"
+
+
 def assign_cores(
     app: App,
     cores: Sequence[int],
@@ -107,7 +128,8 @@ def assign_cores(
     providers: Sequence[Provider | None] = (),
     gateways: int = 1,
 ) -> list[NodeSpec]:
-    """Return the nodes of all local pools, each with cores of its own as far as they suffice.
+    """Return the nodes of all local pools, each with cores of its own as far as they suffice, and
+    after them the places of pools on Ray.
 
     A pool that declares its CPUs gets that many cores per node, rounded up. The other pools share
     the remaining cores equally, except for one core that is left to each gateway. Cores are
@@ -137,6 +159,10 @@ def assign_cores(
             own = sorted(ordered_cores[i % len(cores)] for i in chosen)
             taken += count
             nodes.append(NodeSpec(len(nodes), pool.id, f"{pool.name}{number + 1}", own))
+    for pool in app.pools:
+        if kinds and kinds[pool.id] == "ray":
+            for number in range(pool.nodes):
+                nodes.append(NodeSpec(len(nodes), pool.id, f"{pool.name}{number + 1}", []))
     return nodes
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, final
 
 from msgspec.structs import replace
@@ -110,32 +110,33 @@ def with_measured_profiles(
 
 
 def remote_only(config: AppConfig) -> list[Variant]:
-    """Return the variants that run on no local node."""
-    local = {
-        id for id, provider in enumerate(config.providers) if provider and provider.kind == "local"
-    }
-    return [variant for variant in config.app.variants if local.isdisjoint(variant.pool_ids)]
+    """Return the variants that run neither on a local node nor on Ray."""
+    return [
+        variant
+        for variant in config.app.variants
+        if _kinds(config, variant).isdisjoint(("local", "ray"))
+    ]
 
 
-def inspect_remote_only(
-    config: AppConfig,
-    base: str,
-    inspect_on_ray: Callable[[Variant], MeasuredFunction] | None = None,
-) -> list[MeasuredFunction]:
+def measured_on_ray(config: AppConfig) -> list[Variant]:
+    """Return the variants that run on Ray and on no local node."""
+    all_kinds = ((variant, _kinds(config, variant)) for variant in config.app.variants)
+    return [variant for variant, kinds in all_kinds if "ray" in kinds and "local" not in kinds]
+
+
+def _kinds(config: AppConfig, variant: Variant) -> set[str]:
+    """Return the kinds of the providers of a variant's pools."""
+    providers = (config.providers[pool_id] for pool_id in variant.pool_ids)
+    return {provider.kind for provider in providers if provider is not None}
+
+
+def inspect_remote_only(config: AppConfig, base: str) -> list[MeasuredFunction]:
     """Return the signatures of remote-only variants, from the files of the application.
 
     A variant without a file, or whose file cannot be read here, has an empty signature and accepts
-    any input. A variant that runs on Ray is loaded and measured there.
+    any input.
     """
-    on_ray = {
-        id for id, provider in enumerate(config.providers) if provider and provider.kind == "ray"
-    }
-    return [
-        _inspect(config, variant, base)
-        if inspect_on_ray is None or on_ray.isdisjoint(variant.pool_ids)
-        else inspect_on_ray(variant)
-        for variant in remote_only(config)
-    ]
+    return [_inspect(config, variant, base) for variant in remote_only(config)]
 
 
 def with_siblings(

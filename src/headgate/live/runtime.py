@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -82,15 +81,13 @@ from headgate.live.model_registry import (
     with_measured_profiles,
     with_siblings,
 )
-from headgate.live.pools.registry import RemotePools, connect_ray, uses_ray
+from headgate.live.pools.registry import RemotePools
 from headgate.live.pools.remote_pool import make_remote_call
 from headgate.live.telemetry.metrics import GaugeSnapshot, Metrics
 from headgate.system.busy_poll import BusyPoll
-from headgate.system.process import restore_signal_handler
 from headgate.system.threads import run_in_daemon_thread
 
 if TYPE_CHECKING:
-    from headgate.live.pools.ray_cluster import RayCluster
     from headgate.live.telemetry.spans import SpanTracer
 
 _LOG: Final = logging.getLogger(__name__)
@@ -136,9 +133,7 @@ class Runtime:
         self._signatures: list[Signature] = []  # by function id
         self._loads_needed = loads_needed
         self._base = deployment.base
-        self._run_dir = run_dir
-        self._ray: RayCluster | None = None  # set once the gateway is connected to it
-        self._local_nodes = len(deployment.nodes)
+        self._own_nodes = len(deployment.nodes)
         self._links: dict[int, WorkerLink] = {}  # by node id
         # Events of workers that the Scheduler does not know yet: other gateways have caused them.
         self._early: list[tuple[WorkerLink, Event]] = []
@@ -162,19 +157,13 @@ class Runtime:
     def start(self) -> None:
         """Connect to the workers; `phase` says when the runtime is ready."""
         self._worker_links.start()
-        if remote_only(self._config) or uses_ray(self._config):
+        if remote_only(self._config):
             self._inspection = asyncio.create_task(self._inspect_remote_only())
 
     async def _inspect_remote_only(self) -> None:
-        """Inspect functions that no local worker loads, in a thread: it may take a while."""
-        config, base = self._config, self._base
+        """Inspect functions that no worker loads, in a thread: it may take a while."""
+        inspect = partial(inspect_remote_only, self._config, self._base)
         try:
-            connect = partial(connect_ray, config, base, self._run_dir)
-            self._ray = await run_in_daemon_thread(connect)
-            if self._ray is not None:  # it has installed a handler that ends the process
-                restore_signal_handler(signal.SIGTERM)
-            inspect_on_ray = None if self._ray is None else self._ray.inspect
-            inspect = partial(inspect_remote_only, config, base, inspect_on_ray)
             self._add_measured(await run_in_daemon_thread(inspect))
         except Exception as error:  # the application cannot be served
             self.abort(error)
@@ -195,8 +184,6 @@ class Runtime:
         await self._worker_links.stop()
         if self._remote_pools is not None:
             await self._remote_pools.stop()
-        elif self._ray is not None:
-            await run_in_daemon_thread(self._ray.close)
         self.failure.cancel()
         if self._inspection is not None:
             self._inspection.cancel()
@@ -455,8 +442,7 @@ class Runtime:
             known = self._measured.get(measured.function)
             if known is None or (known.problem and not measured.problem):
                 self._measured[measured.function] = measured
-        is_connected = self._ray is not None or not uses_ray(self._config)
-        is_complete = is_connected and all(v.name in self._measured for v in self.app.variants)
+        is_complete = all(v.name in self._measured for v in self.app.variants)
         if self._driver is None and is_complete:
             try:
                 self._start_scheduler()
@@ -486,8 +472,7 @@ class Runtime:
             self._costs,
             self._metrics.cold_started,
             self._signatures,
-            first_node_id=self._local_nodes,
-            ray=self._ray,
+            first_node_id=self._own_nodes,
         )
         scheduler, header = make_scheduler(self._config, self._index)
         record, loop = self._event_log.begin(header), asyncio.get_running_loop()
@@ -619,7 +604,7 @@ class Runtime:
             return
         for batch_id in batch_ids:
             self._in_flight.pop(batch_id, None)
-            self._driver.post(BatchLost(batch_id))
+            self._driver.post(BatchLost(batch_id, link.hello.runs_functions))
         self.on_node_lost(link.node)
 
     def on_node_lost(self, node: NodeSpec) -> None:

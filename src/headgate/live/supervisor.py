@@ -1,7 +1,7 @@
 """The supervisor: the process that a user starts and that exits last.
 
-It serves no requests. It binds the sockets, keeps one process group (the workers and the gateways
-of one configuration) running, restarts processes that die, and forwards signals:
+It serves no requests. It binds the sockets, keeps one process group (the workers, the gateways and
+the Ray host of one configuration) running, restarts processes that die, and forwards signals:
 
 - SIGTERM: each gateway reports not-ready, serves on for its lame-duck time, then accepts no more
   requests and finishes the open ones within the drain time; then all processes exit. SIGINT
@@ -38,7 +38,7 @@ from headgate.core.errors import ConfigError
 from headgate.core.events import Event, GatewaysChanged
 from headgate.core.ids import SCHEDULERS_MAX
 from headgate.core.model import UNLIMITED
-from headgate.live.deployment import Deployment, NodeSpec, write_deployment
+from headgate.live.deployment import Deployment, NodeSpec, is_on_ray, write_deployment
 from headgate.live.ipc.control_channel import ControlChannel
 from headgate.live.ipc.crash_markers import LOAD, CrashMarkers
 from headgate.live.model_registry import LoadsNeeded
@@ -60,7 +60,10 @@ BACKOFF_WINDOW_S: Final = 30.0
 STOP_S: Final = 2.0  # for workers to exit; then they are killed
 BAD_CONFIGURATION: Final = 78  # exit status of a child that can never start
 BAD_INPUT: Final = 2  # exit status of the command in that case
-PROBLEMS_PREFIX: Final = b"problems: "  # prefix of the line of a gateway that cannot start
+PROBLEMS_PREFIX: Final = b"problems: "  # prefix of the line of a child that cannot start
+HEARTBEAT: Final = b"."
+RAY_HOST: Final = "ray host"  # name of the process with the nodes of Ray
+RAY_STOP_S: Final = 10.0  # for an embedded Ray to end
 GATEWAY: Final = "gateway"  # name of a process; of several, followed by its slot
 PATH_MAX: Final = 70  # of the parent of run directories: paths of Unix sockets are short
 
@@ -229,7 +232,8 @@ class GatewayChild:
 
 @final
 class ProcessGroup:
-    """The workers and the gateways of one configuration. Starts, watches and restarts them.
+    """The workers, the gateways and, for pools on Ray, the Ray host of one configuration. Starts,
+    watches and restarts them.
 
     The first gateway starts alone, because it starts the instances that the others then find. They
     are started when it is ready.
@@ -271,8 +275,13 @@ class ProcessGroup:
         self._gateways_counted = 0  # as the gateways have been told
         nodes, run_dir = deployment.nodes, self._run_dir
         self._grants = NodeGrants(self.config.app, nodes, run_dir, self._tell_gateway)
+        self._ray_host: ChildProcess | None = None
+        providers = self.config.providers
         for node in deployment.nodes:
-            self._start_worker(node)
+            if not is_on_ray(providers, node):
+                self._start_worker(node)
+        if len(self._workers) < len(deployment.nodes):
+            self._ray_host = self._start_ray_host()
         self._start_gateway(0)
 
     def _start_worker(self, node: NodeSpec) -> None:
@@ -281,6 +290,17 @@ class ProcessGroup:
         self._workers[node.id] = ChildProcess(
             node.name, "headgate.live.worker", arguments, inherited_fds=[self._begun_fd]
         )
+
+    def _start_ray_host(self) -> ChildProcess:
+        arguments = [str(self._run_dir), "--begun-fd", str(self._begun_fd)]
+        return ChildProcess(
+            RAY_HOST, "headgate.live.ray_host", arguments, inherited_fds=[self._begun_fd]
+        )
+
+    def _node_children(self) -> list[ChildProcess]:
+        """Return the processes that have nodes."""
+        workers = list(self._workers.values())
+        return workers if self._ray_host is None else [*workers, self._ray_host]
 
     def _start_gateway(self, slot: int) -> None:
         index, channel = self._gateway_starts % SCHEDULERS_MAX, ControlChannel()
@@ -324,9 +344,10 @@ class ProcessGroup:
 
     def poll(self) -> int | None:
         """Handle output, deaths and restarts; return an exit status if the group cannot go on."""
+        for child in self._node_children():
+            child.poll_output()
+            self._kill_if_silent(child)
         for node_id, worker in self._workers.items():
-            worker.poll_output()
-            self._kill_if_silent(worker)
             self._kill_if_over_memory(worker, self._nodes[node_id])
         for gateway in self._gateways.values():
             gateway.process.poll_output()
@@ -336,12 +357,12 @@ class ProcessGroup:
                 self._kill(gateway.process, "does not read from its supervisor", "")
         self._check_ready()
         gateways = [gateway.process for gateway in self._gateways.values()]
-        for child in (*gateways, *self._workers.values()):
+        for child in (*gateways, *self._node_children()):
             status = child.exit_status()
             if status is not None and child.name not in self._restart_at_s:
                 if self.is_draining:
                     continue
-                if child in gateways and status == BAD_CONFIGURATION:
+                if status == BAD_CONFIGURATION:
                     child.poll_output()  # read its last output
                     self.problems = _parse_problems(child.output)
                     if not self._has_been_ready:
@@ -455,6 +476,9 @@ class ProcessGroup:
                 if worker.name == name:
                     worker.close()
                     self._start_worker(self._nodes[node_id])
+            if self._ray_host is not None and name == RAY_HOST:
+                self._ray_host.close()
+                self._ray_host = self._start_ray_host()
 
     def drain(self, number: signal.Signals) -> None:
         """Make the gateways finish and exit: SIGTERM after their lame-duck time, SIGINT at once,
@@ -476,26 +500,27 @@ class ProcessGroup:
         """Kill all processes now; `close` must still be called."""
         for gateway in self._gateways.values():
             gateway.process.kill()
-        for worker in self._workers.values():
-            worker.kill()
+        for child in self._node_children():
+            child.kill()
 
     def close(self) -> None:
         """Stop the remaining processes and remove the run directory."""
         self._grants.close()
         for gateway in self._gateways.values():
             gateway.close()
-        for worker in self._workers.values():
-            # Workers ignore SIGTERM, which a service manager sends to all.
-            worker.send_signal(signal.SIGUSR1)
-        until_s = monotonic() + STOP_S  # for all together: one by one, many would take minutes
-        for worker in self._workers.values():
-            worker.wait(max(0.0, until_s - monotonic()))
-            worker.close()
+        for child in self._node_children():
+            # They ignore SIGTERM, which a service manager sends to all.
+            child.send_signal(signal.SIGUSR1)
+        began_s = monotonic()  # for all together: one by one, many would take minutes
+        for child in self._node_children():
+            limit_s = RAY_STOP_S if child is self._ray_host else STOP_S
+            child.wait(max(0.0, began_s + limit_s - monotonic()))
+            child.close()
         shutil.rmtree(self._run_dir, ignore_errors=True)
 
 
 def problems_line(problems: list[str]) -> bytes:
-    """Return the line that a gateway writes to its pipe if it cannot start."""
+    """Return the line that a gateway or a Ray host writes to its pipe if it cannot start."""
     return PROBLEMS_PREFIX + json.dumps(problems).encode() + b"\n"
 
 
@@ -509,11 +534,12 @@ def log_path_of(path: Path, slot: int, gateways: int) -> Path:
 
 
 def _display_name(child: ChildProcess) -> str:
-    return child.name if child.name.partition(" ")[0] == GATEWAY else f"worker {child.name}"
+    is_worker = child.name.partition(" ")[0] != GATEWAY and child.name != RAY_HOST
+    return f"worker {child.name}" if is_worker else child.name
 
 
 def _parse_problems(crashed: bytes) -> list[str]:
-    line = crashed.partition(b"\n")[0]
+    line = crashed.partition(b"\n")[0].lstrip(HEARTBEAT)
     is_list = line.startswith(PROBLEMS_PREFIX)
     return list(json.loads(line.removeprefix(PROBLEMS_PREFIX))) if is_list else []
 

@@ -74,7 +74,12 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessGroup]:
 
 
 def make_group(
-    monkeypatch: pytest.MonkeyPatch, number: int, *, gateways: int = 1, workers: int = 1
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    *,
+    gateways: int = 1,
+    workers: int = 1,
+    places: int = 0,
 ) -> Iterator[ProcessGroup]:
     monkeypatch.setattr(supervisor, "ChildProcess", FakeChild)
     monkeypatch.setattr(supervisor, "monotonic", lambda: CLOCK[0])
@@ -82,10 +87,11 @@ def make_group(
     FakeChild.started = []
     config = declare(
         functions={name: {"code": f"m:{name}", "exec_time": "1ms"} for name in ("good", "bad")},
-        pools={"cpu": {"memory": "1GB"}},
+        pools={"cpu": {"memory": "1GB"}, "ray": {"provider": "ray", "nodes": 1}},
         serve={"gateways": gateways},
     )
     nodes = [NodeSpec(node, 0, f"cpu{node + 1}", []) for node in range(workers)]
+    nodes += [NodeSpec(workers + n, 1, f"ray{n + 1}", []) for n in range(places)]
     deployment = Deployment(config.spec, ".", nodes)
     running = ProcessGroup(number, deployment, http_fd=3, begun_fd=4, log_path=None)
     try:
@@ -214,6 +220,26 @@ def test_workers_that_do_not_exit_are_waited_for_together(monkeypatch: pytest.Mo
             child.is_stuck = True
         began_s = CLOCK[0]
     assert CLOCK[0] - began_s <= 2.0
+
+
+def test_all_nodes_of_ray_have_one_process(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is watched, restarted and stopped as a worker is, and it may find the settings invalid."""
+    for group in make_group(monkeypatch, 0, places=3):
+        assert [child.name for child in FakeChild.started] == ["cpu1", "ray host", "gateway"]
+        assert time_to_restart_s(group, "ray host") == 0.0
+        assert "ray host died (signal 11, SIGSEGV); restarting" in caplog.text
+        CLOCK[0] += 61
+        group.poll()
+        assert latest("ray host").signals == [signal.SIGKILL]
+        assert "ray host sends no heartbeat and is killed" in caplog.text
+        time_to_restart_s(group, "ray host", -9)
+        host = latest("ray host")
+        host.output, host.status = b"..." + problems_line(["there is no Ray"]), 78
+        assert group.poll() == 2
+        assert group.problems == ["there is no Ray"]
+    assert latest("ray host").signals == [signal.SIGUSR1]
 
 
 def told(group: ProcessGroup, slot: int) -> list[int]:

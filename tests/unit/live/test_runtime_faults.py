@@ -55,6 +55,7 @@ class FakeLink:
         self.hello = Hello(0, 1, [MeasuredFunction("f", Signature(), (), 0, 0)])
         self.runtime = runtime
         self.breaks = 0
+        self.deaths = 0  # it ends with its next batches, and comes back
         self.ran: list[RunBatch] = []
 
     def run(self, message: RunBatch) -> None:
@@ -62,9 +63,17 @@ class FakeLink:
             self.breaks -= 1
             raise ValueError("too large")
         self.ran.append(message)
+        if self.deaths:
+            self.deaths -= 1
+            asyncio.get_running_loop().call_soon(self._die, message.batch_id)
+            return
         results = [TaskResult(task.task_id, []) for task in message.tasks]
         ran = BatchRan(message.batch_id, 1, 2, results)
         asyncio.get_running_loop().call_soon(self.runtime.on_batch_ran, 0, ran)
+
+    def _die(self, batch_id: int) -> None:
+        self.runtime.on_worker_lost(cast(WorkerLink, self), [batch_id])
+        self.runtime.on_worker_joined(cast(WorkerLink, self))
 
     def send_action(self, wire: Wire) -> None:
         assert wire[0] == "StartInstance"
@@ -173,6 +182,24 @@ def test_failing_front_end_does_not_affect_others(tmp_path: Path) -> None:
         refused = error_of(broken, GatewayConfig(), b"")
         assert refused is not None
         assert (refused.status, refused.reason) == (500, INTERNAL)
+        await rig.runtime.stop()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("runs_functions", "outcome"), [(True, Outcome.FAILED), (False, Outcome.MET)]
+)
+def test_only_a_process_that_runs_functions_dies_of_them(
+    tmp_path: Path, runs_functions: bool, outcome: int
+) -> None:
+    """It dies twice with a request: a worker may well have died of that, a Ray host has not."""
+
+    async def scenario() -> None:
+        rig = Rig(tmp_path)
+        rig.link.hello.runs_functions = runs_functions
+        rig.link.deaths = 2
+        assert await rig.serve(1) == [outcome]
         await rig.runtime.stop()
 
     run(scenario)

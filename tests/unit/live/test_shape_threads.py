@@ -15,7 +15,7 @@ from headgate.config import AppConfig, declare
 from headgate.functions.loader import LoadedFunction, load_function
 from headgate.functions.model import OnnxModel
 from headgate.live.ipc.crash_markers import CrashMarkers
-from headgate.live.pools.ray_actor import RayActor, decode_load
+from headgate.live.ray_host.actor import RayActor, decode_load
 from headgate.live.worker.__main__ import library_threads
 from headgate.live.worker.model_cache import Loader, LoadError, ModelCache
 

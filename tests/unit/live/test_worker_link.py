@@ -10,7 +10,14 @@ import pytest
 
 from headgate.core.actions import StopInstance
 from headgate.core.event_log import to_wire
-from headgate.core.events import InstanceStopped
+from headgate.core.events import (
+    BatchFailed,
+    BatchLost,
+    BatchRefused,
+    Event,
+    InstanceStopped,
+    Refusal,
+)
 from headgate.functions.tensor import Block, TaskInputs, TaskResult, Tensor
 from headgate.live.deployment import NodeSpec
 from headgate.live.ipc.messages import (
@@ -117,6 +124,21 @@ def test_messages_are_sent_in_order() -> None:
         assert len(rig.transport.messages) == 5  # sent at once again
         rig.link.connection_lost(None)
         assert rig.listener.order == ["lost [1, 2]"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "event", [BatchLost(1), BatchFailed(1, "it fails"), BatchRefused(1, Refusal.GONE)]
+)
+def test_a_batch_that_the_worker_gave_up_is_not_lost_again(event: Event) -> None:
+    async def scenario() -> None:
+        rig = Rig()
+        rig.run(1, 5)
+        rig.run(2, 5)
+        rig.link.data_received(frame(EventMessage(to_wire(event))))
+        rig.link.connection_lost(None)
+        assert rig.listener.order == ["event", "lost [2]"]
 
     asyncio.run(scenario())
 

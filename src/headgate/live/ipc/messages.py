@@ -81,12 +81,14 @@ class Hello(Message, tag=4):
     """To a gateway, first, with the descriptor of the worker's shared memory.
 
     `instances` are those that exist now. What becomes of them, and later ones, follow in events.
+    Where functions run in processes of their own, the end of this one is the fault of none of them.
     """
 
     node_id: int
     pid: int
     functions: list[MeasuredFunction]
     instances: list[PresentInstance] = []
+    runs_functions: bool = True
 
 
 @final

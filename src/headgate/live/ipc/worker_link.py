@@ -20,7 +20,7 @@ from typing import Final, Protocol, cast, final
 
 from headgate.core.errors import ConfigError
 from headgate.core.event_log import Wire, from_wire
-from headgate.core.events import BatchLost, BatchRefused, Event
+from headgate.core.events import BatchFailed, BatchLost, BatchRefused, Event
 from headgate.functions.tensor import Block, TaskInputs, TaskResult, Tensor
 from headgate.live.deployment import NodeSpec, socket_path
 from headgate.live.driver import CountFault, ignore_fault
@@ -149,9 +149,13 @@ class WorkerLinks:
         path = str(socket_path(self.run_dir, node.id))
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            # In a thread: a worker sends its `Hello` only after its warm-up, which may take a
-            # while.
-            hello, peer_fd = await loop.run_in_executor(None, _handshake, sock, path)
+            sock.setblocking(False)
+            sock.connect(path)
+            # A worker sends its `Hello` only after its warm-up, which may take a while, and a place
+            # for a node of Ray when a node takes it. Then it is there at once.
+            await _readable(sock)
+            sock.setblocking(True)
+            hello, peer_fd = await loop.run_in_executor(None, _handshake, sock)
             with ExitStack() as unless_linked:
                 unless_linked.callback(os.close, peer_fd)
                 peer_arena = Arena.attach(os.dup(peer_fd), os.fstat(peer_fd).st_size)
@@ -373,7 +377,7 @@ class WorkerLink(asyncio.Protocol):
             event = from_wire(message.wire)
             if not isinstance(event, Event):
                 raise ValueError(f"{message.wire} is not an event")
-            if isinstance(event, BatchRefused):
+            if isinstance(event, BatchRefused | BatchFailed | BatchLost):
                 self._batch_ids.discard(event.batch_id)
             self._notify(self.listener.on_worker_event, self, event)
         elif isinstance(message, Release):
@@ -470,12 +474,27 @@ def _copy_chunk(copies: Copies) -> None:
             copies.appendleft((to[size:], source[size:]))
 
 
-def _handshake(sock: socket.socket, path: str) -> tuple[Hello, int]:
-    """Connect, and wait for the `Hello` of the worker and the descriptor of its shared memory.
+async def _readable(sock: socket.socket) -> None:
+    """Wait until the peer has sent something, or has closed the connection."""
+    loop = asyncio.get_running_loop()
+    readable = loop.create_future()
+
+    def on_readable() -> None:
+        if not readable.done():
+            readable.set_result(None)
+
+    loop.add_reader(sock.fileno(), on_readable)
+    try:
+        await readable
+    finally:
+        loop.remove_reader(sock.fileno())
+
+
+def _handshake(sock: socket.socket) -> tuple[Hello, int]:
+    """Read the `Hello` of the worker and the descriptor of its shared memory.
 
     Reads nothing beyond the `Hello`: the worker may tell of its instances right after it.
     """
-    sock.connect(path)
     head, descriptors, _, _ = socket.recv_fds(sock, LENGTH_BYTES, 1)
     head += _read_exactly(sock, LENGTH_BYTES - len(head))
     size = int.from_bytes(head, "little")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, final
+from importlib.util import find_spec
+from typing import Any, Final, final
 
 from headgate.config import AppConfig
 from headgate.config.providers import Provider
@@ -15,9 +16,7 @@ from headgate.core.errors import ConfigError
 from headgate.core.model import Pool
 from headgate.functions.tensor import Signature
 from headgate.live.deployment import NodeSpec
-from headgate.live.pools.ray_pool import RayMembership, RayNode, check_ray
 from headgate.live.pools.remote_pool import (
-    GRACE_NS,
     CallResult,
     CostSink,
     EndpointNode,
@@ -29,12 +28,14 @@ from headgate.live.pools.remote_pool import (
 )
 from headgate.system.threads import BlockingCalls
 
-if TYPE_CHECKING:
-    from headgate.live.pools.ray_cluster import RayCluster
-
 THREADS_MAX: Final = 256  # concurrent calls per pool; more count as throttled
-STARTS_MAX: Final = 64  # actors of a Ray pool that start or stop at once; more wait
 SWITCH_S: Final = 0.0005  # how long a calling thread may hold the GIL while the event loop waits
+CHECK_S: Final = 2.0  # until a server at an address must respond
+# HTTP/2, which the head of Ray speaks: the greeting of a client, with empty settings. A server
+# begins with its own settings: a frame of type 4.
+_GREETING: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+_SETTINGS: Final = 4
+_FRAME_HEAD_BYTES: Final = 9
 
 
 def check_providers(config: AppConfig, where: str) -> None:
@@ -46,34 +47,42 @@ def check_providers(config: AppConfig, where: str) -> None:
             key = f"pools.{pool.name}.provider"
             raise ConfigError(problem, where=where, key=key, allowed=allowed)
         if provider.kind == "ray":
-            if config.serve.gateways > 1:  # their Backends would not know of each other
-                problem = f"cannot be shared with {pool.name}, a pool on Ray"
-                gateways = config.serve.gateways
-                raise ConfigError(
-                    problem, where=where, key="serve.gateways", value=gateways, allowed="1"
-                )
             check_ray(provider.address, where, f"pools.{pool.name}")
         elif provider.kind != "local":
             _client(pool, provider, hang_s=1.0, where=where)
 
 
-def uses_ray(config: AppConfig) -> bool:
-    """Whether a pool of the application is on Ray."""
-    return any(provider is not None and provider.kind == "ray" for provider in config.providers)
+def check_ray(address: str | None, where: str, key: str) -> None:
+    """Check that Ray is installed, and that there is a head at the address. Raises `ConfigError`.
 
-
-def connect_ray(config: AppConfig, base: str, run_dir: Path) -> RayCluster | None:
-    """Connect to the cluster of the Ray pools; None if there are none. Raises `ConfigError`.
-
-    Blocks for seconds.
+    Ray itself would retry for minutes, and it takes seconds to import.
     """
-    if not uses_ray(config):
-        return None
-    from headgate.live.pools.ray_cluster import RayCluster  # noqa: PLC0415  an extra
+    if find_spec("ray") is None:
+        problem = "needs the extra `ray`: pip install 'headgate[ray]'"
+        raise ConfigError(problem, where=where, key=f"{key}.provider")
+    if address is None or address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    problem = ""
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), CHECK_S) as connection:
+            connection.settimeout(CHECK_S)
+            connection.sendall(_GREETING)
+            head = connection.recv(_FRAME_HEAD_BYTES)
+        if len(head) < 4 or head[3] != _SETTINGS:
+            problem = "another server responds there"
+    except OSError as error:
+        problem = error.strerror or str(error)
+    if problem:
+        raise no_ray_error(problem, where, f"{key}.address", address)
 
-    cluster = RayCluster(config, base, run_dir)
-    cluster.connect()
-    return cluster
+
+def no_ray_error(problem: str, where: str, key: str, address: str) -> ConfigError:
+    """Return the error for an address without Ray."""
+    allowed = "host:port of the head of a cluster that this machine is part of (ray start), auto"
+    return ConfigError(
+        f"there is no Ray: {problem}", where=where, key=key, value=address, allowed=allowed
+    )
 
 
 @final
@@ -89,7 +98,6 @@ class RemotePools:
         signatures: Sequence[Signature],
         *,
         first_node_id: int,
-        ray: RayCluster | None = None,
     ) -> None:
         self.by_pool: dict[int, RemotePool] = {}
         self.warm_keepers: dict[int, WarmKeeper] = {}  # by pool
@@ -99,11 +107,9 @@ class RemotePools:
         self._on_cold_start = on_cold_start
         self._signatures = signatures  # by function id
         self._hang_ns = config.serve.execution_timeout_ns
-        self._nodes: dict[int, EndpointNode | RayNode] = {}
-        self._ray = ray
-        self._membership = None if ray is None else RayMembership(ray)
+        self._nodes: dict[int, EndpointNode] = {}
         for pool, provider in zip(config.app.pools, config.providers, strict=True):
-            if provider is not None and provider.kind != "local":
+            if provider is not None and provider.kind not in ("local", "ray"):
                 self._add(pool, provider, first_node_id + len(self._nodes))
         if self.by_pool:
             # The default switch interval of Python is ten times what the scheduling of a request
@@ -111,26 +117,18 @@ class RemotePools:
             sys.setswitchinterval(SWITCH_S)
 
     def join(self) -> None:
-        """Report the nodes that are up; those of Ray as soon as Ray has named them."""
+        """Report the nodes that are up."""
         for node in self._nodes.values():
-            if isinstance(node, EndpointNode):
-                node.join()
-        if self._membership is not None:
-            self._membership.ask()
+            node.join()
 
     async def stop(self) -> None:
         await asyncio.gather(*(keeper.stop() for keeper in self.warm_keepers.values()))
         for remote_pool in self.by_pool.values():
             remote_pool.stop()
-        if self._membership is not None:
-            await self._membership.stop()
 
     def pools_up(self) -> set[int]:
-        """Return the pools that can run batches: a Ray pool needs a node."""
-        places = () if self._membership is None else self._membership.places
-        on_ray = {place.spec.pool_id for place in places}
-        with_node = {place.spec.pool_id for place in places if place.taken_by is not None}
-        return self.by_pool.keys() - on_ray | with_node
+        """Return the pools that can run batches."""
+        return set(self.by_pool)
 
     def runner_of(
         self, pool_id: int, node_id: int | None
@@ -159,9 +157,6 @@ class RemotePools:
         )
 
     def _add(self, pool: Pool, provider: Provider, first_node_id: int) -> None:
-        if provider.kind == "ray":
-            self._add_ray(pool, first_node_id)
-            return
         hang_s = self._hang_ns / 1e9
         client = _client(pool, provider, hang_s=hang_s, where="the application")
         if pool.faas is not None:
@@ -189,30 +184,7 @@ class RemotePools:
                 node, self._app, self._signatures, remote_pool, endpoints.ping, self._listener
             )
 
-    def _add_ray(self, pool: Pool, first_node_id: int) -> None:
-        cluster, membership = self._ray, self._membership
-        assert cluster is not None and membership is not None, "the gateway connects first"
-        # A call has the timeout itself, and then knows that its actor was killed.
-        remote_pool = self._make_pool(pool, cluster.call, grace_ns=GRACE_NS)
-        threads = BlockingCalls(STARTS_MAX, asyncio.get_running_loop())
-        for number in range(pool.nodes):
-            spec = NodeSpec(first_node_id + number, pool.id, f"{pool.name}{number + 1}", [])
-            node = RayNode(
-                spec, self._app, remote_pool, cluster, threads, self._listener, membership.doubt
-            )
-            self._nodes[spec.id] = node
-            membership.places.append(node)
-        remote_pool.on_returned = self._on_ray_returned
-
-    def _on_ray_returned(self, call: RemoteCall, outcome: CallResult) -> None:
-        assert call.node_id is not None
-        node = self._nodes[call.node_id]
-        assert isinstance(node, RayNode)
-        node.on_returned(call, outcome)
-
-    def _make_pool(
-        self, pool: Pool, call: Callable[[RemoteCall], CallResult], *, grace_ns: int = 0
-    ) -> RemotePool:
+    def _make_pool(self, pool: Pool, call: Callable[[RemoteCall], CallResult]) -> RemotePool:
         threads = BlockingCalls(_threads(pool), asyncio.get_running_loop())
         remote_pool = RemotePool(
             pool,
@@ -221,14 +193,14 @@ class RemotePools:
             self._costs,
             self._on_cold_start,
             threads,
-            hang_ns=self._hang_ns + grace_ns,
+            hang_ns=self._hang_ns,
         )
         self.by_pool[pool.id] = remote_pool
         return remote_pool
 
     def _on_unreachable(self, call: RemoteCall) -> None:
         node = None if call.node_id is None else self._nodes[call.node_id]
-        if isinstance(node, EndpointNode):
+        if node is not None:
             node.mark_unreachable(call)
 
 

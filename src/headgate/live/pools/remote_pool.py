@@ -80,8 +80,6 @@ class RemoteCall:
     traceparent: str | None
     tenant: str | None
     shares: Shares
-    instance_id: int | None = None  # None: the platform picks one
-    shape_id: int = 0
 
     def time_left_ms(self, now_ns: int) -> float | None:
         """Return the time until the deadline; None if there is none."""
@@ -111,8 +109,6 @@ def make_remote_call(
         traceparent_of(batch_calls),
         app.clients[tenants.pop()].name if len(tenants) == 1 else None,
         tuple((call.pipeline_id, call.client_id, call.items) for call in batch_calls),
-        action.instance_id,
-        action.shape_id,
     )
 
 
@@ -203,8 +199,6 @@ class RemotePool:
         self.running: Counter[str] = Counter()  # calls in flight by function
         # The target does not exist or denies access.
         self.on_unreachable: Callable[[RemoteCall], None] | None = None
-        # The call is over, also if it was given up before. Its result has been reported.
-        self.on_returned: Callable[[RemoteCall, CallResult], None] | None = None
         self._loop = asyncio.get_running_loop()
         self._in_flight: dict[int, tuple[RemoteCall, int, asyncio.TimerHandle]] = {}  # by batch
         self._next_warning_s = 0.0
@@ -217,10 +211,7 @@ class RemotePool:
         """Run a batch. It results in exactly one event, later."""
         if not self.threads.free:
             problem = f"{self.threads.count_max} calls are in flight already"
-            refused = Refused(Refusal.THROTTLED, problem)
-            self._finish(call, refused, 0)
-            if self.on_returned is not None:
-                self.on_returned(call, refused)
+            self._finish(call, Refused(Refusal.THROTTLED, problem), 0)
             return
         limit_ns = self.hang_ns
         if call.is_hard:
@@ -228,7 +219,8 @@ class RemotePool:
         timer = self._loop.call_later(limit_ns / 1e9, self._time_out, call.batch_id)
         self._in_flight[call.batch_id] = (call, now_ns, timer)
         self.running[call.function] += 1
-        self.threads.submit(partial(self.call, call), partial(self._on_return, call), _failed)
+        done = partial(self._end, call.batch_id)
+        self.threads.submit(partial(self.call, call), done, _failed)
 
     def warn(self, text: str) -> None:
         """Log a warning about the pool, rate-limited: repetitions are logged at debug level."""
@@ -247,11 +239,6 @@ class RemotePool:
 
     def _time_out(self, batch_id: int) -> None:
         self._end(batch_id, Lost("no response in time"))
-
-    def _on_return(self, call: RemoteCall, outcome: CallResult) -> None:
-        self._end(call.batch_id, outcome)
-        if self.on_returned is not None:
-            self.on_returned(call, outcome)
 
     def _end(self, batch_id: int, outcome: CallResult) -> None:
         sent = self._in_flight.pop(batch_id, None)

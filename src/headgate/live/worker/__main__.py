@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import socket
 from contextlib import suppress
 from pathlib import Path
 
 from headgate.core.model import App
-from headgate.live.deployment import NodeSpec, read_deployment, socket_path
+from headgate.live.deployment import NodeSpec, listen, read_deployment, socket_path
 from headgate.live.telemetry import logs
 from headgate.live.telemetry.logs import exit_process
 from headgate.system.process import set_parent_death_signal, thread_variables
@@ -31,7 +30,7 @@ def main() -> int:
     logs.configure(config.serve, f"worker {node.name}")
     may_spin = deployment.may_spin(config.serve.gateways)  # counted before the process is pinned
     _configure_process(node, config.app)
-    listener = _listen(socket_path(run_dir, node.id))
+    listener = listen(socket_path(run_dir, node.id))
 
     from headgate.live.worker.server import Server  # noqa: PLC0415  imports NumPy: after the above
 
@@ -84,19 +83,6 @@ def library_threads(app: App, pool_id: int, cores: int) -> int:
         for times in variant.shapes
     ]
     return max(counts, default=cores)
-
-
-def _listen(path: Path) -> socket.socket:
-    """Listen on a socket that only our own user can connect to."""
-    path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    mask = os.umask(0o177)
-    try:
-        listener.bind(str(path))
-    finally:
-        os.umask(mask)
-    listener.listen()
-    return listener
 
 
 if __name__ == "__main__":

@@ -124,53 +124,15 @@ class BatchJob(Job):
 
     def run(self) -> None:
         runner = self.runner
-        if self.begun is not None and any(task.run_once_key for task in self.tasks):
-            new, begun_before = self._enter(self.begun, self.tasks)
-            results = (runner.run(new) if new else []) + begun_before
-        else:
-            results = runner.run(self.tasks)
-        _share_outputs(results, self.connection.arena)
+        new, begun_before = enter_begun(self.begun, self.tasks)
+        results = (runner.run(new) if new else []) + begun_before
+        share_outputs(results, self.connection.arena)
         ended_ns = monotonic_ns()
         runner.mean_exec_ns += (ended_ns - self.began_ns - runner.mean_exec_ns) / 8
         for task in self.tasks:
             task.inputs.clear()
         batch_id = self.action.batch_id
-        returned = self.connection.take_released()
-        self.reply = self._frame(BatchRan(batch_id, self.began_ns, ended_ns, results, returned))
-
-    @staticmethod
-    def _enter(
-        begun: BegunRequests, tasks: list[TaskInputs]
-    ) -> tuple[list[TaskInputs], list[TaskResult]]:
-        """Return the tasks that may run, and the results of those that have begun before."""
-        new: list[TaskInputs] = []
-        begun_before: list[TaskResult] = []
-        for task in tasks:
-            if not task.run_once_key or begun.try_begin(task.run_once_key):
-                new.append(task)
-            else:
-                begun_before.append(TaskResult(task.task_id, [], OUTCOME_UNKNOWN, 503))
-        return new, begun_before
-
-    def _frame(self, ran: BatchRan) -> bytes:
-        """Encode the results. A result that cannot be encoded, or has no room, fails on its own."""
-        try:
-            return frame(ran)
-        except Exception:  # sizes are computed only if encoding all at once has failed
-            bytes_left = MESSAGE_BYTES_MAX
-            bytes_left -= PROBLEM_BYTES_MAX * (1 + len(ran.results) + len(ran.released))
-            for index, result in enumerate(ran.results):
-                size, problem = _framed_bytes(result)
-                if size > bytes_left:
-                    problem = f"its outputs of {size} bytes exceed the size limit of the reply"
-                if problem:
-                    for tensor in result.outputs:
-                        if isinstance(tensor.data, Block):
-                            self.connection.arena.free(tensor.data.offset)
-                    ran.results[index] = TaskResult(result.task_id, [], problem, 500)
-                else:
-                    bytes_left -= size
-            return frame(ran)
+        self.reply = ran_message(self.connection, batch_id, self.began_ns, ended_ns, results)
 
     def on_done(self) -> None:
         self.callback(self)
@@ -250,13 +212,60 @@ class TrialJob(Job):
         self.loader.end_trial(self.variant, reason)
 
 
-def _share_outputs(results: list[TaskResult], arena: Arena) -> None:
+def enter_begun(
+    begun: BegunRequests | None, tasks: list[TaskInputs]
+) -> tuple[list[TaskInputs], list[TaskResult]]:
+    """Return the tasks that may run, and the results of those that have begun before."""
+    if begun is None or not any(task.run_once_key for task in tasks):
+        return tasks, []
+    new: list[TaskInputs] = []
+    begun_before: list[TaskResult] = []
+    for task in tasks:
+        if not task.run_once_key or begun.try_begin(task.run_once_key):
+            new.append(task)
+        else:
+            begun_before.append(TaskResult(task.task_id, [], OUTCOME_UNKNOWN, 503))
+    return new, begun_before
+
+
+def share_outputs(results: list[TaskResult], arena: Arena) -> None:
     """Move large outputs into shared memory."""
     for result in results:
         for tensor in result.outputs:
             if isinstance(tensor.data, memoryview) and tensor.data.nbytes >= INLINE_BYTES_MAX:
                 # None: the arena is full, and the tensor is sent inside the message.
                 tensor.data = arena.allocate(tensor.data) or tensor.data
+
+
+def ran_message(
+    connection: GatewayConnection,
+    batch_id: int,
+    began_ns: int,
+    ended_ns: int,
+    results: list[TaskResult],
+) -> bytes:
+    """Encode the results of a batch, with the blocks that it has released.
+
+    A result that cannot be encoded, or has no room, fails on its own.
+    """
+    ran = BatchRan(batch_id, began_ns, ended_ns, results, connection.take_released())
+    try:
+        return frame(ran)
+    except Exception:  # sizes are computed only if encoding all at once has failed
+        bytes_left = MESSAGE_BYTES_MAX
+        bytes_left -= PROBLEM_BYTES_MAX * (1 + len(ran.results) + len(ran.released))
+        for index, result in enumerate(ran.results):
+            size, problem = _framed_bytes(result)
+            if size > bytes_left:
+                problem = f"its outputs of {size} bytes exceed the size limit of the reply"
+            if problem:
+                for tensor in result.outputs:
+                    if isinstance(tensor.data, Block):
+                        connection.arena.free(tensor.data.offset)
+                ran.results[index] = TaskResult(result.task_id, [], problem, 500)
+            else:
+                bytes_left -= size
+        return frame(ran)
 
 
 def _framed_bytes(result: TaskResult) -> tuple[int, str]:

@@ -1,10 +1,12 @@
-"""A live node: the `Backend` of the core decides, threads do the work.
+"""A node that several gateways share: their actions go to one `Backend`, and its events to them.
 
-It is the counterpart of the simulator's node, action by action. Instances belong to the worker:
-every gateway learns of them, whoever started them, and may use and stop them. So a gateway that
-disconnects stops nothing. Its held batches are dropped, and the results of those that run; its
-instances stay for the other gateways, or for the next one. Ids of instances and batches are unique
-across gateways: each has a range of its own.
+Instances belong to the node: every gateway learns of them, whoever started them, and may use and
+stop them. So a gateway that disconnects stops nothing. Its held batches are dropped, and the
+results of those that run; its instances stay for the other gateways, or for the next one. Ids of
+instances and batches are unique across gateways: each has a range of its own.
+
+What carries out the orders is up to the subclass: threads of a worker (`WorkerNode`, here), or
+actors of Ray. Both are counterparts of the simulator's node, action by action.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from headgate.core.backend import (
     SchedulerLeft,
 )
 from headgate.core.clock import NEVER_NS
+from headgate.core.event_log import from_wire
 from headgate.core.events import (
     BatchRefused,
     Event,
@@ -51,12 +54,16 @@ from headgate.core.events import (
 )
 from headgate.core.model import App, Compute, Pool, Variant
 from headgate.functions.loader import LoadedFunction
-from headgate.functions.tensor import TaskInputs
+from headgate.functions.tensor import Signature, TaskInputs
 from headgate.live.ipc.messages import (
+    ActionMessage,
+    AnyMessage,
+    ForgetMemory,
     FunctionLoaded,
     InstanceStage,
     MeasuredFunction,
     PresentInstance,
+    Release,
     RunBatch,
     frame,
 )
@@ -70,31 +77,61 @@ _LOG: Final = logging.getLogger(__name__)
 SHORT_NS: Final = 5_000_000  # with one slot, nothing waits for the reading thread meanwhile
 
 
-@final
 @dataclass(eq=False)
-class WorkerNode:
+class SharedNode:
     """Executes the actions of all gateways. Calls must be serialised."""
 
     id: int
     pool: Pool
     app: App
-    run_dir: Path
-    model_cache: ModelCache
-    loader: Loader
     measured: dict[int, MeasuredFunction]  # by variant id; updated here
-    executor: Executor
-    hang_ns: int
-    begun: BegunRequests
 
     def __post_init__(self) -> None:
         self.backend = Backend(self.pool, self.app.variants)
         self._connections: dict[GatewayConnection, None] = {}  # a set, in order of arrival
-        self._loaded: dict[int, tuple[Variant, LoadedFunction]] = {}  # by instance
         # By batch that has not begun: its gateway and its inputs.
         self._held: dict[int, tuple[GatewayConnection, list[TaskInputs]]] = {}
         # By instance that has not started: the gateway that ordered it, which may have left.
         self._starters: dict[int, GatewayConnection] = {}
-        self._idle_timers: deque[IdleTimer] = deque()  # the next one first
+
+    def _begin(self, action: Action) -> None:
+        """Begin a batch, a start or a load; hand its end to the `Backend` later."""
+        raise NotImplementedError
+
+    def _add_timer(self, timer: IdleTimer) -> None:
+        """Hand the timer to the `Backend` when it is due."""
+        raise NotImplementedError
+
+    def _is_loaded(self, instance_id: int) -> bool:
+        """Whether an instance has started."""
+        raise NotImplementedError
+
+    def _size_bytes(self, variant: Variant) -> int:
+        """Return the size of a model, declared or measured; 0 if it is unknown."""
+        raise NotImplementedError
+
+    def _load_block_reason(self, start: StartInstance) -> str:
+        """Return why a function must not be loaded now."""
+        return ""
+
+    def on_message(self, connection: GatewayConnection, message: AnyMessage) -> None:
+        """Handle a message of a gateway. Raises `ValueError` or `ConfigError` for invalid ones."""
+        if type(message) is RunBatch:
+            self.dispatch(connection, message)
+        elif isinstance(message, Release):
+            for block in message.blocks:
+                if not isinstance(block, int):
+                    raise ValueError(f"{block} is not in the memory of this worker")
+                connection.arena.free(block)
+        elif isinstance(message, ActionMessage):
+            action = from_wire(message.wire)
+            if not isinstance(action, Action):
+                raise ValueError(f"{type(action).__name__} is not an action")
+            self.execute(connection, action)
+        elif isinstance(message, ForgetMemory):
+            connection.forget_memory(message.memory_id)
+        else:
+            raise ValueError(f"{type(message).__name__} is not for a worker")
 
     def add_gateway(self, connection: GatewayConnection) -> None:
         """Accept actions of a gateway, and tell it of every instance from now on."""
@@ -118,7 +155,7 @@ class WorkerNode:
     def _stage(self, instance: ResidentInstance) -> InstanceStage:
         if instance.stop_reason:
             return "stopping"
-        if instance.id not in self._loaded:
+        if not self._is_loaded(instance.id):
             return "starting"
         return "ready" if instance.is_ready or instance.running else "evicted"
 
@@ -182,7 +219,7 @@ class WorkerNode:
             self._handle(EvictWeights(instance_id, self.id))
         elif isinstance(action, StopInstance):
             self._stop_instance(connection, instance_id)
-        elif instance_id in self.backend.instances and instance_id not in self._loaded:
+        elif instance_id in self.backend.instances and not self._is_loaded(instance_id):
             raise ValueError(f"instance {instance_id} has not been started yet")
         else:
             self._handle(LoadWeights(instance_id, self.id))
@@ -220,7 +257,7 @@ class WorkerNode:
             for each in self.backend.instances.values()
             if self._stage(each) not in ("stopping", "evicted") and not each.is_evicting
         ]
-        size_bytes = self.model_cache.size_bytes
+        size_bytes = self._size_bytes
         return sum(map(size_bytes, staying)) + size_bytes(variant) <= self.pool.memory_bytes
 
     def _refuse_start(self, connection: GatewayConnection, instance_id: int) -> None:
@@ -243,6 +280,104 @@ class WorkerNode:
                 if other is not connection:
                     other.report(InstanceStopped(instance_id, STOPPED))
 
+    def _handle(self, message: Message) -> None:
+        self._apply(self.backend.handle(monotonic_ns(), message))
+
+    def _apply(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, IdleTimer):
+                self._add_timer(effect)
+            elif isinstance(effect, Event):
+                self._report(effect)
+            else:
+                self._begin(effect)
+
+    def _report(self, event: Event) -> None:
+        """Report an event of the Backend."""
+        if isinstance(event, BatchRefused):
+            connection, _ = self._held.pop(event.batch_id)
+            if connection in self._connections:
+                connection.report(event)
+            return
+        assert isinstance(event, InstanceStopped | InstanceUseChanged | WeightsEvicted)
+        self._report_instance(event)
+
+    def _end_batch(self, action: Dispatch, connection: GatewayConnection, message: bytes) -> None:
+        """Tell a gateway how its batch has ended, unless it has left."""
+        effects = self.backend.handle(monotonic_ns(), Ended(action))
+        if connection in self._connections:
+            connection.send(message)
+        self._apply(effects)
+
+    def _end_start(self, action: StartInstance, problem: str, signature: Signature) -> None:
+        """Report that an instance has started, or why it could not. `signature` is its own."""
+        variant = self.app.variants[action.variant_id]
+        measured = self.measured.get(variant.id)
+        effects = self.backend.handle(monotonic_ns(), Ended(action, bool(problem)))
+        if problem:
+            if measured is not None:
+                measured.problem = problem
+            self._report_instance(InstanceStopped(action.instance_id, problem))
+        else:
+            self._report_started(variant, action)
+            if measured is not None and measured.problem:
+                measured.problem, measured.signature = "", signature
+                _LOG.info("%s: loaded after earlier failures", variant.name)
+                for connection in self._connections:
+                    connection.send(frame(FunctionLoaded(measured)))
+        self._apply(effects)
+
+    def _end_load(self, action: LoadWeights) -> None:
+        effects = self.backend.handle(monotonic_ns(), Ended(action))
+        self._report_instance(WeightsLoaded(action.instance_id))
+        self._apply(effects)
+
+    def _report_instance(
+        self, event: InstanceStopped | InstanceUseChanged | WeightsEvicted | WeightsLoaded
+    ) -> None:
+        """Tell every gateway what has become of an instance."""
+        if isinstance(event, InstanceStopped):
+            self._starters.pop(event.instance_id, None)
+        for connection in self._connections:
+            connection.report(event)
+
+    def _report_started(self, variant: Variant, action: StartInstance) -> None:
+        """Tell every gateway of a new instance; the one that ordered it waits for its start."""
+        instance_id, shape_id = action.instance_id, action.shape_id
+        starter = self._starters.pop(instance_id, None)
+        for connection in self._connections:
+            if connection is starter:
+                connection.report(InstanceStarted(instance_id, self.id))
+            else:
+                connection.report(InstanceAppeared(instance_id, variant.id, self.id, shape_id))
+
+
+@final
+@dataclass(eq=False)
+class WorkerNode(SharedNode):
+    """Carries out the orders of a `SharedNode` in threads of this process."""
+
+    run_dir: Path
+    model_cache: ModelCache
+    loader: Loader
+    executor: Executor
+    hang_ns: int
+    begun: BegunRequests
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._loaded: dict[int, tuple[Variant, LoadedFunction]] = {}  # by instance
+        self._idle_timers: deque[IdleTimer] = deque()  # the next one first
+
+    def _is_loaded(self, instance_id: int) -> bool:
+        return instance_id in self._loaded
+
+    def _size_bytes(self, variant: Variant) -> int:
+        return self.model_cache.size_bytes(variant)
+
+    def _add_timer(self, timer: IdleTimer) -> None:
+        insort(self._idle_timers, timer, key=lambda timer: timer.at_ns)
+
     def _load_block_reason(self, start: StartInstance) -> str:
         """Return why a function must not be loaded now; may begin a trial, which uses no slot."""
         variant = self.app.variants[start.variant_id]
@@ -254,18 +389,6 @@ class WorkerNode:
                 TrialJob(variant, self.loader, self.run_dir, limit_ns, memory_bytes)
             )
         return reason
-
-    def _handle(self, message: Message) -> None:
-        self._apply(self.backend.handle(monotonic_ns(), message))
-
-    def _apply(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            if isinstance(effect, IdleTimer):
-                insort(self._idle_timers, effect, key=lambda timer: timer.at_ns)
-            elif isinstance(effect, Event):
-                self._report(effect)
-            else:
-                self._begin(effect)
 
     def _begin(self, action: Action) -> None:
         if isinstance(action, Dispatch):
@@ -290,37 +413,17 @@ class WorkerNode:
         )
 
     def _on_batch_done(self, job: BatchJob) -> None:
-        effects = self.backend.handle(monotonic_ns(), Ended(job.action))
-        if job.connection in self._connections:
-            job.connection.send(job.reply)
-        self._apply(effects)
+        self._end_batch(job.action, job.connection, job.reply)
 
     def _on_prepared(self, job: PrepareJob) -> None:
         action = job.action
-        instance_id = action.instance_id
-        has_failed = isinstance(action, StartInstance) and job.loaded is None
-        effects = self.backend.handle(monotonic_ns(), Ended(action, has_failed))
         if isinstance(action, LoadWeights):
-            self._report_instance(WeightsLoaded(instance_id))
+            self._end_load(action)
         elif job.loaded is None:
-            if job.variant.id in self.measured:
-                self.measured[job.variant.id].problem = job.error
-            self._report_instance(InstanceStopped(instance_id, job.error))
+            self._end_start(action, job.error, Signature())
         else:
-            self._loaded[instance_id] = (job.variant, job.loaded)
-            self._report_started(job.variant, action)
-            self._report_recovered(job.variant, job.loaded)
-        self._apply(effects)
-
-    def _report_recovered(self, variant: Variant, loaded: LoadedFunction) -> None:
-        """If a function had failed to load before, send its signature to every gateway."""
-        measured = self.measured.get(variant.id)
-        if measured is not None and measured.problem:
-            measured.problem = ""
-            measured.signature = loaded.runner.signature
-            _LOG.info("%s: loaded after earlier failures", variant.name)
-            for connection in self._connections:
-                connection.send(frame(FunctionLoaded(measured)))
+            self._loaded[action.instance_id] = (job.variant, job.loaded)
+            self._end_start(action, "", job.loaded.runner.signature)
 
     def next_timer_ns(self) -> int:
         return self._idle_timers[0].at_ns if self._idle_timers else NEVER_NS
@@ -332,12 +435,6 @@ class WorkerNode:
 
     def _report(self, event: Event) -> None:
         """Report an event of the Backend, and free what the worker kept for what is over."""
-        if isinstance(event, BatchRefused):
-            connection, _ = self._held.pop(event.batch_id)
-            if connection in self._connections:
-                connection.report(event)
-            return
-        assert isinstance(event, InstanceStopped | InstanceUseChanged | WeightsEvicted)
         if isinstance(event, InstanceStopped) and event.instance_id in self._loaded:
             variant, loaded = self._loaded.pop(event.instance_id)
             if self.is_draining:
@@ -345,23 +442,4 @@ class WorkerNode:
             else:  # whoever stopped it wants the memory back
                 limit_ns = LOAD_TIMEOUT_FACTOR * self.hang_ns
                 self.executor.submit(UnloadJob(variant, loaded, self.model_cache, limit_ns))
-        self._report_instance(event)
-
-    def _report_instance(
-        self, event: InstanceStopped | InstanceUseChanged | WeightsEvicted | WeightsLoaded
-    ) -> None:
-        """Tell every gateway what has become of an instance."""
-        if isinstance(event, InstanceStopped):
-            self._starters.pop(event.instance_id, None)
-        for connection in self._connections:
-            connection.report(event)
-
-    def _report_started(self, variant: Variant, action: StartInstance) -> None:
-        """Tell every gateway of a new instance; the one that ordered it waits for its start."""
-        instance_id, shape_id = action.instance_id, action.shape_id
-        starter = self._starters.pop(instance_id, None)
-        for connection in self._connections:
-            if connection is starter:
-                connection.report(InstanceStarted(instance_id, self.id))
-            else:
-                connection.report(InstanceAppeared(instance_id, variant.id, self.id, shape_id))
+        super()._report(event)

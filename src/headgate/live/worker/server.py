@@ -27,20 +27,11 @@ from time import monotonic_ns
 from typing import Final, final
 
 from headgate.config.options import AppConfig
-from headgate.core.actions import Action
 from headgate.core.clock import NEVER_NS
 from headgate.core.errors import ConfigError
-from headgate.core.event_log import from_wire
 from headgate.live.deployment import NodeSpec
 from headgate.live.ipc.crash_markers import CrashMarkers
-from headgate.live.ipc.messages import (
-    ActionMessage,
-    AnyMessage,
-    ForgetMemory,
-    Hello,
-    Release,
-    RunBatch,
-)
+from headgate.live.ipc.messages import AnyMessage, Hello, RunBatch
 from headgate.live.telemetry.logs import HUNG_EXIT, exit_process
 from headgate.live.worker.begun_requests import BegunRequests, create_memory
 from headgate.live.worker.connection import UNSENT_BYTES_MAX, GatewayConnection
@@ -103,10 +94,10 @@ class Server:
             spec.id,
             pool,
             app,
+            self._warmup.measured,
             run_dir,
             self._model_cache,
             loader,
-            self._warmup.measured,
             self._executor,
             hang_ns,
             BegunRequests(create_memory() if begun_fd is None else begun_fd),
@@ -232,21 +223,7 @@ class Server:
     def _on_message(self, connection: GatewayConnection, message: AnyMessage) -> None:
         if type(message) is RunBatch:
             self._is_single_request = len(message.tasks) == 1
-            self._node.dispatch(connection, message)
-        elif isinstance(message, Release):
-            for block in message.blocks:
-                if not isinstance(block, int):
-                    raise ValueError(f"{block} is not in the memory of this worker")
-                connection.arena.free(block)
-        elif isinstance(message, ActionMessage):
-            action = from_wire(message.wire)
-            if not isinstance(action, Action):
-                raise ValueError(f"{type(action).__name__} is not an action")
-            self._node.execute(connection, action)
-        elif isinstance(message, ForgetMemory):
-            connection.forget_memory(message.memory_id)
-        else:
-            raise ValueError(f"{type(message).__name__} is not for a worker")
+        self._node.on_message(connection, message)
 
     def _flush(self, connection: GatewayConnection) -> None:
         """Write what is pending, and stop reading from a gateway with too much unread output."""

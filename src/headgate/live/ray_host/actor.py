@@ -1,6 +1,6 @@
-"""One instance of a function in a process of Ray, and the messages between it and the gateway.
+"""One instance of a function in a process of Ray, and the messages between it and its host.
 
-The gateway starts the class as a Ray actor, on the node that the Scheduler chose. Inside, batches
+The host starts the class as a Ray actor, on the node that the Scheduler chose. Inside, batches
 run as in a local worker: `functions.batch_runner` is the same. This module does not import Ray.
 
 A message is MessagePack, as between a gateway and a worker. Large tensors are left out of it and
@@ -8,7 +8,7 @@ travel beside it as arrays of bytes, which Ray writes into its object store and 
 of the reader: nothing but the copy into the store is copied on one node.
 
 What a function logs stays in the files of Ray, on a machine that nobody looks at. So warnings and
-errors come back with the next reply, and the gateway logs them.
+errors come back with the next reply, and the host logs them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from headgate.core.errors import ConfigError
 from headgate.functions.arrays import Array
 from headgate.functions.batch_runner import BatchRunner
 from headgate.functions.loader import load_runner
-from headgate.functions.tensor import Block, TaskInputs, TaskResult, Tensor
+from headgate.functions.tensor import Block, Signature, TaskInputs, TaskResult, Tensor
 from headgate.live.ipc.messages import MeasuredFunction
 from headgate.live.worker.model_cache import failure_reason
 from headgate.live.worker.warmup import BUDGET_NS, MeasuredSizes
@@ -60,6 +60,7 @@ class LoadReply(Struct, array_like=True):
     problem: str = ""  # why it could not be loaded: exception type and message, in one line
     trace: str = ""  # with its traceback
     records: list[LogRecord] = []
+    signature: Signature = Signature()
 
 
 @final
@@ -99,6 +100,7 @@ class RayActor:
             name = variant.name
             cores = variant.shapes[self._shape_id].shape.cores
             self._runner = load_runner(config.app, config.sources, self._base, variant, cores)
+            reply.signature = self._runner.signature
         except BaseException as error:  # a model may raise anything
             reply.problem = failure_reason(error, name)
             # The text of a `ConfigError` is complete, but its cause may be in the user's code.
@@ -131,7 +133,7 @@ class RayActor:
         return _ENCODER.encode(BatchReply(took_ns, results, self._records.take())), arrays
 
     def wait(self) -> None:
-        """Never return. The call ends with the actor, which is how the gateway learns of that."""
+        """Never return. The call ends with the actor, which is how the host learns of that."""
         Event().wait()
 
     def unload(self) -> None:

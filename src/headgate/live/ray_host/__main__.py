@@ -1,6 +1,10 @@
-"""The Ray cluster of a gateway: the only module that imports Ray.
+"""The Ray host, `python -m headgate.live.ray_host RUN_DIR`: the only module that imports Ray.
 
-All methods block, so the event loop never calls them: it uses threads (`BlockingCalls`). A process
+It has the nodes of all Ray pools (`ray_host.node`), for all gateways, and the connection to Ray.
+Functions are loaded and measured once, before the first gateway gets its `Hello`. What was measured
+is kept for the next host of the same server, which would lose time with it.
+
+All methods of `RayCluster` block, so the event loop never calls them: it uses threads. A process
 can be connected to one cluster only, and all Ray pools of an application are on it. Without an
 address, an embedded Ray of one node is started; its processes are children of this one.
 
@@ -17,9 +21,14 @@ address, an embedded Ray of one node is started; its processes are children of t
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import logging
+import os
+import signal
 import socket
-from collections.abc import Collection
+import sys
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Event, Lock, Thread
@@ -28,6 +37,7 @@ from typing import Any, Final, final
 
 import ray
 import ray._private.worker as ray_worker  # its output is redirected
+from msgspec.msgpack import Decoder, Encoder
 from ray._private import auto_init_hook
 from ray.exceptions import (
     ActorUnavailableError,
@@ -47,9 +57,13 @@ from headgate.core.errors import ConfigError
 from headgate.core.events import Refusal
 from headgate.core.model import UNLIMITED, Pool, Shape, Variant
 from headgate.functions.error_text import error_text, sendable
-from headgate.functions.tensor import Signature
+from headgate.functions.tensor import Signature, TaskInputs
+from headgate.live.deployment import NodeSpec, is_on_ray, listen, read_deployment, socket_path
 from headgate.live.ipc.messages import MeasuredFunction
-from headgate.live.pools.ray_actor import (
+from headgate.live.model_registry import measured_on_ray
+from headgate.live.pools.registry import no_ray_error
+from headgate.live.pools.remote_pool import CallResult, Done, Failed, Lost, Refused
+from headgate.live.ray_host.actor import (
     LogRecord,
     RayActor,
     decode_load,
@@ -57,18 +71,38 @@ from headgate.live.pools.ray_actor import (
     pack_tasks,
     unpack_reply,
 )
-from headgate.live.pools.ray_pool import ClusterNode, OnActorGone, StartFailure, no_ray_error
-from headgate.live.pools.remote_pool import CallResult, Done, Failed, Lost, Refused, RemoteCall
+from headgate.live.ray_host.node import (
+    ClusterNode,
+    Enter,
+    OnActorGone,
+    Place,
+    RayMembership,
+    RayNode,
+    StartResult,
+)
+from headgate.live.supervisor import BAD_CONFIGURATION, HEARTBEAT, problems_line
+from headgate.live.telemetry import logs
+from headgate.live.telemetry.logs import exit_process
+from headgate.live.worker.begun_requests import BegunRequests, create_memory
 from headgate.live.worker.model_cache import LOAD_TIMEOUT_FACTOR
+from headgate.system.process import restore_signal_handler, set_parent_death_signal
+from headgate.system.threads import BlockingCalls, run_in_daemon_thread
 
 CONNECT_S: Final = 120.0  # an embedded Ray starts in seconds; on a busy machine it takes longer
 CLOSE_S: Final = 10.0
 UNLOAD_S: Final = 10.0
+NODE_POLL_S: Final = 0.5  # while the cluster has no node for a pool
 REACH_S: Final = 1.0  # until a raylet must accept a connection
 OBJECT_STORE_BYTES_MIN: Final = 128 << 20  # of an embedded Ray, which demands at least 75 MB
 # What Ray appends to its temporary directory: a session, and in it the longest name of a socket.
 SOCKET_CHARS: Final = len("/session_2000-01-01_00-00-00_000000_1234567/sockets/plasma_store")
 SOCKET_PATH_MAX: Final = 107
+HEARTBEAT_S: Final = 0.5
+STARTS_MAX: Final = 64  # actors that start or stop at once; more wait
+# The default switch interval of Python is ten times what the scheduling of a request takes, and
+# calls use much CPU time.
+SWITCH_S: Final = 0.0005
+MEASURED: Final = "ray-measured"  # a file in the run directory
 _MESSAGE_CHARS_MAX: Final = 500
 _LOG: Final = logging.getLogger(__name__)
 _RAY_LOG: Final = logging.getLogger(f"{__name__}.messages")
@@ -131,19 +165,19 @@ class RayCluster:
         shape_id: int,
         node_id: str,
         on_gone: OnActorGone,
-    ) -> StartFailure:
+    ) -> StartResult:
         """Start an actor and load its function; call `on_gone`, in some thread, when it ends."""
         actor = self._make_actor(variant, pool, shape_id, node_id)
         with self._lock:
             self._actors[instance_id] = actor
-        failure = self._load(actor, variant)
-        if failure.reason:
+        result = self._load(actor, variant)
+        if result.problem:
             self.stop(instance_id)
         else:
             actor.wait.remote().future().add_done_callback(
                 lambda ended: _report_end(ended, on_gone)
             )
-        return failure
+        return result
 
     def stop(self, instance_id: int, *, unloads: bool = False) -> None:
         """Kill an actor; with `unloads`, let its model unload first."""
@@ -157,44 +191,47 @@ class RayCluster:
         with suppress(RayError, ValueError):  # the actor or the connection is gone
             ray.kill(actor, no_restart=True)
 
-    def call(self, call: RemoteCall) -> CallResult:
-        """Run a batch on the actor of its instance and wait for its result. Never raises."""
-        assert call.instance_id is not None
+    def call(
+        self, instance_id: int, function: str, tasks: list[TaskInputs], enter: Enter
+    ) -> CallResult:
+        """Run a batch on the actor of an instance and wait for its result. Never raises."""
         with self._lock:
-            actor = self._actors.get(call.instance_id)
+            actor = self._actors.get(instance_id)
         if actor is None:
-            return Refused(Refusal.GONE, f"instance {call.instance_id} has ended")
+            return Refused(Refusal.GONE, f"instance {instance_id} has ended")
         try:
-            message, arrays = pack_tasks(call.tasks)
-            large = [ray.put(array) for array in arrays]
+            packed = _put(tasks)
         except (ObjectStoreFullError, OutOfDiskError) as error:
             return Refused(Refusal.BUSY, f"the object store is full: {_first_line(error)}")
         try:
+            new, begun_before = enter(tasks)
+            if not new:
+                return Done(begun_before, 0)
+            message, large = _put(new) if begun_before else packed
             reply = unpack_reply(ray.get(actor.run.remote(message, *large), timeout=self._hang_s))
         except GetTimeoutError:
-            self.stop(call.instance_id)
-            return Lost(f"a batch of {call.function!r} hung: its actor is killed", node_died=True)
+            self.stop(instance_id)
+            return Lost(f"a batch of {function!r} hung: its actor is killed", node_died=True)
         except RayActorError as error:
             # If only the actor died, a task of the batch may be the reason. Else the node died.
             is_alone = not isinstance(error, ActorUnavailableError) and not _names_node(error)
-            return Lost(f"{call.function}: {_actor_problem(error)}", node_died=is_alone)
+            return Lost(f"{function}: {_actor_problem(error)}", node_died=is_alone)
         except Exception as error:  # Ray may raise anything
             return Failed(sendable(_first_line(error)))
         _log_records(reply.records)
-        return Done(reply.results, reply.took_ns)
+        return Done(reply.results + begun_before, reply.took_ns)
 
     def inspect(self, variant: Variant) -> MeasuredFunction:
         """Load a function once, wherever there is room, and measure it if nothing is declared."""
         pool = next(pool for pool in self._ray_pools if pool.id in variant.pool_ids)
         source = self._config.sources[variant.id]
-        if not any(node.fits(pool) for node in self.nodes()):
-            _LOG.warning("pool %s: no node of Ray has the resources of the pool yet", pool.name)
+        self._wait_for_node(pool)
         began_ns = monotonic_ns()
         actor = self._make_actor(variant, pool, 0, None)
         try:
-            failure = self._load(actor, variant)
-            if failure.reason:
-                return MeasuredFunction(variant.name, Signature(), (), 0, 0, failure.reason)
+            result = self._load(actor, variant)
+            if result.problem:
+                return MeasuredFunction(variant.name, Signature(), (), 0, 0, result.problem)
             start_ns = monotonic_ns() - began_ns
             batch_max = source.batch_max if source is not None and source.is_measured else 0
             try:
@@ -208,6 +245,16 @@ class RayCluster:
         finally:
             with suppress(RayError, ValueError):
                 ray.kill(actor, no_restart=True)
+
+    def _wait_for_node(self, pool: Pool) -> None:
+        """Wait until the cluster has a node for a pool: it may take its time to grow."""
+        has_warned = False
+        while not any(node.fits(pool) for node in self.nodes()):
+            if not has_warned:
+                _LOG.warning("pool %s: no node of Ray has the resources of the pool yet", pool.name)
+                has_warned = True
+            if self._is_closing.wait(NODE_POLL_S):
+                return
 
     @property
     def _load_s(self) -> float:
@@ -261,23 +308,23 @@ class RayCluster:
         actor_class = ray.remote(RayActor).options(**options)
         return actor_class.remote(self._spec, self._base, variant.id, shape_id)
 
-    def _load(self, actor: Any, variant: Variant) -> StartFailure:
+    def _load(self, actor: Any, variant: Variant) -> StartResult:
         try:
             loaded = decode_load(ray.get(actor.load.remote(), timeout=self._load_s))
         except GetTimeoutError:
-            return StartFailure("TimeoutError: no room on the node, or loading timed out")
+            return StartResult("TimeoutError: no room on the node, or loading timed out")
         except (RayActorError, ActorUnschedulableError) as error:
             is_unavailable = isinstance(error, ActorUnavailableError) or _names_node(error)
-            return StartFailure(_actor_problem(error), is_unavailable)
+            return StartResult(_actor_problem(error), is_unavailable)
         except Exception as error:  # such as a node without Headgate
-            return StartFailure(_first_line(error))
+            return StartResult(_first_line(error))
         _log_records(loaded.records)
         if loaded.version != headgate.__version__:
             problem = f"the node has Headgate {loaded.version}, not {headgate.__version__}"
-            return StartFailure(problem)
+            return StartResult(problem)
         if loaded.problem:
             self._log_once(variant, loaded.problem, loaded.trace)
-        return StartFailure(loaded.problem)
+        return StartResult(loaded.problem, signature=loaded.signature)
 
     def _log_once(self, variant: Variant, problem: str, trace: str) -> None:
         """Log a load failure, with its traceback the first time."""
@@ -296,6 +343,12 @@ class RayCluster:
         if isinstance(self._problem, ConnectionError) and self._address != "auto":
             problem += "; a cluster with token authentication needs RAY_AUTH_MODE=token"
         return no_ray_error(problem, "the application", f"{key}.address", self._address)
+
+
+def _put(tasks: list[TaskInputs]) -> tuple[bytes, list[Any]]:
+    """Put large tensors into the object store; return the message, and references to them."""
+    message, arrays = pack_tasks(tasks)
+    return message, [ray.put(array) for array in arrays]
 
 
 def _resources(pool: Pool, shape: Shape) -> dict[str, float]:
@@ -368,3 +421,134 @@ def _log_message(message: dict[str, Any], ignore_prefix: bool) -> None:
     """Log what Ray would print, for those who look for it."""
     for line in message.get("lines", ()):
         _RAY_LOG.debug("%s", str(line).rstrip())
+
+
+@final
+class _NodeMaker:
+    """Makes the `RayNode` of a node of Ray that has taken a place."""
+
+    def __init__(
+        self,
+        config: AppConfig,
+        cluster: RayCluster,
+        measured: dict[int, MeasuredFunction],
+        membership: RayMembership,
+        begun: BegunRequests,
+        specs: Sequence[NodeSpec],
+    ) -> None:
+        self._app = config.app
+        self._cluster = cluster
+        self._measured = measured
+        self._membership = membership
+        self._begun = begun
+        slots = sum(config.app.pools[spec.pool_id].slots for spec in specs)
+        self._threads = BlockingCalls(slots + STARTS_MAX, asyncio.get_running_loop())
+
+    def __call__(self, place: Place, node: ClusterNode) -> RayNode:
+        return RayNode(
+            place.spec.id,
+            place.pool,
+            self._app,
+            self._measured,
+            name=place.spec.name,
+            ray_id=node.id,
+            cluster=self._cluster,
+            threads=self._threads,
+            begun=self._begun,
+            on_doubt=self._membership.doubt,
+            on_news=place.flush,
+        )
+
+
+def _measured(config: AppConfig, cluster: RayCluster, path: Path) -> dict[int, MeasuredFunction]:
+    """Return what this host or one before it has measured, by variant id."""
+    with suppress(FileNotFoundError):
+        return _DECODER.decode(path.read_bytes())
+    measured = {variant.id: cluster.inspect(variant) for variant in measured_on_ray(config)}
+    new = path.with_suffix(".new")
+    new.write_bytes(_ENCODER.encode(measured))
+    new.rename(path)  # all of it, whenever this process is killed
+    return measured
+
+
+async def _send_heartbeats(fd: int | None, is_stopped: asyncio.Event) -> None:
+    """Tell the supervisor that this process is alive; end with the supervisor."""
+    if fd is None:
+        return
+    os.set_blocking(fd, False)
+    while True:
+        with suppress(BlockingIOError):  # the pipe is full: the supervisor is busy
+            try:
+                os.write(fd, HEARTBEAT)
+            except BrokenPipeError:  # the supervisor has died
+                is_stopped.set()
+                return
+        await asyncio.sleep(HEARTBEAT_S)
+
+
+def main() -> int:
+    """Serve until the supervisor says otherwise; return the exit status."""
+    set_parent_death_signal(signal.SIGKILL)
+    # As a worker: service managers send SIGTERM to all processes, and a terminal SIGINT.
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parser = argparse.ArgumentParser(prog="headgate.live.ray_host", description=__doc__)
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--heartbeat-fd", type=int, help="gets a heartbeat byte twice a second")
+    parser.add_argument("--begun-fd", type=int, help="memory of requests that have begun")
+    options = parser.parse_args()
+    sys.setswitchinterval(SWITCH_S)
+    return asyncio.run(_run(options.run_dir, options.heartbeat_fd, options.begun_fd))
+
+
+async def _run(run_dir: Path, heartbeat_fd: int | None, begun_fd: int | None) -> int:
+    loop = asyncio.get_running_loop()
+    is_stopped = asyncio.Event()
+    loop.add_signal_handler(signal.SIGUSR1, is_stopped.set)
+    deployment = read_deployment(run_dir)
+    config = deployment.load()
+    logs.configure(config.serve, "ray host")
+    specs = [node for node in deployment.nodes if is_on_ray(config.providers, node)]
+    listeners = [listen(socket_path(run_dir, spec.id)) for spec in specs]
+    heartbeats = asyncio.create_task(_send_heartbeats(heartbeat_fd, is_stopped))
+    cluster = RayCluster(config, deployment.base, run_dir)
+    preparing = asyncio.create_task(_prepare(config, cluster, run_dir / MEASURED))
+    stopping = asyncio.create_task(is_stopped.wait())
+    await asyncio.wait({preparing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if not preparing.done():
+        return 0  # Ray ends with this process
+    try:
+        measured = preparing.result()
+    except ConfigError as error:
+        if heartbeat_fd is not None:
+            os.write(heartbeat_fd, problems_line([str(error)]))
+        return BAD_CONFIGURATION
+    membership = RayMembership(cluster)
+    begun = BegunRequests(create_memory() if begun_fd is None else begun_fd)
+    make = _NodeMaker(config, cluster, measured, membership, begun, specs)
+    arena_bytes = config.serve.shared_memory_bytes
+    for spec, listener in zip(specs, listeners, strict=True):
+        pool = config.app.pools[spec.pool_id]
+        membership.places.append(Place(spec, pool, listener, make, arena_bytes))
+    membership.ask()
+    await stopping
+    heartbeats.cancel()
+    await membership.stop()
+    return 0
+
+
+async def _prepare(
+    config: AppConfig, cluster: RayCluster, path: Path
+) -> dict[int, MeasuredFunction]:
+    """Connect to Ray; return what is known of the functions that no worker loads."""
+    await run_in_daemon_thread(cluster.connect)
+    restore_signal_handler(signal.SIGTERM)  # Ray has installed one that ends the process
+    return await run_in_daemon_thread(lambda: _measured(config, cluster, path))
+
+
+_ENCODER: Final = Encoder()
+_DECODER: Final = Decoder(dict[int, MeasuredFunction])
+
+
+if __name__ == "__main__":
+    exit_process(main())
