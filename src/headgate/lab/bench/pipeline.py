@@ -3,9 +3,9 @@
 Three stages with ONNX models are served in three ways that differ in the batch sizes and cores of
 their stages alone: those that the frontier plans, equal cores with batches of one, and the optimum
 of each stage by itself. All get the same requests, Poisson and bursty, at a share of what the
-workers can do one request at a time by their profiles. Each event log is calibrated and simulated, so that the
-prediction of the simulator stands beside the measurement. The ways take turns in several rounds,
-because machines are noisy, and means over the rounds count.
+workers can do one request at a time by their profiles. Each event log is calibrated and simulated,
+so that the prediction of the simulator stands beside the measurement. The ways take turns in
+several rounds, because machines are noisy, and means over the rounds count.
 
 Core time is that of the worker processes, as the kernel counts it. Beside it stands the core time
 of the gateway and the sender: on a machine with few cores they take it from the workers, which the
