@@ -482,14 +482,13 @@ class Engine:
         """Call `apply` with the time at `at_ns`: a fault begins or ends."""
         self.queue.push(at_ns, Rank.TIMER, Callback(apply))
 
-    def has_pending_completions(self) -> bool:
-        """Whether any batch, start, load or message is still in flight. O(queue length).
+    def has_pending_work(self) -> bool:
+        """Whether anything is in flight, or a client is still to be woken. O(queue length).
 
-        A start that waits for a node of a shared pool is one: it is granted, or withdrawn.
+        A start that waits for a node of a shared pool is in flight: it is granted, or withdrawn.
         """
-        return self._shared.has_waiting_starts() or any(
-            entry[1] == Rank.COMPLETION for entry in self.queue.heap
-        )
+        is_waiting = self._pending_clients > 0 or self._shared.has_waiting_starts()
+        return is_waiting or any(entry[1] == Rank.COMPLETION for entry in self.queue.heap)
 
     def open_requests(self) -> list[int]:
         """Return the ids of the requests that have arrived and not ended. O(requests)."""
