@@ -404,8 +404,7 @@ class Engine:
         """Note what is started, and on which life of its node: the one its Scheduler knows of."""
         self._starts[action.instance_id] = action
         if action.node_id is not None:
-            life = self.gateways.lives[index][action.node_id]
-            self._life_of_start[action.instance_id] = life
+            self._life_of_start[action.instance_id] = self.gateways.lives[index][action.node_id]
 
     def _execute(self, now_ns: int, index: int, action: Action) -> None:
         """Carry out an action that has reached its node, its platform or its shared pool."""
