@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from headgate.core.actions import StartInstance
 from headgate.core.errors import ConfigError
 from headgate.core.events import (
     BatchFailed,
     BatchFinished,
     BatchLost,
     BatchRefused,
+    InstanceStarted,
     InstanceStopped,
     NodeJoined,
     NodeLost,
@@ -41,6 +43,18 @@ def test_a_crash_loses_batches_and_the_node_rejoins_empty() -> None:
         1,
         2,
     )
+
+
+@pytest.mark.parametrize(("network_ms", "decision_ms"), [(3, 0), (0, 3), (3, 3)])
+def test_a_start_on_its_way_to_a_node_is_lost_with_it(network_ms: int, decision_ms: int) -> None:
+    """It arrives when the node is back, which starts only what is ordered anew."""
+    app = make_app(start_ms=5, pools=(Pool(0, "gpu", network_ns=network_ms * MS),))
+    crash = Fault("crash", 1 * MS, until_ns=2 * MS, node=0)
+    columns, observer = run(app, at_ms(0), crash, decision_ns=decision_ms * MS)
+    assert columns.requests.outcome.tolist() == [Outcome.MET]
+    ordered = [action for action in observer.actions if isinstance(action, StartInstance)]
+    started = [event for _, event in observer.events if isinstance(event, InstanceStarted)]
+    assert [event.instance_id for event in started] == [ordered[-1].instance_id] != [0]
 
 
 def test_overlapping_crashes_are_one_crash() -> None:

@@ -51,6 +51,13 @@ def test_a_policy_that_orders_until_the_limit() -> None:
 
 
 @pytest.mark.slow
+def test_a_policy_that_asks_again_thousands_of_times_a_second() -> None:
+    """Each request that waits probes every 25 us, and a batch takes some 100 ms."""
+    report = fuzz("swayam", 40027)
+    assert report.is_ok, str(report)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_policy_thoroughly(policy: str) -> None:
     failing = [report for i in range(SEEDS) if not (report := fuzz(policy, 1_000 + i)).is_ok]

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from headgate.core.actions import ReportWouldReject
 from headgate.core.clock import NEVER_NS
 from headgate.core.events import (
     BatchFinished,
@@ -16,7 +17,7 @@ from headgate.core.events import (
     RequestArrived,
 )
 from headgate.core.ids import owner
-from headgate.core.model import App, Limits, Pool
+from headgate.core.model import OBSERVE, App, Limits, Pool
 from headgate.core.states import Outcome
 from headgate.policies import find_policy
 from headgate.sim.clients import LoopClients
@@ -205,6 +206,17 @@ def test_clients_are_told_of_requests_that_crashed_with_their_gateway(decision_n
     assert outcomes.count(Outcome.FAILED) >= 2
     assert NEVER_NS not in columns.requests.finished_ns.tolist()
     assert {scheduler for _, scheduler, _ in observer.handled} == {0, 1, 2, 3}
+
+
+def test_what_a_gateway_was_about_to_report_is_lost_with_it() -> None:
+    """A rejection that is only observed is decided at 10, and would be reported at 12."""
+    app = make_app(latency_ms=5, limits=Limits(admission=OBSERVE))
+    columns, observer = run(
+        app, at_ms(10, 40), crash(0, 11, 30), policy=find_policy("headgate"), decision_ns=2 * MS
+    )
+    reported = [a.request_id for a in observer.actions if isinstance(a, ReportWouldReject)]
+    assert reported == [0, 1]
+    assert columns.requests.would_reject.tolist() == [False, True]
 
 
 @pytest.mark.parametrize("gateways", [1, 2, 3])

@@ -197,12 +197,17 @@ def test_a_request_arrives_with_the_priority_that_its_client_claims() -> None:
     assert waits_ms(columns) == [10.0, 30.0, 20.0]
 
 
+@pytest.mark.parametrize("sent_ms", [1, 50])
 @pytest.mark.parametrize("has_watcher", [False, True])
-def test_a_drain_watcher_sees_the_end_of_abandoned_batches(has_watcher: bool) -> None:
-    """A copy is answered at 11; the other runs until 21, which only the watcher waits for."""
+def test_a_drain_watcher_sees_the_end_of_abandoned_batches(has_watcher: bool, sent_ms: int) -> None:
+    """A copy is answered after 10; the other runs for 20, which only the watcher waits for.
+
+    It does so as well where nothing is in flight when it first looks: a client has yet to send.
+    """
+    slow = replace(SLOW, until_ns=sent_ms * MS + MS)
     app = make_app(pools=(Pool(0, "gpu", nodes=2),))
-    setup = Setup(app, find_policy("balance"), faults=FaultPlan((SLOW,)).actions())
-    clients: list[SimClient] = [HedgingClient([MS], copies=2)]
+    setup = Setup(app, find_policy("balance"), faults=FaultPlan((slow,)).actions())
+    clients: list[SimClient] = [HedgingClient([sent_ms * MS], copies=2)]
     if has_watcher:
         clients.append(DrainWatcher(2 * MS))
     observer = RecordingObserver()

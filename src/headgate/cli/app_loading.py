@@ -104,6 +104,7 @@ def load_for_simulation(where: str, assumed_ns: int | None) -> tuple[AppConfig, 
     )
     config = with_known_times(config, where, assumed_ns)
     warn_of_unreachable_objectives(config, where)
+    warn_of_unused_pools(config, where)
     _warn_of_client_limits(config, where)
     return config, assumed
 
@@ -116,7 +117,7 @@ def _warn_of_client_limits(config: AppConfig, where: str) -> None:
         if spec.rate_per_s is not None or spec.concurrency is not None
     ]
     if limited:
-        problem = "rate and concurrency are limits of headgate serve, which a simulation has not"
+        problem = "rate and concurrency limit clients of headgate serve; a simulation ignores them"
         click.echo(
             f"headgate: warning: {where}: clients: {', '.join(limited)}: {problem}", err=True
         )
@@ -135,6 +136,19 @@ def warn_of_unreachable_objectives(config: AppConfig, where: str) -> None:
     """Warn on stderr of objectives that no placement can meet; the user may have reasons."""
     for error in objective_errors(config, where):
         click.echo(f"headgate: warning: {error}", err=True)
+
+
+def unused_pools(config: AppConfig) -> list[str]:
+    """Return a sentence for each pool on which no function runs, which are easily overlooked."""
+    used = {pool_id for variant in config.app.variants for pool_id in variant.pool_ids}
+    why = "no function runs on it; each needs more than it has, or names other pools"
+    return [f"pools.{pool.name}: {why}" for pool in config.app.pools if pool.id not in used]
+
+
+def warn_of_unused_pools(config: AppConfig, where: str) -> None:
+    """Warn on stderr of pools on which no function runs."""
+    for sentence in unused_pools(config):
+        click.echo(f"headgate: warning: {where}: {sentence}", err=True)
 
 
 def objective_errors(config: AppConfig, where: str) -> Iterator[ConfigError]:

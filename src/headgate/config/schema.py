@@ -404,7 +404,9 @@ class HostSpec(Section, frozen=True):
     """A machine that pools share."""
 
     cpu_milli: Annotated[
-        CpuMilli, about("CPUs of the machine, which all that runs on its pools shares.")
+        CpuMilli,
+        Meta(gt=0),
+        about("CPUs of the machine, which all that runs on its pools shares."),
     ] = field(name="cpus")
 
 

@@ -183,7 +183,7 @@ class LoggedClients(SimClient):
 
 @final
 class DrainWatcher(SimClient):
-    """Sends nothing, but keeps a run going until nothing is in flight, at least until `until_ns`.
+    """Keeps a run going at least until `until_ns`, nothing is in flight and no other client waits.
 
     Without it a run ends with its last open request, although batches of cancelled or timed-out
     requests may still be running. Checkers that want to see those end need this client.
@@ -196,8 +196,8 @@ class DrainWatcher(SimClient):
         simulation.wake_client(self._until_ns, self)
 
     def on_wake(self, simulation: Simulation, now_ns: int) -> None:
-        """Check again later while anything is in flight; the interval grows with the time."""
-        if simulation.has_pending_completions() or simulation.open_requests():
+        """Check again later while the run is not over; the interval grows with the time."""
+        if simulation.has_pending_work() or simulation.open_requests():
             simulation.wake_client(now_ns + max(PAUSE_NS, now_ns // 4), self)
 
 

@@ -128,6 +128,7 @@ class Engine:
         self._senders: dict[int, SimClient] = {}
         self._shared = SharedPools(app, nodes, queue)
         self._starts: dict[int, StartInstance] = {}  # by instance id, as they were ordered
+        self._life_of_start: dict[int, int] = {}  # by instance id: which life of its node it is for
         self._announced: set[int] = set()  # instances that the Schedulers know to have started
 
     def run(self) -> None:
@@ -345,12 +346,16 @@ class Engine:
             actions = self._actions_after(error)
         if self._observer is not None:
             self._observer.on_event(now_ns, index, event, actions)
+        if isinstance(event, NodeLost):
+            self.gateways.lives[index][event.node_id] += 1
         cost_ns = self._decision_ns + (scheduler.work - work) * self._work_unit_ns
         if isinstance(event, RequestAnnounced):
             cost_ns = 0  # announcements precede the run, and so does the work they cause
         done_ns = now_ns + cost_ns
         self.gateways.free_at_ns[index] = done_ns
         for action in actions:
+            if isinstance(action, StartInstance):
+                self._note_start(index, action)
             send = Callback(partial(self._send_if_alive, index=index, action=action))
             self.queue.push(done_ns, Rank.COMPLETION, send)
 
@@ -386,14 +391,20 @@ class Engine:
 
     def _send_to_node(self, now_ns: int, index: int, action: Action) -> None:
         assert isinstance(action, PlacedAction)
-        if isinstance(action, StartInstance):
-            self._starts[action.instance_id] = action
+        if isinstance(action, StartInstance) and not self._has_decision_cost:
+            self._note_start(index, action)
         node_id = action.node_id
         network_ns = 0 if node_id is None else self.nodes[node_id].pool.network_ns
         if network_ns:
             self.queue.push(now_ns + network_ns, Rank.COMPLETION, ActionInTransit(index, action))
         else:
             self._execute(now_ns, index, action)
+
+    def _note_start(self, index: int, action: StartInstance) -> None:
+        """Note what is started, and on which life of its node: the one its Scheduler knows of."""
+        self._starts[action.instance_id] = action
+        if action.node_id is not None:
+            self._life_of_start[action.instance_id] = self.gateways.lives[index][action.node_id]
 
     def _execute(self, now_ns: int, index: int, action: Action) -> None:
         """Carry out an action that has reached its node, its platform or its shared pool."""
@@ -406,7 +417,11 @@ class Engine:
         else:
             assert isinstance(action, PlacedAction)
             if action.node_id is not None:
-                self.nodes[action.node_id].execute(now_ns, action)
+                node = self.nodes[action.node_id]
+                if isinstance(action, StartInstance):
+                    node.start(now_ns, action, self._life_of_start[action.instance_id])
+                else:
+                    node.execute(now_ns, action)
 
     def _settle(self, now_ns: int, request_id: int, settlement: Settlement) -> None:
         self.recorder.settled(now_ns, request_id, settlement)
@@ -466,14 +481,13 @@ class Engine:
         """Call `apply` with the time at `at_ns`: a fault begins or ends."""
         self.queue.push(at_ns, Rank.TIMER, Callback(apply))
 
-    def has_pending_completions(self) -> bool:
-        """Whether any batch, start, load or message is still in flight. O(queue length).
+    def has_pending_work(self) -> bool:
+        """Whether anything is in flight, or a client is still to be woken. O(queue length).
 
-        A start that waits for a node of a shared pool is one: it is granted, or withdrawn.
+        A start that waits for a node of a shared pool is in flight: it is granted, or withdrawn.
         """
-        return self._shared.has_waiting_starts() or any(
-            entry[1] == Rank.COMPLETION for entry in self.queue.heap
-        )
+        is_waiting = self._pending_clients > 0 or self._shared.has_waiting_starts()
+        return is_waiting or any(entry[1] == Rank.COMPLETION for entry in self.queue.heap)
 
     def open_requests(self) -> list[int]:
         """Return the ids of the requests that have arrived and not ended. O(requests)."""
@@ -499,6 +513,8 @@ class Engine:
         for event in events:
             self._deliver(now_ns, event)
         for index in self.gateways.alive():
+            if not self._has_decision_cost:
+                self.gateways.lives[index][node.id] += 1
             self.handle_event(now_ns, index, NodeLost(node.id))
         for instance_id in orphans:
             self._deliver(now_ns, InstanceStopped(instance_id, NODE_LOST))
@@ -550,6 +566,7 @@ class Engine:
         index = self.gateways.replace(gateway)
         if index is None:
             return
+        self.gateways.lives[index].update({node.id: node.life for node in self.nodes})
         self.handle_event(now_ns, index, GatewaysChanged(len(self.gateways.alive())))
         for node in self.nodes:
             if node.is_up:

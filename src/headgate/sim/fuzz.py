@@ -66,7 +66,7 @@ from headgate.workload import Arrivals, ClosedLoop, ConcurrencyStep
 _GIGABYTE = 1024**3
 _ON_HOST: Final = 0.15  # share of cases whose pools share the CPUs of one machine
 _LIMIT_NS: Final = 3_600 * SECOND_NS  # long after the last fault: an open request stays open
-_EVENTS_MAX: Final = 100_000  # far more than any random case needs
+_EVENTS_MAX: Final = 1_000_000  # a policy that asks again every 25 us does so for seconds
 
 
 @dataclass(frozen=True, slots=True)

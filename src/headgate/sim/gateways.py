@@ -7,7 +7,7 @@ grows, and the log of each of them can be replayed.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import final
 
@@ -25,6 +25,8 @@ class Gateways:
         self.timers: list[dict[TimerKey, int]] = []  # the token of each timer that is set
         self.inboxes: list[deque[Event]] = []
         self.free_at_ns: list[int] = []  # when the decision that is being taken ends
+        # By node id: how often each Scheduler has handled that the node was lost.
+        self.lives: list[Counter[int]] = []
         self._is_alive: list[bool] = []
         self._places: list[int] = []  # by gateway: the index of its present or last Scheduler
         # Requests by id, where there are several gateways: those that are open, with their
@@ -39,6 +41,7 @@ class Gateways:
         self.timers.append({})
         self.inboxes.append(deque())
         self.free_at_ns.append(0)
+        self.lives.append(Counter())
         self._is_alive.append(True)
         return index
 

@@ -42,8 +42,11 @@ class Simulation(Protocol):
     def wake_client(self, at_ns: int, client: SimClient) -> None:
         """Call `client.on_wake` at `at_ns`."""
 
-    def has_pending_completions(self) -> bool:
-        """Whether any batch, start, load or message is still in flight. O(queue length)."""
+    def has_pending_work(self) -> bool:
+        """Whether a batch, start, load or message is in flight, or a client is still to be woken.
+
+        O(queue length).
+        """
 
     def open_requests(self) -> list[int]:
         """Return the ids of the requests that have arrived and not ended. O(requests)."""

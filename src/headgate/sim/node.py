@@ -36,6 +36,7 @@ from headgate.sim.host import SimHost
 from headgate.sim.recorder import Recorder
 
 RESTART_NS: Final = 20 * MILLISECOND_NS  # until a node that was killed joins again
+_DOWN: Final = "the node is down"
 
 # Interpreted code reads a global of the module many times faster than an attribute of a class.
 _COMPLETION: Final = Rank.COMPLETION
@@ -243,6 +244,7 @@ class SimNode:
         self._host_number = 0 if host is None else host.join(self)
         self._changed_ns = 0  # when the set of jobs last changed, under processor sharing
         self.is_up = False
+        self.life = 0  # how often it has crashed
         self.up_since_ns = 0
         self.rental = NodeRental(pool) if pool.is_elastic else None
         has_price = pool.cpu_usd_per_hour > 0 or pool.gpu_usd_per_hour > 0
@@ -259,6 +261,17 @@ class SimNode:
         self.cold_starts = 0
         self.loads = 0
 
+    def start(self, now_ns: int, action: StartInstance, life: int) -> None:
+        """Start an instance, unless the node has crashed since the life that the order is for.
+
+        An order is for a process, which takes what was sent to it along. A later process on the
+        node that carried it out would hold an instance that no Scheduler knows, and for ever.
+        """
+        if life == self.life:
+            self.execute(now_ns, action)
+        else:
+            self.report(now_ns, InstanceStopped(action.instance_id, _DOWN))
+
     def execute(self, now_ns: int, action: Action) -> None:
         """Give an action to the Backend, if the node is up."""
         if isinstance(action, Dispatch):
@@ -268,7 +281,7 @@ class SimNode:
                 self.rental.begin(now_ns)
             self._apply(now_ns, self.backend.handle(now_ns, action))
         elif isinstance(action, StartInstance | StopInstance):
-            self.report(now_ns, InstanceStopped(action.instance_id, "the node is down"))
+            self.report(now_ns, InstanceStopped(action.instance_id, _DOWN))
 
     def execute_batch(self, now_ns: int, action: Dispatch) -> None:
         """Give a batch to the Backend, unless the node is down or a fault makes it refuse."""
@@ -503,6 +516,7 @@ class SimNode:
             self._host.want(now_ns, self._host_number, 0)
         self.backend = Backend(self.pool, self._app.variants)
         self.is_up = False
+        self.life += 1
         self.up_ns += now_ns - self.up_since_ns
         self._release_node(now_ns)
         return events

@@ -130,10 +130,30 @@ clients: {a: {rate: 5/s}, b: {concurrency: 1}, c: {weight: 2}}
 workload: {duration: 1s, arrivals: [{pipeline: f, client: a, process: "deterministic:rate=50/s"}]}
 """
     app = write(tmp_path / "app.yaml", text)
-    limits = "rate and concurrency are limits of headgate serve, which a simulation has not"
+    limits = "rate and concurrency limit clients of headgate serve; a simulation ignores them"
     ended = headgate("simulate", app, "--json")
     assert (ended.code, ended.err) == (0, f"headgate: warning: {app}: clients: a, b: {limits}\n")
     assert ended.json["slo_attainment"] == 1.0
+
+
+def test_pools_on_which_no_function_runs_are_named(tmp_path: Path) -> None:
+    """The function is larger than a call of the platform: spillover that never happens."""
+    text = """
+functions: {f: {exec_time: 1ms, memory: 2GB}}
+slo: {latency: 50ms}
+pools: {cpu: {tier: dedicated}, faas: {tier: serverless, memory: 1769MiB}}
+workload: {duration: 1s, arrivals: [{pipeline: f, process: "deterministic:rate=50/s"}]}
+"""
+    app = write(tmp_path / "app.yaml", text)
+    why = "pools.faas: no function runs on it; each needs more than it has, or names other pools"
+    ended = headgate("check", app)
+    assert (ended.code, ended.err) == (0, "")
+    assert why in " ".join(ended.out.split())
+    ended = headgate("simulate", app)
+    assert (ended.code, ended.err) == (0, f"headgate: warning: {app}: {why}\n")
+    app = write(tmp_path / "app.yaml", text.replace("2GB", "1GB"))
+    assert "no function runs" not in headgate("check", app).out
+    assert headgate("simulate", app).err == ""
 
 
 def test_objectives_that_cannot_be_met_together_are_reported_the_same_way(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ def line_of(path: str, value: object) -> str:
     [
         ("pools.gpu.nodes", 0, "0: is not valid", COUNT),
         ("pools.gpu.slots", -1, "-1: is not valid", COUNT),
+        ("hosts.h.cpus", 0, "0: must be more than zero", "2, 0.5"),
         ("pools.gpu.nodes", "4", "'4': is text", COUNT),
         ("pools.gpu.nodes", 2.5, "2.5: is not valid", COUNT),
         ("pools.gpu.nodes", None, "is empty", COUNT),

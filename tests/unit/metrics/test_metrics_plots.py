@@ -11,6 +11,7 @@ from metrics_runs import Row, Span, busy_run, make_run, node
 
 from headgate.core.errors import ConfigError
 from headgate.core.states import Outcome
+from headgate.metrics.columns import SpanKind
 from headgate.metrics.confidence import Interval, mean_interval
 from headgate.metrics.report.comparison_plots import comparison_figure, sweep_figure
 from headgate.metrics.report.plots import latency_figure, run_plots, schedule_figure, waits_figure
@@ -92,6 +93,12 @@ def test_the_schedule_has_a_row_per_track_and_a_colour_per_function() -> None:
     labels = [label.get_text() for label in axes.get_yticklabels()]
     assert labels == ["gpu-0 <b>", r"cpu-0 \$x\$", "#2"]
     assert _legend(figure) == ["resnet", "yolo"]
+
+
+def test_the_schedule_names_functions_that_have_only_started() -> None:
+    spans = [Span(0, 0, 40, SpanKind.START, 1), Span(0, 50, 65)]
+    run = make_run([Row(0, 50, 65)], spans, [node("gpu-0", busy=55)])
+    assert _legend(schedule_figure(run)) == ["resnet", "yolo"]
 
 
 def test_a_comparison_has_three_panels_and_shows_every_value() -> None:

@@ -78,6 +78,13 @@ def test_the_page_is_well_formed_and_fetches_nothing(directory: Path) -> None:
     assert set(re.findall(r"url\((.)", page)) <= {"#"}
 
 
+def test_names_and_figures_of_any_length_fit_into_the_tiles() -> None:
+    """As many tiles to a row as there is room for, and names without spaces are broken."""
+    page = html_page("t", {}, {"met by autoscale_concurrency": "$0.000863"}, {}, [])
+    assert "repeat(auto-fill, minmax(8.5rem, 1fr))" in page
+    assert ".tile span { overflow-wrap: anywhere; }" in page
+
+
 def test_the_page_escapes_user_text(directory: Path) -> None:
     page = (directory / "report.html").read_text(encoding="utf-8")
     assert "<title>A &amp; B</title>" in page

@@ -14,6 +14,7 @@ from headgate.cli.app_loading import (
     known_policy,
     load_app,
     objective_errors,
+    unused_pools,
 )
 from headgate.cli.options import WorkloadOptions, app_argument, json_option, traces_option
 from headgate.cli.output import show, show_json
@@ -85,6 +86,8 @@ def _show(name: str, config: AppConfig) -> None:
         duration = format_duration(config.workload.duration_ns)
         show(rows_table(streams, f"Workload of {duration}"))
     show(Text(_supported_by(app, config.policy.name)))
+    for sentence in unused_pools(config):
+        show(Text(sentence, "yellow"))
     if config.unmeasured:
         names = ", ".join(config.unmeasured)
         remedy = f"headgate serve measures at start, headgate profile {name} now"

@@ -224,6 +224,7 @@ def schedule_figure(run: RunColumns) -> Figure:
     last_ns = int(run.spans.end_ns[tracks.rows].max())
     scale = time_scale(last_ns)
     bars: dict[int, Artist] = {}
+    has_run: set[int] = set()
     for row, track in zip(tracks.rows.tolist(), tracks.tracks, strict=True):
         position = positions.get((int(run.spans.node[row]), track))
         if position is None:
@@ -233,8 +234,11 @@ def schedule_figure(run: RunColumns) -> Figure:
         width = int(run.spans.end_ns[row]) / scale.unit_ns - start
         (bar,) = axes.barh(position, width, left=start, height=0.74)
         _paint(bar, function, kind)
+        key = min(function, len(SERIES))
+        if key not in bars or (kind == SpanKind.RUN and key not in has_run):
+            bars[key] = bar  # a batch shows the colour best, but a function may only have started
         if kind == SpanKind.RUN:
-            bars.setdefault(min(function, len(SERIES)), bar)
+            has_run.add(key)
     axes.set_xlim(0, last_ns / scale.unit_ns)
     axes.set_ylim(len(positions) - 0.4, -0.6)
     axes.set_yticks(list(positions.values()), [_track_label(run, *key) for key in positions])

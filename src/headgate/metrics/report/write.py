@@ -133,11 +133,12 @@ dt, dd { display: inline; margin: 0; overflow-wrap: break-word; }
 dt { color: var(--muted); margin-right: .45rem; }
 section { margin-top: .8rem; }
 .tiles, .tables { display: grid; gap: 0 .8rem; align-items: start; }
-.tiles { grid-template-columns: repeat(2, 1fr); margin-top: 1.6rem; }
+.tiles { grid-template-columns: repeat(auto-fill, minmax(8.5rem, 1fr)); margin-top: 1.6rem; }
 .tile, .table { background: var(--card); border: 1px solid var(--line); border-radius: 10px;
   padding: .9rem 1.1rem; margin-bottom: .8rem; min-width: 0; overflow-x: auto; }
-.tile b { display: block; font-size: 1.4rem; line-height: 1.3; white-space: nowrap;
+.tile b { display: block; font-size: 1.25rem; line-height: 1.3; white-space: nowrap;
   font-variant-numeric: tabular-nums; }
+.tile span { overflow-wrap: anywhere; }
 .tile span, figcaption, small, p { color: var(--muted); font-size: .85rem; }
 .plots { column-gap: .8rem; }
 figure { margin: 0 0 .8rem; padding: .9rem; background: #fff; border: 1px solid var(--line);
@@ -154,11 +155,9 @@ th small { display: block; font-weight: 400; }
 .number { text-align: right; font-variant-numeric: tabular-nums; }
 .text { text-align: left; }
 @media (min-width: 48rem) {
-  .tiles { grid-template-columns: repeat(4, 1fr); }
   .tables { grid-template-columns: max-content minmax(0, 1fr); }
 }
 @media (min-width: 75rem) {
-  .tiles { grid-template-columns: repeat(8, 1fr); }
   .plots { columns: 2; }
 }
 @media print {

@@ -145,8 +145,8 @@ class Deadlines(Checker):
 class ObservedAdmission(Checker):
     """If admission is only observed, no policy rejects; else nothing is reported as observed.
 
-    A request is reported once at most, while it is open, and its row in the columns says so. The
-    Scheduler's own limits hold all the same.
+    A request is reported once at most, while it is open, and its row in the columns says so, unless
+    its gateway crashed before the report had left. The Scheduler's own limits hold all the same.
     """
 
     _LIMITS: Final = (Rejection.FULL, Rejection.LOAD_FAILED, Rejection.TOO_LARGE)
@@ -154,12 +154,13 @@ class ObservedAdmission(Checker):
     def __init__(self, app: App) -> None:
         super().__init__()
         self._is_observing = app.limits.admission == OBSERVE
-        self._open: set[int] = set()
+        self._open: dict[int, int] = {}  # request id -> Scheduler
         self._reported: set[int] = set()
+        self._crashed: set[int] = set()  # requests that were open when their gateway crashed
 
     def check_event(self, now_ns: int, scheduler: int, event: Event) -> None:
         if isinstance(event, RequestArrived):
-            self._open.add(event.request_id)
+            self._open[event.request_id] = scheduler
 
     def check_action(self, now_ns: int, scheduler: int, action: Action) -> None:
         if isinstance(action, ReportWouldReject):
@@ -170,16 +171,19 @@ class ObservedAdmission(Checker):
                 self.report(now_ns, f"request {request_id} is reported again, or is not open")
             self._reported.add(request_id)
         elif isinstance(action, Settle):
-            self._open.discard(action.request_id)
+            self._open.pop(action.request_id, None)
             settlement = action.settlement
             is_rejected = settlement.outcome == Outcome.REJECTED
             if self._is_observing and is_rejected and settlement.reason not in self._LIMITS:
                 self.report(now_ns, f"request {action.request_id} is rejected, not observed")
 
+    def on_gateway_crashed(self, now_ns: int, scheduler: int) -> None:
+        self._crashed.update(id for id, receiver in self._open.items() if receiver == scheduler)
+
     def finish(self, run: RunColumns) -> None:
         """Compare the rows of the columns with the reports."""
         rows = set(run.requests.would_reject.nonzero()[0].tolist())
-        for request_id in sorted(rows ^ self._reported):
+        for request_id in sorted((rows ^ self._reported) - self._crashed):
             self.report(run.end_ns, f"request {request_id} has another row than was reported")
 
 
