@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from math import ceil
 from typing import Final, final
 
 from msgspec import Struct
 from msgspec.json import Encoder
 
-from headgate.core.clock import SECOND_NS
+from headgate.core.clock import MILLISECOND_NS, SECOND_NS
 from headgate.core.states import (
     DEADLINE_EXCEEDED,
     OUTCOME_NAMES,
@@ -80,20 +79,13 @@ class ErrorJson(Struct, gc=False, omit_defaults=True):
     # Fields of the `Settlement` of a rejected request: same names, `_ms` for `_ns`.
     predicted_ms: float | None = None
     stage: str = ""  # also of a failed one
-    predicted_usd: float = 0.0
+    predicted_usd: float | None = None
     margin_ms: float | None = None
     accepted_ms: float | None = None
-    accepted_usd: float = 0.0
+    accepted_usd: float | None = None
     short_of: str = ""
     short_ms: float | None = None
-    objective_usd: float = 0.0
-
-
-# By field of an error that is a field of a settlement: the settlement's name for it.
-_OF_SETTLEMENT: Final = tuple(
-    (name, f"{name[:-3]}_ns" if name.endswith("_ms") else name)
-    for name in ErrorJson.__struct_fields__[ErrorJson.__struct_fields__.index("predicted_ms") :]
-)
+    objective_usd: float | None = None
 
 
 class ResponseFormat:
@@ -115,21 +107,28 @@ ERRORS_ONLY: Final = ResponseFormat()
 
 def error_fields(error: RequestError, request_id: bytes) -> ErrorJson:
     """The fields of an error, for the body over HTTP and the trailing metadata over gRPC."""
-    fields = ErrorJson(
+    request, retry_ms = request_id.decode("latin-1"), -(-error.retry_ns // MILLISECOND_NS)
+    told = error.settlement
+    if told is None:
+        deadline_ms = _ms(error.deadline_ns)
+        return ErrorJson(error.message, error.status, request, error.reason, deadline_ms, retry_ms)
+    return ErrorJson(  # by position: of a server under overload, most responses are this one
         error.message,
         error.status,
-        request_id.decode("latin-1"),
+        request,
         error.reason,
-        _ms(error.deadline_ns),
-        -(-error.retry_ns // 1_000_000),
+        _ms(error.deadline_ns or told.objective_ns),
+        retry_ms,
+        _ms(told.predicted_ns),
+        told.stage,
+        told.predicted_usd or None,  # msgspec omits a default by its identity
+        _ms(told.margin_ns),
+        _ms(told.accepted_ns),
+        told.accepted_usd or None,
+        told.short_of,
+        _ms(told.short_ns),
+        told.objective_usd or None,
     )
-    if error.settlement is not None:
-        fields.deadline_ms = fields.deadline_ms or _ms(error.settlement.objective_ns)
-        for name, source in _OF_SETTLEMENT:
-            # A zero is not known, and msgspec omits a default by its identity.
-            if value := getattr(error.settlement, source):
-                setattr(fields, name, _ms(value) if source.endswith("_ns") else value)
-    return fields
 
 
 def error_json(error: RequestError, request_id: bytes) -> bytes:
@@ -193,8 +192,8 @@ def retry_headers(retry_ns: int) -> bytes:
     b'Retry-After: 2\r\nretry-after-ms: 1200\r\n'
     """
     return b"Retry-After: %d\r\nretry-after-ms: %d\r\n" % (
-        ceil(retry_ns / SECOND_NS),
-        ceil(retry_ns / 1_000_000),
+        -(-retry_ns // SECOND_NS),
+        -(-retry_ns // MILLISECOND_NS),
     )
 
 
@@ -270,4 +269,5 @@ def _allowed_ns(call: Call) -> int:
 
 
 def _ms(duration_ns: int) -> float | None:
-    return round(duration_ns * 1e-6, 3) if duration_ns else None
+    # Of a quotient of integers the text is the shortest one: three decimals at most.
+    return (duration_ns + 500) // 1_000 / 1_000 if duration_ns else None
