@@ -1,6 +1,7 @@
 """Goodput, latency and memory under overload, up to three times the capacity.
 
 Open loop: arrivals do not depend on earlier responses, as with many clients. The event log is on.
+Then clients that come back at once when they are refused (`_hammering`), closed loop.
 In addition, every peer is measured under overload with one ONNX model, the same arrivals and the
 same client. The capacity for peers is the throughput of bare ONNX Runtime on one core. Peers are
 measured one after the other; between two loads a peer gets time to drain its queues.
@@ -22,6 +23,7 @@ from msgspec.structs import replace
 from headgate.config import from_spec
 from headgate.core.clock import NEVER_NS, SECOND_NS
 from headgate.core.event_log import read_log
+from headgate.lab.bench import _hammering
 from headgate.lab.bench._server_under_test import (
     OPTIONS,
     SLO_MS,
@@ -99,11 +101,14 @@ class OverloadResult:
 
 
 def run(*, progress: Progress) -> Result:
-    """Measure Headgate, then all peers. Takes a quarter of an hour, longer the first time."""
+    """Measure Headgate, clients that hammer it, and all peers. Takes a quarter of an hour, longer the first time."""
     plan = PeerPlan(tuple(read_peers(PEERS_FILE)), CACHE)
     ours = report(measure(OverloadPlan(), progress))
+    hammered = _hammering.report(_hammering.measure(_hammering.HammeringPlan(), progress))
     peers_report = report_peers(measure_peers(plan, progress))
-    return Result(NAME, ours.rows + peers_report.rows, ours.checks + peers_report.checks)
+    results = (ours, hammered, peers_report)
+    rows = [row for result in results for row in result.rows]
+    return Result(NAME, rows, [check for result in results for check in result.checks])
 
 
 def measure(plan: OverloadPlan, progress: Progress) -> OverloadResult:
