@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, final
+from operator import attrgetter
+from typing import Any, Final, final
 
 from msgspec import Struct
 from msgspec.json import Encoder
@@ -79,13 +80,21 @@ class ErrorJson(Struct, gc=False, omit_defaults=True):
     # Fields of the `Settlement` of a rejected request: same names, `_ms` for `_ns`.
     predicted_ms: float | None = None
     stage: str = ""  # also of a failed one
-    predicted_usd: float | None = None
+    predicted_usd: float = 0.0
     margin_ms: float | None = None
     accepted_ms: float | None = None
-    accepted_usd: float | None = None
+    accepted_usd: float = 0.0
     short_of: str = ""
     short_ms: float | None = None
-    objective_usd: float | None = None
+    objective_usd: float = 0.0
+
+
+_FIRST: Final = ErrorJson.__struct_fields__.index("predicted_ms")
+_NAMES: Final = ErrorJson.__struct_fields__[_FIRST:]  # of what a settlement tells
+_TELL: Final = attrgetter(*(n[:-3] + "_ns" if n.endswith("_ms") else n for n in _NAMES))
+# Of each: whether it is a duration; and the default, which msgspec omits by its identity.
+_DEFAULTS: Final = ErrorJson.__struct_defaults__[-len(_NAMES) :]
+_KINDS: Final = [(n.endswith("_ms"), d) for n, d in zip(_NAMES, _DEFAULTS, strict=True)]
 
 
 class ResponseFormat:
@@ -112,22 +121,13 @@ def error_fields(error: RequestError, request_id: bytes) -> ErrorJson:
     if told is None:
         deadline_ms = _ms(error.deadline_ns)
         return ErrorJson(error.message, error.status, request, error.reason, deadline_ms, retry_ms)
-    return ErrorJson(  # by position: of a server under overload, most responses are this one
-        error.message,
-        error.status,
-        request,
-        error.reason,
-        _ms(error.deadline_ns or told.objective_ns),
-        retry_ms,
-        _ms(told.predicted_ns),
-        told.stage,
-        told.predicted_usd or None,  # msgspec omits a default by its identity
-        _ms(told.margin_ns),
-        _ms(told.accepted_ns),
-        told.accepted_usd or None,
-        told.short_of,
-        _ms(told.short_ns),
-        told.objective_usd or None,
+    fields: list[Any] = [
+        (_ms(value) if is_duration else value) if value else default
+        for value, (is_duration, default) in zip(_TELL(told), _KINDS, strict=True)
+    ]
+    deadline_ms = _ms(error.deadline_ns or told.objective_ns)
+    return ErrorJson(
+        error.message, error.status, request, error.reason, deadline_ms, retry_ms, *fields
     )
 
 
