@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 
 from headgate.core.clock import MILLISECOND_NS, SECOND_NS
-from headgate.lab.bench._hammering import (
+from headgate.lab.bench._server_under_test import OPTIONS, SLO_MS, Sleeping
+from headgate.lab.bench.overload import (
     HammeringPlan,
     HammeringStep,
-    Sleeping,
     costs_us,
-    report,
+    report_hammering,
     step_of,
 )
-from headgate.lab.bench._server_under_test import OPTIONS, SLO_MS
 from headgate.loadgen.results import FailureReason, Rows, make_result
 from headgate.workload import arrivals_at
 
@@ -50,14 +49,14 @@ def test_each_request_counts_once_and_goodput_is_what_clients_see() -> None:
 def test_a_refusal_costs_what_is_left_beside_the_admissions() -> None:
     steps = [step(16, 3_000, 0, 0.6, 3_000), step(128, 3_000, 20_000, 2.6, 1_500)]
     assert costs_us(steps) == pytest.approx((200.0, 100.0))
-    result = report(steps)
+    result = report_hammering(steps)
     assert [check.holds for check in result.checks] == [True, True, True]
     assert [row["share_of_peak"] for row in result.rows[:2]] == [1.0, 0.5]
 
 
 def test_collapse_and_dear_refusals_are_named() -> None:
     steps = [step(16, 3_000, 0, 0.6, 3_000), step(128, 300, 10_000, 4.0, 10)]
-    assert [check.holds for check in report(steps).checks] == [False, False, True]
+    assert [check.holds for check in report_hammering(steps).checks] == [False, False, True]
 
 
 def test_the_load_is_a_multiple_of_what_keeps_the_worker_busy() -> None:
