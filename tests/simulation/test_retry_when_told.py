@@ -74,6 +74,29 @@ class RetryingClient(SimClient):
             self.tries.append(tries)
 
 
+@final
+class HammeringClients(SimClient):
+    """So many clients that send the next request 10 ms after each answer, until some time."""
+
+    def __init__(self, count: int, until_ns: int, first_ns: int = 0) -> None:
+        self._count = count
+        self._until_ns = until_ns
+        self._first_ns = first_ns
+        self.told_ns: list[int] = []  # when to retry, by refusal
+
+    def on_start(self, simulation: Simulation) -> None:
+        for number in range(self._count):
+            simulation.submit(self._first_ns + number * MS, 0, 0, sender=self)
+
+    def on_settled(
+        self, simulation: Simulation, now_ns: int, request_id: int, settlement: Settlement
+    ) -> None:
+        if settlement.outcome == Outcome.REJECTED:
+            self.told_ns.append(settlement.retry_ns)
+        if now_ns < self._until_ns:
+            simulation.submit(now_ns + 10 * MS, 0, 0, sender=self)
+
+
 def make_app(times_ms: tuple[float, ...], *, stages: int = 1, clients: int = 1) -> App:
     """A chain of functions of which each has a node of its own."""
     profile = Profile(tuple(int(ms * MS) for ms in times_ms))
@@ -188,3 +211,18 @@ def test_what_cannot_be_served_is_not_sent_again() -> None:
     simulate(Setup(app, find_policy("headgate")), clients=[client])
     assert client.tries == [1, 1]
     assert [ended.outcome for ended in client.ended] == [Outcome.REJECTED] * 2
+
+
+@pytest.mark.parametrize("base", [0.0, 0.5])
+def test_who_comes_after_clients_that_ignored_the_time_is_told_a_short_one(base: float) -> None:
+    """16 of them for 5 s leave bookings for minutes; the next ones to be refused, 20 s later,
+    are told what a burst of their size needs.
+    """
+    hammering = HammeringClients(16, 5 * SECOND_NS)
+    usual = RetryingClient(arrivals_ns(0, 12.5, ((30.0, base),)) if base else [], 1)
+    later = HammeringClients(32, 0, first_ns=25 * SECOND_NS)
+    setup = Setup(make_app(ALONE), find_policy("headgate"))
+    simulate(setup, clients=[hammering, usual, later])
+    assert max(hammering.told_ns) > 500 * SECOND_NS
+    assert len(later.told_ns) > 20
+    assert max(later.told_ns) < 60 * SECOND_NS

@@ -213,3 +213,4 @@ class Settlement:
 # The settlements of most requests are made once.
 MET: Final = Settlement(Outcome.MET)
 LATE: Final = Settlement(Outcome.LATE)
+LATE_IN_VAIN: Final = Settlement(Outcome.LATE, DEADLINE_EXCEEDED)  # its deadline was hard

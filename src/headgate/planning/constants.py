@@ -144,6 +144,9 @@ FULL_BATCH_MIN: Final = 0.5
 EXCESS_MIN: Final = 1 / 16
 # Of a pool, that is left to those who come back.
 RETRY_SHARE_MIN: Final = 0.1
+# So many of those who were told to come back may stay away before none is waited for. With half of
+# it, or twice as many, those who do come back after a burst are served just as well.
+RETRIES_AWAITED: Final = 32
 
 # Which nodes hold which functions (`pools/build`, `pools/builds`, `dispatch/placement`).
 

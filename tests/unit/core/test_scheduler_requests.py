@@ -144,10 +144,13 @@ def test_a_request_still_waiting_at_its_deadline_expires(make_rig: type[Rig]) ->
 
 
 def test_a_request_that_is_running_at_its_deadline_may_yet_be_late(make_rig: type[Rig]) -> None:
+    """Its client got 504, with the same reason."""
     rig = make_rig(make_app(slo=HARD_SLO), nodes=1)
     rig.at(0, RequestArrived(0, 0))
     assert rig.at(100, TimerFired(("deadline", 0))) == []
-    assert rig.at(101, BatchFinished(0)) == wires(Settle(0, Settlement(Outcome.LATE)))
+    assert rig.at(101, BatchFinished(0)) == wires(
+        Settle(0, Settlement(Outcome.LATE, "deadline_exceeded"))
+    )
 
 
 def test_an_answer_in_time_calls_the_deadline_off(make_rig: type[Rig]) -> None:

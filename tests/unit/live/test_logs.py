@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from headgate.live.telemetry.logs import (
+    CHUNK_BYTES_MAX,
     REPEATS_MAX,
     REPEATS_S,
     JsonFormatter,
@@ -93,6 +94,22 @@ def test_json_format() -> None:
     assert found["status"] == 200
     assert found["exc"].startswith("Traceback (most recent call last)")
     assert re.fullmatch(r"[-\d]+T[:\d]+\.\d{3}Z", found["ts"])
+
+
+@pytest.mark.parametrize("character", ["A", "\x00", "\U0001f600"])
+def test_an_exception_that_holds_a_tensor_fits_a_line(character: str) -> None:
+    """Its line is not truncated, which would break JSON; the end of the text is in it, too."""
+    made = with_trace(character * 1_000_000 + "the end")
+    made.msg = character * 1_000_000
+    line = JsonFormatter("worker").format(made)
+    assert len(line.encode()) < CHUNK_BYTES_MAX
+    found = json.loads(line)
+    assert found["exc"].startswith("Traceback") and found["exc"].endswith("the end")
+    assert "characters ..." in found["message"]
+    made.msg = "it broke"
+    text = TextFormatter("worker").format(made)
+    assert len(text.encode()) < CHUNK_BYTES_MAX
+    assert text.endswith("the end")
 
 
 def test_repetitions_are_suppressed_and_counted() -> None:

@@ -14,6 +14,7 @@ from headgate.core.model import Pool, Profile
 from headgate.core.records import Request
 from headgate.core.states import Outcome, Rejection, Settlement
 from headgate.planning.admission.refusals import RetryTimes
+from headgate.planning.constants import RETRIES_AWAITED
 
 TEN = Profile((10 * MS,))
 BATCHES = Profile((10 * MS, 12 * MS, 14 * MS, 16 * MS))
@@ -150,3 +151,20 @@ def test_nobody_is_told_to_wait_for_hours() -> None:
     times = RetryTimes()
     waits_ns = [times.tell(0, 0, 0, 0, 100.0 * SECOND_NS) for _ in range(20)]
     assert max(waits_ns) == waits_ns[-1] == 600 * SECOND_NS
+
+
+def test_those_who_stay_away_are_not_waited_for() -> None:
+    """Nobody is refused while many are due, and less is offered than half of them would bring."""
+    for quiet, offered_ns, is_forgotten in (
+        (RETRIES_AWAITED, 0.4, True),
+        (RETRIES_AWAITED, 0.6, False),  # they come, and there is room for them
+        (RETRIES_AWAITED - 1, 0.0, False),  # too soon to tell
+    ):
+        times = RetryTimes()
+        for _ in range(1_000):
+            times.review(0, 0, 0.0, 0.5, 10.0)
+            times.tell(0, 0, 7, 50, 10.0)
+        now_ns = 10 * quiet
+        times.review(now_ns, 0, offered_ns * now_ns, 0.5, 10.0)
+        told_ns = times.tell(now_ns, 0, 7, now_ns + 50, 10.0)
+        assert told_ns == (50 if is_forgotten else 50 + 10_000 - now_ns)

@@ -18,6 +18,7 @@ from headgate.core.scheduler.state import StateWriter
 from headgate.core.states import (
     DEADLINE_EXCEEDED,
     LATE,
+    LATE_IN_VAIN,
     MET,
     REQUEST_OPEN,
     TASK_BLOCKED,
@@ -193,7 +194,9 @@ class RequestHandlers:
 
     def _settle_done(self, request: Request) -> None:
         """Settle a request whose last task is done or skipped."""
-        settlement = LATE if self._view.now_ns > request.deadline_ns else MET
+        settlement = MET
+        if self._view.now_ns > request.deadline_ns:
+            settlement = LATE_IN_VAIN if request.is_hard else LATE
         self._state.settle(request, settlement)
         if self._has_settled_hook:
             self._notify_settled(request, settlement)

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any, Final
 
 import numpy as np
@@ -41,6 +41,7 @@ MODEL_MS: Final = 20.0
 SLO_MS: Final = 150
 OPTIONS: Final = LoadOptions(model=MODEL, slo_ns=SLO_MS * MILLISECOND_NS)
 _BATCH: Final = 4
+BATCH: Final = 8  # of `Sleeping`
 _BUSY: Final = 3  # closed-loop clients that saturate one core within the SLO
 _ROWS: Final = 64
 _WIDTH: Final = 256
@@ -186,6 +187,19 @@ class MatrixProduct(Model):
         for _ in range(self._layers):
             hidden = np.maximum(hidden @ self._weights, 0)
         return float(hidden.mean())
+
+
+class Sleeping(Model):
+    """Takes as long for a batch as for one item, and no core."""
+
+    def load(self) -> None:
+        """Declare inputs and outputs."""
+        self.inputs, self.outputs = {"x": "FP32[-1, 1]"}, {"y": "FP32[-1]"}
+
+    def predict(self, batch: dict[str, Array]) -> dict[str, Array]:
+        """Return the inputs, after a while."""
+        sleep(MODEL_MS / 1e3)
+        return {"y": batch["x"][:, 0]}
 
 
 def layers_for_ms(milliseconds: float) -> int:

@@ -4,6 +4,14 @@ Open loop: arrivals do not depend on earlier responses, as with many clients. Th
 In addition, every peer is measured under overload with one ONNX model, the same arrivals and the
 same client. The capacity for peers is the throughput of bare ONNX Runtime on one core. Peers are
 measured one after the other; between two loads a peer gets time to drain its queues.
+
+Between the two, clients hammer, closed loop: each sends the next request as soon as it is answered,
+whatever `Retry-After` says; as many as keep the worker busy, twice and eight times as many. The
+function sleeps, so the worker leaves its core to the gateway and the clients. Goodput is what is
+within the objective as its client sees it: a request also waits in the kernel until the gateway
+reads it, behind the refusals of all others. Beside it stands what is in time by the clock of the
+gateway, which is what the policy can promise. The core time of the gateway where nearly nobody is
+refused is the cost of admissions; what more it is with eight times the clients is that of refusals.
 """
 
 from __future__ import annotations
@@ -12,6 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from math import nan
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -22,7 +31,9 @@ from msgspec.structs import replace
 from headgate.config import from_spec
 from headgate.core.clock import NEVER_NS, SECOND_NS
 from headgate.core.event_log import read_log
+from headgate.core.states import Outcome
 from headgate.lab.bench._server_under_test import (
+    BATCH,
     OPTIONS,
     SLO_MS,
     LoadStep,
@@ -50,8 +61,11 @@ from headgate.lab.bench.live.server_process import (
     read_peers,
     running,
 )
+from headgate.lab.bench.pipeline import core_seconds
 from headgate.lab.experiments import Check, Progress, Result, Row
+from headgate.loadgen.loops import run_closed_loop
 from headgate.loadgen.requests import Body, LoadOptions, fetch, parse_address
+from headgate.loadgen.results import FailureReason, LoadResult
 from headgate.metrics.from_log import read_columns
 
 NAME = "overload"
@@ -61,6 +75,7 @@ _SOURCE: Final = "docs/benchmarks.md"
 _GOODPUT_MIN: Final = 0.9
 _WITHIN_SLO_MIN: Final = 0.99
 _REJECTED_MS_MAX: Final = 5.0
+_REFUSAL_COST_MAX: Final = 1.0  # of an admission
 _GROWTH_MIB_MAX: Final = 32.0
 MODEL: Final = "slow"  # of peers
 _TIMEOUT_NS: Final = 2 * SECOND_NS  # of every client
@@ -99,11 +114,17 @@ class OverloadResult:
 
 
 def run(*, progress: Progress) -> Result:
-    """Measure Headgate, then all peers. Takes a quarter of an hour, longer the first time."""
+    """Measure Headgate, clients that hammer it, and all peers.
+
+    Takes a quarter of an hour, longer the first time.
+    """
     plan = PeerPlan(tuple(read_peers(PEERS_FILE)), CACHE)
     ours = report(measure(OverloadPlan(), progress))
+    hammered = report_hammering(hammer(HammeringPlan(), progress))
     peers_report = report_peers(measure_peers(plan, progress))
-    return Result(NAME, ours.rows + peers_report.rows, ours.checks + peers_report.checks)
+    results = (ours, hammered, peers_report)
+    rows = [row for result in results for row in result.rows]
+    return Result(NAME, rows, [check for result in results for check in result.checks])
 
 
 def measure(plan: OverloadPlan, progress: Progress) -> OverloadResult:
@@ -320,3 +341,113 @@ def _peers_check(result: PeersOverloadResult) -> Check:
     claim = f"{load:g} times the capacity: goodput at least that of every other server"
     holds = not result.missing and own_rps >= best_rps
     return Check(claim, _SOURCE, "all", measured, holds)
+
+
+@dataclass(frozen=True, slots=True)
+class HammeringPlan:
+    """How many clients there are, in multiples of what keeps the worker busy: two batches."""
+
+    clients: int = 2 * BATCH
+    multiples: tuple[int, ...] = (1, 2, 8)
+    seconds: float = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class HammeringStep:
+    """What became of the requests of so many clients."""
+
+    clients: int
+    seconds: float
+    admitted: int
+    rejected: int
+    unanswered: int
+    good: int  # within the objective, as clients see it
+    in_time: int  # as the gateway counts
+    p50_ms: float  # of what was admitted
+    core_s: float  # of the gateway and its supervisor
+
+
+def hammer(plan: HammeringPlan, progress: Progress) -> list[HammeringStep]:
+    """Serve so many clients after one another."""
+    app = {
+        "functions": {
+            OPTIONS.model: {
+                "code": "headgate.lab.bench._server_under_test:Sleeping",
+                "batch_max": BATCH,
+            }
+        },
+        "slo": {"latency": f"{SLO_MS}ms"},
+        "serve": {"port": 0},
+    }
+    steps = []
+    duration_ns = round(plan.seconds * SECOND_NS)
+    with TemporaryDirectory() as directory:
+        folder = Path(directory)
+        with serving(app, folder, folder / "hammering.log") as server:
+            for multiple in plan.multiples:
+                clients = multiple * plan.clients
+                progress(f"{clients} clients that come back at once, {plan.seconds:g} s")
+                before_s = core_seconds(server)
+                result = run_closed_loop(server.url, clients, duration_ns, OPTIONS)
+                core_s = core_seconds(server).gateway - before_s.gateway
+                steps.append(step_of(clients, plan.seconds, result, core_s))
+    return steps
+
+
+def step_of(clients: int, seconds: float, result: LoadResult, core_s: float) -> HammeringStep:
+    """Return the figures of a run."""
+    is_admitted, latencies_ms = result.status == 200, result.latency_ns * 1e-6
+    return HammeringStep(
+        clients,
+        seconds,
+        admitted=int(is_admitted.sum()),
+        rejected=int((result.status == 429).sum()),
+        unanswered=int((result.failure != FailureReason.NONE).sum()),
+        good=int((is_admitted & (latencies_ms <= SLO_MS)).sum()),
+        in_time=int((is_admitted & (result.reported != Outcome.LATE)).sum()),
+        p50_ms=float(np.median(latencies_ms[is_admitted])) if is_admitted.any() else nan,
+        core_s=core_s,
+    )
+
+
+def costs_us(steps: Sequence[HammeringStep]) -> tuple[float, float]:
+    """Return the core time of an admission and of a refusal, from the first and the last step."""
+    first, last = steps[0], steps[-1]
+    admission_us = 1e6 * first.core_s / max(1, first.admitted + first.rejected)
+    refusals_us = 1e6 * last.core_s - admission_us * last.admitted
+    return admission_us, refusals_us / max(1, last.rejected)
+
+
+def report_hammering(steps: Sequence[HammeringStep]) -> Result:
+    """Return a row per number of clients, and checks of the last one."""
+    peak, last = max(step.good / step.seconds for step in steps), steps[-1]
+    peak_in_time = max(step.in_time / step.seconds for step in steps)
+    admission_us, refusal_us = costs_us(steps)
+    rows: list[Row] = [
+        {
+            "clients": step.clients,
+            "goodput_rps": round(step.good / step.seconds, 1),
+            "share_of_peak": round(step.good / step.seconds / peak, 3) if peak else None,
+            "in_time_rps": round(step.in_time / step.seconds, 1),
+            "rejected_rps": round(step.rejected / step.seconds, 1),
+            "p50_ms": round(step.p50_ms, 1),
+        }
+        for step in steps
+    ]
+    rows.append({"admission_us": round(admission_us, 1), "refusal_us": round(refusal_us, 1)})
+    at = f"{last.clients} clients that come back at once"
+    share = last.in_time / last.seconds / peak_in_time if peak_in_time else 0.0
+    holds = share >= _GOODPUT_MIN
+    claim = f"{at}: in time by the gateway's clock, relative to the peak ({peak_in_time:.1f}/s)"
+    checks = [Check(claim, _SOURCE, f">= {_GOODPUT_MIN}", round(share, 3), holds)]
+    cost = refusal_us / admission_us if admission_us else nan
+    claim = "core time of a refusal, relative to an admission"
+    checks.append(
+        Check(
+            claim, _SOURCE, f"<= {_REFUSAL_COST_MAX:g}", round(cost, 2), cost <= _REFUSAL_COST_MAX
+        )
+    )
+    unanswered = sum(step.unanswered for step in steps)
+    claim = "requests of clients that hammer, without a response"
+    checks.append(Check(claim, _SOURCE, "0", unanswered, unanswered == 0))
+    return Result("hammering", rows, checks)

@@ -35,6 +35,10 @@ from headgate.config import ServeSpec
 QUEUE_BYTES_MAX: Final = 4 << 20
 WRITE_BYTES: Final = 64 << 10  # approximate size of one write
 CHUNK_BYTES_MAX: Final = 256 << 10  # of one line or message; the rest is truncated
+# Of a traceback, and of a message in JSON: as JSON a character takes up to twelve bytes, and a line
+# that is truncated would be no object.
+TRACE_CHARS_MAX: Final = 16 << 10
+MESSAGE_CHARS_MAX: Final = 4 << 10
 REPEATS_MAX: Final = 10  # identical warnings or errors within `REPEATS_S`
 REPEATS_S: Final = 10.0
 EXIT_FLUSH_S: Final = 1.0
@@ -216,13 +220,16 @@ class TextFormatter(logging.Formatter):
         if trace:
             text += f"\n{trace}"
         head = f"{_timestamp(record)} {record.levelname} {record.name} [{self.process_name}]"
-        return f"{head} {text}".translate(_ESCAPES)
+        return f"{head} {text}"[: CHUNK_BYTES_MAX + 1].translate(_ESCAPES)  # which is slow
 
     def trace(self, record: logging.LogRecord) -> str:
-        """Return the traceback and the stack of a record, as far as it has them."""
+        """Return the traceback and the stack of a record, as far as it has them.
+
+        An exception may hold a whole tensor as text, so what is too long is cut in the middle.
+        """
         trace = self.formatException(record.exc_info) if record.exc_info else ""
         stack = self.formatStack(record.stack_info) if record.stack_info else ""
-        return "\n".join(filter(None, (trace, stack)))
+        return _cut("\n".join(filter(None, (trace, stack))), TRACE_CHARS_MAX)
 
 
 class JsonFormatter(TextFormatter):
@@ -235,7 +242,7 @@ class JsonFormatter(TextFormatter):
             "logger": record.name,
             "process": self.process_name,
             "pid": os.getpid(),
-            "message": record.getMessage(),
+            "message": _cut(record.getMessage(), MESSAGE_CHARS_MAX),
         }
         for name in ("request_id", "note"):
             value = getattr(record, name, None)
@@ -389,6 +396,18 @@ def is_same_file(fd: int, other_fd: int) -> bool:
         return os.path.sameopenfile(fd, other_fd)
     except OSError:
         return False
+
+
+def _cut(text: str, chars_max: int) -> str:
+    """Return a text without its middle if it is too long.
+
+    >>> _cut("abcdefgh" * 10, 30)
+    'abc ... 74 characters ... fgh'
+    """
+    if len(text) <= chars_max:
+        return text
+    half = (chars_max - len(f" ... {len(text)} characters ... ")) // 2
+    return f"{text[:half]} ... {len(text) - 2 * half} characters ... {text[-half:]}"
 
 
 def _timestamp(record: logging.LogRecord) -> str:

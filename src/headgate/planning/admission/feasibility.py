@@ -125,6 +125,10 @@ class Feasibility:
         lanes = self._builds.calendars[pool_id].lanes
         return min(1.0, self._shares[pool_id].usual_lanes / max(1, lanes))
 
+    def offered_ns(self, pool_id: int) -> float:
+        """All the work that has been offered to a pool, admitted or not."""
+        return self._shares[pool_id].offered_ns
+
     def on_promised(self, promises: list[Promise]) -> None:
         """The request at hand was admitted: its class pays for it."""
         if self._view.gateways > 1:

@@ -17,17 +17,16 @@ says fits no sooner when others are done: it is told when the next one of its ki
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import inf
 from typing import Final, final
 
 from headgate.core.clock import NEVER_NS, SECOND_NS
-from headgate.core.records import Request
+from headgate.core.records import Request, Task
 from headgate.core.states import Outcome, Rejection, Settlement
 from headgate.core.view import View
 from headgate.planning.admission.control import AdmissionControl
 from headgate.planning.admission.cost_budgets import IdlePlan
-from headgate.planning.constants import EXCESS_MIN, RETRY_SHARE_MIN
+from headgate.planning.constants import EXCESS_MIN, RETRIES_AWAITED, RETRY_SHARE_MIN
 from headgate.planning.pools.build import Build
 from headgate.planning.pools.builds import Builds
 
@@ -38,11 +37,23 @@ _HORIZON_NS: Final = 600 * SECOND_NS  # nobody is told to retry later than that
 
 
 @final
-class RetryTimes:
-    """When the refused requests of each client were told to come back, by pool."""
+class _Bookings:
+    """When the refused requests of each client were told to come back to a pool."""
+
+    __slots__ = ("next_ns", "offered_ns", "told_ns")
 
     def __init__(self) -> None:
-        self._next_ns: dict[int, dict[int, float]] = {}  # by pool id, by client id
+        self.next_ns: dict[int, float] = {}  # by client id
+        self.told_ns = 0  # when somebody was told a time last
+        self.offered_ns = 0.0  # what had been offered to the pool by then
+
+
+@final
+class RetryTimes:
+    """When refused requests were told to come back, by pool."""
+
+    def __init__(self) -> None:
+        self._bookings: dict[int, _Bookings] = {}  # by pool id
 
     def tell(
         self, now_ns: int, pool_id: int, client: int, earliest_ns: int, spacing_ns: float
@@ -52,7 +63,9 @@ class RetryTimes:
         Not before `earliest_ns`, and not before the client's retries that were booked already. A
         retry takes `spacing_ns` of the time that the clients which are told to come back share.
         """
-        clients = self._next_ns.setdefault(pool_id, {})
+        bookings = self._bookings.setdefault(pool_id, _Bookings())
+        bookings.told_ns = now_ns
+        clients = bookings.next_ns
         booked_ns = clients.get(client, 0.0)
         for each in [each for each, at_ns in clients.items() if at_ns <= now_ns]:
             del clients[each]
@@ -61,27 +74,58 @@ class RetryTimes:
         clients[client] = at_ns + spacing_ns * sharing
         return int(at_ns) - now_ns
 
+    def review(
+        self, now_ns: int, pool_id: int, offered_ns: float, lanes: float, spacing_ns: float
+    ) -> None:
+        """Forget what is booked in a pool, if those who were told to come stay away.
+
+        They do if nobody was refused while many of them fell due, and if what was offered to the
+        pool meanwhile, admitted or not, is less than so many lanes can do. `offered_ns` is all that
+        was ever offered to it.
+        """
+        bookings = self._bookings.setdefault(pool_id, _Bookings())
+        quiet_ns = now_ns - bookings.told_ns
+        is_little = offered_ns - bookings.offered_ns < lanes * quiet_ns
+        if is_little and quiet_ns >= RETRIES_AWAITED * spacing_ns:
+            bookings.next_ns.clear()
+        bookings.offered_ns = offered_ns
+
 
 @final
 class _Acceptable:
     """What would have been accepted a moment ago, for requests of one client to one pipeline."""
 
-    __slots__ = ("accepted_usd", "cost_usd", "due_ns", "items", "made_ns", "margin_ns", "usd")
+    __slots__ = (
+        "accepted_usd",
+        "cost_usd",
+        "due_ns",
+        "items",
+        "lanes",
+        "made_ns",
+        "margin_ns",
+        "short",
+        "spacing_ns",
+        "usd",
+    )
 
-    def __init__(self, made_ns: int, request: Request) -> None:
+    def __init__(self, made_ns: int, request: Request, short: Build | None) -> None:
         self.made_ns = made_ns
         self.items = request.items
         self.cost_usd = request.cost_usd
+        self.short = short
+        self.spacing_ns = 0.0  # between those who come back to its pool
+        self.lanes = 0.0  # that are busy there if at least half of them come
         self.due_ns = 0  # the deadline that would have been accepted; 0: none was found
         self.margin_ns = 0
         self.usd = 0.0  # the cost with that deadline
         self.accepted_usd = 0.0  # and what the deadline as it is would have cost
 
-    def holds_for(self, request: Request, now_ns: int) -> bool:
-        """Whether it is young, and about such a request."""
+    def holds_for(self, request: Request, short: Build | None, now_ns: int) -> bool:
+        """Whether it is young, and about such a request that lacks the same."""
         if request.items != self.items or request.cost_usd != self.cost_usd:
             return False
-        return now_ns - self.made_ns <= EXCESS_MIN * (request.deadline_ns - now_ns)
+        is_young = now_ns - self.made_ns <= EXCESS_MIN * (request.deadline_ns - now_ns)
+        return is_young and short is self.short
 
 
 @final
@@ -97,15 +141,10 @@ class Refusals:
 
     def explain(self, request: Request) -> Settlement:
         """Why a request has just been refused, and what would have helped."""
-        has_deadline, has_limit = request.deadline_ns < NEVER_NS, request.cost_usd < inf
-        return replace(
-            self._why(request),
-            objective_ns=request.deadline_ns - self._view.now_ns if has_deadline else 0,
-            objective_usd=request.cost_usd if has_limit else 0.0,
-        )
-
-    def _why(self, request: Request) -> Settlement:
         now_ns = self._view.now_ns
+        has_deadline = request.deadline_ns < NEVER_NS
+        objective_ns = request.deadline_ns - now_ns if has_deadline else 0
+        objective_usd = request.cost_usd if request.cost_usd < inf else 0.0
         allowed_ns = request.deadline_ns - now_ns
         best_ns = int(self._builds.isolated_ns(request))
         if best_ns > allowed_ns:
@@ -116,46 +155,72 @@ class Refusals:
                 predicted_ns=best_ns,
                 predicted_usd=usd,
                 accepted_ns=accepted_ns,
+                objective_ns=objective_ns,
+                objective_usd=objective_usd,
             )
         if request.cost_usd < inf and (plan := self._too_dear(request)) is not None:
-            return self._over_cost(request, plan)
-        short = self._short(request)
+            return self._over_cost(request, plan, objective_ns)
         task = request.tasks[self._admission.late_stage or 0]
         name = task.stage.name or task.function.name if len(request.tasks) > 1 else ""
-        if not self._can_run_all(request):
+        short = self._short(request, task)
+        if (short is None or len(request.tasks) > 1) and not self._can_run_all(request):
             pools = [b.pool.name for b in self._builds.of_function[task.function.id][:1]]
             return Settlement(
-                Outcome.REJECTED, Rejection.UNAVAILABLE, stage=name, short_of="".join(pools)
+                Outcome.REJECTED,
+                Rejection.UNAVAILABLE,
+                stage=name,
+                short_of="".join(pools),
+                objective_ns=objective_ns,
+                objective_usd=objective_usd,
             )
+        return self._overloaded(request, short, name, objective_ns)
+
+    def _overloaded(
+        self, request: Request, short: Build | None, stage: str, objective_ns: int
+    ) -> Settlement:
+        """The refusal of a request that a server with less to do would have admitted."""
+        now_ns, allowed_ns = self._view.now_ns, request.deadline_ns - self._view.now_ns
+        best_ns = int(self._builds.isolated_ns(request))
         is_unfair = self._admission.feasibility.was_share_used
         wait_ns = 0 if short is None else self._wait_ns(short)
-        answer = self._answer(request, best_ns + wait_ns)
+        answer = self._answer(request, short, best_ns + wait_ns)
         # If that was sooner, something has been admitted since.
         accepted_ns = max(answer.due_ns - now_ns, allowed_ns + int(EXCESS_MIN * allowed_ns))
         accepted_ns = accepted_ns if answer.due_ns else 0
-        retry_ns = self._retry_ns(request, short, max(wait_ns, accepted_ns - allowed_ns))
+        retry_ns = max(wait_ns, accepted_ns - allowed_ns)
+        if short is not None:
+            spacing_ns, pool_id = answer.spacing_ns, short.pool.id
+            offered_ns = self._admission.feasibility.offered_ns(pool_id)
+            self._retry_times.review(now_ns, pool_id, offered_ns, answer.lanes, spacing_ns)
+            retry_ns = self._retry_times.tell(
+                now_ns, pool_id, request.client, now_ns + retry_ns, spacing_ns
+            )
         return Settlement(
             Outcome.REJECTED,
             Rejection.UNFAIR if is_unfair else Rejection.OVERLOADED,
             accepted_ns - answer.margin_ns if accepted_ns else best_ns + wait_ns,
             max(retry_ns, self._admission.probe_in_ns(request)),
-            stage=name,
+            stage=stage,
             predicted_usd=answer.usd,
             margin_ns=answer.margin_ns,
             accepted_ns=accepted_ns,
             accepted_usd=answer.accepted_usd,
             short_of="" if short is None else short.pool.name,
             short_ns=wait_ns,
+            objective_ns=objective_ns,
+            objective_usd=request.cost_usd if request.cost_usd < inf else 0.0,
         )
 
-    def _answer(self, request: Request, guess_ns: int) -> _Acceptable:
+    def _answer(self, request: Request, short: Build | None, guess_ns: int) -> _Acceptable:
         """What would have been accepted: found now, or a moment ago."""
         now_ns, key = self._view.now_ns, (request.client, request.pipeline.id)
         known = self._answers.get(key)
-        if known is not None and known.holds_for(request, now_ns):
+        if known is not None and known.holds_for(request, short, now_ns):
             return known
         allowed_ns = request.deadline_ns - now_ns
-        answer = self._answers[key] = _Acceptable(now_ns, request)
+        answer = self._answers[key] = _Acceptable(now_ns, request, short)
+        if short is not None:
+            self._space(answer, request, short)
         accepted_ns, answer.usd = self._accepted(request, allowed_ns, guess_ns)
         if accepted_ns:
             answer.due_ns = now_ns + accepted_ns
@@ -165,7 +230,7 @@ class Refusals:
             answer.accepted_usd = usd or 0.0
         return answer
 
-    def _over_cost(self, request: Request, plan: IdlePlan) -> Settlement:
+    def _over_cost(self, request: Request, plan: IdlePlan, objective_ns: int) -> Settlement:
         """The refusal of a request that can pay for nothing that is in time."""
         allowed_ns = request.deadline_ns - self._view.now_ns
         affordable = self._admission.budgets.fastest_plan(request)
@@ -180,6 +245,8 @@ class Refusals:
             predicted_usd=plan.usd,
             accepted_ns=accepted_ns,
             accepted_usd=plan.usd if usd is None else max(usd, plan.usd),
+            objective_ns=objective_ns,
+            objective_usd=request.cost_usd,
         )
 
     def _too_dear(self, request: Request) -> IdlePlan | None:
@@ -222,12 +289,11 @@ class Refusals:
                 high_ns, usd = middle_ns, found_usd
         return high_ns, usd
 
-    def _short(self, request: Request) -> Build | None:
-        """The build whose pool is short: of the stage that did not fit, the one that is free first.
+    def _short(self, request: Request, task: Task) -> Build | None:
+        """The build whose pool is short: of a stage that did not fit, the one that is free first.
 
         None if none of those that the request can pay for can run.
         """
-        task = request.tasks[self._admission.late_stage or 0]
         usable = [
             build
             for build in self._admission.budgets.affordable(task)
@@ -235,6 +301,8 @@ class Refusals:
             and self._builds.is_usable(build)
             and build.narrowest.lanes > 0
         ]
+        if len(usable) == 1:
+            return usable[0]
         return min(usable, key=self._wait_ns, default=None)
 
     def _wait_ns(self, build: Build) -> int:
@@ -242,19 +310,16 @@ class Refusals:
         calendar = build.narrowest
         return int((calendar.work_ns + calendar.busy_ns(self._view.now_ns)) / calendar.supply)
 
-    def _retry_ns(self, request: Request, build: Build | None, wait_ns: int) -> int:
-        """When to retry, at least so much from now, with what others were told."""
-        if build is None:
-            return wait_ns
-        now_ns, items = self._view.now_ns, request.items
+    def _space(self, answer: _Acceptable, request: Request, build: Build) -> None:
+        """Set the time between those who come back: their work, over what is left of a pool."""
+        now_ns, items, calendar = self._view.now_ns, request.items, build.narrowest
         window_ns = (request.deadline_ns - now_ns) / len(request.tasks)
         size = max(items, build.items_within(window_ns, 0.0))
         work_ns = build.lane_ns(size) / size * items * build.weight
-        left = max(RETRY_SHARE_MIN, 1.0 - self._admission.feasibility.usual_load(build.pool.id))
-        spacing_ns = work_ns / (build.narrowest.supply * left)
-        return self._retry_times.tell(
-            now_ns, build.pool.id, request.client, now_ns + wait_ns, spacing_ns
-        )
+        usual = self._admission.feasibility.usual_load(build.pool.id)
+        left = max(RETRY_SHARE_MIN, 1.0 - usual)
+        answer.spacing_ns = work_ns / (calendar.supply * left)
+        answer.lanes = calendar.supply * (usual + left / 2)
 
     def _can_run_all(self, request: Request) -> bool:
         """Whether there is a build that can run, for each stage."""

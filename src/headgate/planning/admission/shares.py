@@ -154,6 +154,7 @@ class PoolShares:
         self._stale_ns = NEVER_NS  # when the first of them will not be active any more
         self.is_contended = False
         self.starved_window_ns = inf  # the shortest of the active classes that are starved
+        self.offered_ns = 0.0  # work of all arrivals, admitted or not
         self.usual_lanes = 0.0  # offered load while the pool is not contended, averaged
         self._calm = 0  # divisions while it was not
 
@@ -174,6 +175,7 @@ class PoolShares:
     ) -> None:
         """Record an arrival of a class, admitted or not."""
         load.observe(now_ns, work_ns, priority)
+        self.offered_ns += work_ns
         self._arrivals -= 1
         if self._arrivals < 0:
             self._arrivals = max(SHARES_REVIEW, len(self._classes))

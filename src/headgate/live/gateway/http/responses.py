@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from math import ceil
-from typing import Final, final
+from operator import attrgetter
+from typing import Any, Final, final
 
 from msgspec import Struct
 from msgspec.json import Encoder
 
-from headgate.core.clock import SECOND_NS
+from headgate.core.clock import MILLISECOND_NS, SECOND_NS
 from headgate.core.states import (
     DEADLINE_EXCEEDED,
     OUTCOME_NAMES,
@@ -89,11 +89,12 @@ class ErrorJson(Struct, gc=False, omit_defaults=True):
     objective_usd: float = 0.0
 
 
-# By field of an error that is a field of a settlement: the settlement's name for it.
-_OF_SETTLEMENT: Final = tuple(
-    (name, f"{name[:-3]}_ns" if name.endswith("_ms") else name)
-    for name in ErrorJson.__struct_fields__[ErrorJson.__struct_fields__.index("predicted_ms") :]
-)
+_FIRST: Final = ErrorJson.__struct_fields__.index("predicted_ms")
+_NAMES: Final = ErrorJson.__struct_fields__[_FIRST:]  # of what a settlement tells
+_TELL: Final = attrgetter(*(n[:-3] + "_ns" if n.endswith("_ms") else n for n in _NAMES))
+# Of each: whether it is a duration; and the default, which msgspec omits by its identity.
+_DEFAULTS: Final = ErrorJson.__struct_defaults__[-len(_NAMES) :]
+_KINDS: Final = [(n.endswith("_ms"), d) for n, d in zip(_NAMES, _DEFAULTS, strict=True)]
 
 
 class ResponseFormat:
@@ -115,21 +116,19 @@ ERRORS_ONLY: Final = ResponseFormat()
 
 def error_fields(error: RequestError, request_id: bytes) -> ErrorJson:
     """The fields of an error, for the body over HTTP and the trailing metadata over gRPC."""
-    fields = ErrorJson(
-        error.message,
-        error.status,
-        request_id.decode("latin-1"),
-        error.reason,
-        _ms(error.deadline_ns),
-        -(-error.retry_ns // 1_000_000),
+    request, retry_ms = request_id.decode("latin-1"), -(-error.retry_ns // MILLISECOND_NS)
+    told = error.settlement
+    if told is None:
+        deadline_ms = _ms(error.deadline_ns)
+        return ErrorJson(error.message, error.status, request, error.reason, deadline_ms, retry_ms)
+    fields: list[Any] = [
+        (_ms(value) if is_duration else value) if value else default
+        for value, (is_duration, default) in zip(_TELL(told), _KINDS, strict=True)
+    ]
+    deadline_ms = _ms(error.deadline_ns or told.objective_ns)
+    return ErrorJson(
+        error.message, error.status, request, error.reason, deadline_ms, retry_ms, *fields
     )
-    if error.settlement is not None:
-        fields.deadline_ms = fields.deadline_ms or _ms(error.settlement.objective_ns)
-        for name, source in _OF_SETTLEMENT:
-            # A zero is not known, and msgspec omits a default by its identity.
-            if value := getattr(error.settlement, source):
-                setattr(fields, name, _ms(value) if source.endswith("_ns") else value)
-    return fields
 
 
 def error_json(error: RequestError, request_id: bytes) -> bytes:
@@ -193,8 +192,8 @@ def retry_headers(retry_ns: int) -> bytes:
     b'Retry-After: 2\r\nretry-after-ms: 1200\r\n'
     """
     return b"Retry-After: %d\r\nretry-after-ms: %d\r\n" % (
-        ceil(retry_ns / SECOND_NS),
-        ceil(retry_ns / 1_000_000),
+        -(-retry_ns // SECOND_NS),
+        -(-retry_ns // MILLISECOND_NS),
     )
 
 
@@ -270,4 +269,5 @@ def _allowed_ns(call: Call) -> int:
 
 
 def _ms(duration_ns: int) -> float | None:
-    return round(duration_ns * 1e-6, 3) if duration_ns else None
+    # Of a quotient of integers the text is the shortest one: three decimals at most.
+    return (duration_ns + 500) // 1_000 / 1_000 if duration_ns else None
