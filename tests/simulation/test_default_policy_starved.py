@@ -274,3 +274,27 @@ def test_best_effort_leaves_the_node_that_holds_an_urgent_function(seed: int) ->
     assert score.attainment("urgent") >= 0.8
     assert score.answered_per_s("bulk") >= 1.0
     assert score.kept("urgent") >= 0.99
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_best_effort_leaves_the_lanes_to_a_class_that_is_starved(seed: int) -> None:
+    """Seed 1200011. The class takes one of four nodes, and can wait for a tenth of a bulk task.
+
+    With one node within its reach on average, half of its requests found none.
+    """
+    config = declare(
+        functions={
+            "urgent": {"exec_time": {1: "30ms", 32: "330ms"}},
+            "bulk": {"exec_time": "400ms"},
+        },
+        pools={"gpu": {"nodes": 4}},
+        pipelines={
+            "urgent": {"stages": {"s": {"function": "urgent"}}, "slo": {"latency": "66ms"}},
+            "bulk": {"stages": {"s": {"function": "bulk"}}},
+        },
+    )
+    streams = (Stream("poisson:rate=60/s", "urgent"), Stream("poisson:rate=20/s", "bulk"))
+    score = run_world(config, streams, 60.0, policy="headgate", seed=seed, truth=TRUTH)
+    assert score.attainment("urgent") >= 0.65
+    assert score.answered_per_s("bulk") >= 3.0
+    assert score.kept("urgent") >= 0.99

@@ -177,13 +177,15 @@ class Feasibility:
 
         Work cannot be preempted: while a long batch runs, its lane is lost to requests with short
         windows. So enough lanes for their load must be within reach of the shortest window, and for
-        each function one of the nodes that hold it. 0: not even one item is done within it.
+        each function one of the nodes that hold it. Where a class is starved, they are not enough:
+        its stages have a part of its window each, and its requests may come in bursts. Then no lane
+        is taken for longer than it can wait. 0: not even one item is done within it.
         """
         now_ns, calendar, shares = self._view.now_ns, build.calendar, self._shares[build.pool.id]
         busy_ns = build.lane_ns(items)
         needed, window_ns = shares.blocked(now_ns, calendar.lanes / self._view.gateways, busy_ns)
         if calendar.lanes_free_by(now_ns, now_ns + int(window_ns)) - build.weight >= needed:
-            window_ns = inf
+            window_ns = shares.starved_window_ns
         if node is not None:
             window_ns = min(window_ns, self._builds.holders_wait_ns(node, build))
         if window_ns >= busy_ns:

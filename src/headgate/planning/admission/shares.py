@@ -12,9 +12,10 @@ serve three purposes, the first two where the pool is contended:
   one that asks for more than its share a smaller part, even while it has not used it up.
 - *Feedback.* What keeps a class from its share need not be work of others that is booked: it may be
   batches that run for longer than the class can wait. So what it is admitted is compared with what
-  it is allotted. A class that is *starved*, admitted much less, leaves nothing to others, and
-  small batches of classes that can wait longer wait for more tasks: a node that runs those one by
-  one whenever it is idle has no time left.
+  it is allotted. A class that is *starved*, admitted much less, leaves nothing to others, best
+  effort takes no lane for longer than the class can wait, but for its small share, and small
+  batches of classes that can wait longer wait for more tasks: a node that runs those one by one
+  whenever it is idle has no time left.
 
 How fast the past is forgotten and how much of a share can be saved up follows the objective that is
 declared for the pipeline, not the deadline that a client claims. A load measured over twenty times
@@ -35,6 +36,7 @@ from headgate.planning.constants import (
     SHARES_MEMORY,
     SHARES_REVIEW,
     STARVED_BELOW,
+    STARVED_MEMORY,
     USUAL_STEP,
 )
 
@@ -44,8 +46,9 @@ class ClassLoad:
     """What one class offers to one pool, and what it may use."""
 
     __slots__ = (
+        "_admitted_ns",
         "_allotted_ns",
-        "_refused_ns",
+        "_part",
         "_since_ns",
         "_updated_ns",
         "_urgency",
@@ -82,8 +85,10 @@ class ClassLoad:
         self.is_new = True  # the pool was not divided since it came
         self.is_starved = False  # it was admitted much less than it was allotted
         self._work_ns = 0.0
-        self._refused_ns = 0.0  # of that
-        self._allotted_ns = 0.0  # in the same time
+        # Of what came since it may be starved, which takes more arrivals to know than its load.
+        self._admitted_ns = 0.0
+        self._allotted_ns = 0.0  # likewise: of each arrival the part that it is allotted
+        self._part = 1.0
         self._urgency = 0  # the most urgent priority that its client gave of late
         self._urgent_until_ns = 0
         self._since_ns = self._updated_ns = now_ns
@@ -97,24 +102,29 @@ class ClassLoad:
         if elapsed_ns:
             fading = exp(-elapsed_ns / self.memory_ns)
             self._work_ns *= fading
-            self._refused_ns *= fading
-            self._allotted_ns = self._allotted_ns * fading + elapsed_ns * self.allotted
+            slower = max(fading, 1.0 - 1.0 / STARVED_MEMORY)
+            self._admitted_ns *= slower
+            self._allotted_ns *= slower
             most_ns = SHARES_BURST * self.entitled * self.declared_ns + work_ns
             saved_ns = self.tokens_ns + elapsed_ns * self.entitled
             self.tokens_ns = saved_ns if saved_ns < most_ns else most_ns
             self._updated_ns = now_ns
         self._work_ns += work_ns
+        self._admitted_ns += work_ns
+        self._allotted_ns += self._part * work_ns
 
     def on_refused(self, work_ns: float) -> None:
         """The arrival that brought this much work is refused."""
-        self._refused_ns += work_ns
+        self._admitted_ns -= work_ns
 
     def allot(self, entitled: float, offered: float) -> None:
         """Set its share, of which it gets what it offers; note whether it got much less of late."""
         self.entitled = entitled
         self.allotted = min(offered, entitled)
-        admitted_ns = self._work_ns - self._refused_ns
-        self.is_starved = admitted_ns < STARVED_BELOW * self._allotted_ns
+        self._part = self.allotted / max(1e-9, offered)
+        # What takes all of its time on an idle system is not late because of others.
+        is_short = self._admitted_ns < STARVED_BELOW * self._allotted_ns
+        self.is_starved = is_short and self.window_ns > 0.0
 
     def save_up(self) -> None:
         """Have all that can be saved up: a class that comes was idle, and its share unused."""
