@@ -168,8 +168,7 @@ def test_what_is_refused_is_started_on_as_many_nodes_as_its_load_wants() -> None
 def test_one_more_start_is_paid_for_with_what_was_refused() -> None:
     """A start takes 50 ms of a node that runs something else for half of its time.
 
-    It is worth it once 25 ms of work were refused, and not because a task has to wait. Nothing is
-    to be paid for a node that stands idle.
+    It is worth it once 25 ms of work were refused, and not because a task has to wait.
     """
     rig = make_rig(2, nodes=2)
     held, wanted = rig.view.nodes.values()
@@ -185,7 +184,19 @@ def test_one_more_start_is_paid_for_with_what_was_refused() -> None:
     refused = [rig.placement.missing_node(build) for _ in range(3)]
     assert refused == [None, None, wanted]
     assert rig.placement.missing_node(build) is None  # what was refused before is used up
-    assert rig.placement.prestart_node(rig.build(1), is_awaited=True) is held
+
+
+def test_a_node_that_has_just_loaded_a_function_is_wanted_for_it() -> None:
+    """Nothing ran there yet, but there is a load."""
+    rig = make_rig(2, nodes=2)
+    held, fresh = rig.view.nodes.values()
+    rig.start(0, held)
+    rig.start(1, fresh)
+    for _ in range(100):
+        rig.now_ns += 10 * MS
+        rig.view.now_ns = rig.now_ns
+        rig.builds.observe_load(rig.build(1), 5.0 * MS)
+    assert rig.placement.prestart_node(rig.build(0), is_awaited=True) is None
 
 
 def test_the_first_node_of_a_function_is_the_one_that_is_wanted_least() -> None:

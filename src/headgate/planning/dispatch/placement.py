@@ -310,11 +310,25 @@ class Placement:
             return True  # plans rent another node for what lacks one
         if len(self._view.free_by_pool[node.pool.id]) <= 1 and self._is_coming(build):
             return False  # it may be all that is left to a function which no node holds
-        displaced_ns = self._builds.nodes.displaced(node) * build.cold_start_ns
+        displaced_ns = self._displaced(node) * build.cold_start_ns
         if displaced_ns > self._missed_ns[build.id]:
             return False
         self._missed_ns[build.id] = 0.0
         return True
+
+    def _displaced(self, node: Node) -> float:
+        """The part of a lane of a node that a start takes from what is wanted there.
+
+        That is what does not fit the other lanes: of what ran there lately or, if that is more, of
+        what is asked of the functions that it holds, for it may hold them only since now.
+        """
+        asked, now_ns, beside = 0.0, self._view.now_ns, self._builds.on_pool[node.pool.id]
+        for instance in islice(node.instances.values(), CANDIDATES_MAX):
+            build = beside[instance.variant.function_id]
+            if build is not None and instance.residency != ON_HOST:
+                asked += build.load.erlangs(now_ns) / max(1, self._builds.count_instances(build))
+        lanes = max(asked, self._builds.nodes.use(node))
+        return min(1.0, max(0.0, lanes - (self._builds.nodes.per_node[node.pool.id] - 1)))
 
     def rentable_node(self, build: Build) -> Node | None:
         """A node to rent for a build, one that is rented already if possible; None if none is."""
@@ -398,7 +412,7 @@ class Placement:
                 continue
             if may_take_room is None:
                 may_take_room = self._may_take_room(build, is_urgent=is_urgent)
-            if may_take_room and (displaced := self._builds.nodes.displaced(node)) < least:
+            if may_take_room and (displaced := self._displaced(node)) < least:
                 if displaced == 0.0:
                     return node
                 roomy, least = node, displaced

@@ -109,16 +109,10 @@ class NodeLanes:
             use = self._uses[node.id] = OfferedLoad(memory_ns, 0)
         use.observe(self._view.now_ns, end_ns - self._view.now_ns)
 
-    def displaced(self, node: Node) -> float:
-        """The part of a lane of a node that a start takes from what usually runs there.
-
-        That is what does not fit the other lanes.
-        """
+    def use(self, node: Node) -> float:
+        """The lanes of a node that were in use lately."""
         use = self._uses.get(node.id)
-        if use is None:
-            return 0.0
-        lanes = use.erlangs(self._view.now_ns) - (self.per_node[node.pool.id] - 1)
-        return min(1.0, max(0.0, lanes))
+        return 0.0 if use is None else use.erlangs(self._view.now_ns)
 
     def start_end_ns(self, instance: Instance) -> int | None:
         """When the start of an instance is predicted to end; None if that is not known."""
