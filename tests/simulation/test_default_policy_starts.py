@@ -176,3 +176,24 @@ def test_best_effort_that_keeps_all_nodes_busy_leaves_a_function_its_first_node(
     assert score.attainment("promised") >= 0.95
     assert score.kept("promised") >= 0.99
     assert score.answered_per_s("bulk") >= 0.05 * 4 / 0.003
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_from_cold_each_function_starts_once_if_one_node_of_each_is_enough(seed: int) -> None:
+    """The application of the README. Two nodes start two functions, one each, in 2 and 4 s.
+
+    Whenever a task waited, the other node started its function, too, and served nothing meanwhile;
+    what was admitted then was seconds late, for the node that starts something was taken for free.
+    """
+    config = declare(
+        functions={
+            "resnet": {"exec_time": {"1": "5ms", "8": "16ms"}, "cold_start": "2s"},
+            "bert": {"exec_time": "18ms", "cold_start": "4s"},
+        },
+        pools={"gpu": {"nodes": 2}},
+        slo={"latency": "100ms", "quantile": "99%"},
+    )
+    streams = (Stream("poisson:rate=100/s", "resnet"), Stream("gamma:rate=20/s,cv=2", "bert"))
+    score = run_world(config, streams, 60.0, policy="headgate", seed=seed)
+    assert score.attainment(warm_up=0.0) >= 0.935
+    assert score.kept() >= 0.99

@@ -43,7 +43,7 @@ class OfferedLoad:
     """
 
     def __init__(self, memory_ns: int, prior_ns: int) -> None:
-        self._memory_ns = memory_ns
+        self.memory_ns: Final = memory_ns
         self._prior_ns = prior_ns
         self._work_ns = 0.0
         self._since_ns: int | None = None
@@ -54,7 +54,7 @@ class OfferedLoad:
         if self._since_ns is None:
             self._since_ns = now_ns
         else:
-            self._work_ns *= exp((self._updated_ns - now_ns) / self._memory_ns)
+            self._work_ns *= exp((self._updated_ns - now_ns) / self.memory_ns)
         self._updated_ns = now_ns
         self._work_ns += work_ns
 
@@ -62,8 +62,8 @@ class OfferedLoad:
         """The load now. O(1)."""
         if self._since_ns is None:
             return 0.0
-        work_ns = self._work_ns * exp((self._updated_ns - now_ns) / self._memory_ns)
-        span_ns = self._memory_ns * (1.0 - exp((self._since_ns - now_ns) / self._memory_ns))
+        work_ns = self._work_ns * exp((self._updated_ns - now_ns) / self.memory_ns)
+        span_ns = self.memory_ns * (1.0 - exp((self._since_ns - now_ns) / self.memory_ns))
         return work_ns / (span_ns + self._prior_ns) if span_ns + self._prior_ns > 0 else 0.0
 
     def seen_ns(self, now_ns: int) -> float:
@@ -72,7 +72,7 @@ class OfferedLoad:
         A memory that decays says as much about a load as two time constants without decay do.
         """
         age_ns = 0 if self._since_ns is None else now_ns - self._since_ns
-        return float(min(age_ns, 2 * self._memory_ns) + self._prior_ns)
+        return float(min(age_ns, 2 * self.memory_ns) + self._prior_ns)
 
 
 @final

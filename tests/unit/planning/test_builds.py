@@ -281,6 +281,17 @@ def test_weights_on_hosts_do_not_hide_the_node_that_is_free() -> None:
     assert rig.builds.free_in_ns(rig.build()) == 0
 
 
+def test_a_node_that_starts_another_function_is_not_free_until_then() -> None:
+    """It holds the build, and was idle before: what is admitted now waits for the start."""
+    profile = Profile((10 * MS,), cold_start_ns=40 * MS)
+    rig = PlanningRig(make_app([profile] * 2, Pool(0, "node", nodes=2), latency_ms=30))
+    node = rig.view.nodes[0]
+    rig.start(0, node)
+    rig.start(1, node, is_ready=False)
+    assert rig.builds.ready_in_ns(rig.build()) == 40 * MS
+    assert not rig.admission.admit(rig.ask(due_ms=30))
+
+
 def test_an_instance_that_starts_is_no_lane_until_then() -> None:
     profile = Profile((10 * MS,), cold_start_ns=40 * MS)
     rig = PlanningRig(make_app([profile], Pool(0, "node", nodes=3)))

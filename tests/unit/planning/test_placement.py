@@ -151,19 +151,62 @@ def test_a_start_in_advance_leaves_a_node_free_and_needs_a_load() -> None:
 
 
 def test_what_is_refused_is_started_on_as_many_nodes_as_its_load_wants() -> None:
-    """The first node is starting it: nothing can be admitted, so no task waits for a second."""
+    """Nodes are starting it: nothing can be admitted, so no task waits for a second or a third."""
     rig = make_rig()
     build = rig.build()
-    rig.start(0, rig.view.nodes[0], is_ready=False)
-    assert rig.placement.missing_node(build) is None
     for _ in range(1_000):
         rig.now_ns += 10 * MS
         rig.view.now_ns = rig.now_ns
         rig.builds.observe_load(build, 10.0 * MS)
+    rig.start(0, rig.view.nodes[0], is_ready=False)
     node = rig.placement.missing_node(build)
     assert node is rig.view.nodes[1]
     rig.start(0, node, is_ready=False)
     assert rig.placement.missing_node(build) is None  # one stays free
+
+
+def test_one_more_start_is_paid_for_with_what_was_refused() -> None:
+    """A start takes 50 ms of a node that runs something else for half of its time.
+
+    It is worth it once 25 ms of work were refused, and not because a task has to wait.
+    """
+    rig = make_rig(2, nodes=2)
+    held, wanted = rig.view.nodes.values()
+    build = rig.build(0)
+    rig.start(0, held)
+    rig.start(1, wanted)
+    for _ in range(1_000):
+        rig.builds.nodes.on_sent(wanted, rig.now_ns + 5 * MS)
+        rig.now_ns += 10 * MS
+        rig.view.now_ns = rig.now_ns
+        rig.builds.observe_load(build, 5.0 * MS)
+    assert rig.placement.prestart_node(build, is_awaited=True) is None
+    refused = [rig.placement.missing_node(build) for _ in range(3)]
+    assert refused == [None, None, wanted]
+    assert rig.placement.missing_node(build) is None  # what was refused before is used up
+
+
+def test_a_node_that_has_just_loaded_a_function_is_wanted_for_it() -> None:
+    """Nothing ran there yet, but there is a load."""
+    rig = make_rig(2, nodes=2)
+    held, fresh = rig.view.nodes.values()
+    rig.start(0, held)
+    rig.start(1, fresh)
+    for _ in range(100):
+        rig.now_ns += 10 * MS
+        rig.view.now_ns = rig.now_ns
+        rig.builds.observe_load(rig.build(1), 5.0 * MS)
+    assert rig.placement.prestart_node(rig.build(0), is_awaited=True) is None
+
+
+def test_the_first_node_of_a_function_is_the_one_that_is_wanted_least() -> None:
+    rig = make_rig(2, nodes=3)
+    first, second, _ = rig.view.nodes.values()
+    rig.builds.nodes.on_sent(first, 4 * MS)
+    rig.builds.nodes.on_sent(second, 2 * MS)
+    rig.start(0, rig.view.nodes[2], is_ready=False)
+    rig.now_ns = rig.view.now_ns = 20 * MS
+    assert rig.placement.missing_node(rig.build(1)) is second
 
 
 def test_a_node_that_joins_starts_each_function_once_then_more_of_it() -> None:

@@ -322,7 +322,9 @@ class Dispatcher:
             return None
         if self._should_wait_elsewhere(task, send):
             is_held = build.variant.id in node.instances
-            return None if is_held else Send(queue, build, node, is_start=True)
+            if is_held or not self._placement.pays(node, build):
+                return None
+            return Send(queue, build, node, is_start=True)
         return send
 
     def _moved(self, queue: EdfQueue, task: Task, build: Build, node: Node) -> Send | None:
@@ -332,7 +334,7 @@ class Dispatcher:
         source = None if queue.node_id is None else self._view.nodes.get(queue.node_id)
         if (
             source is not None
-            and self._builds.node_end_ns(source) <= self._view.now_ns + moving_ns
+            and self._builds.nodes.end_ns(source) <= self._view.now_ns + moving_ns
             and build.variant.id in source.instances
             and not self._view.is_barred(source, build.variant)
         ):
@@ -345,7 +347,7 @@ class Dispatcher:
         promise, node = self._admission.booked(task), send.node
         if promise is None or node is None:
             return False
-        ready_ns = self._builds.node_end_ns(node) + send.start_ns
+        ready_ns = self._builds.nodes.end_ns(node) + send.start_ns
         return ready_ns <= promise.start_ns and self._placement.spares_by_waiting(node, send.build)
 
     def _should_wait_elsewhere(self, task: Task, send: Send) -> bool:

@@ -2,7 +2,9 @@
 
 A free node that holds the weights comes first. A cold start is worth its time where the function
 has fewer nodes than its share of the load, and where it needs no eviction or evicts a function that
-has more nodes than its share.
+has more nodes than its share. A start takes a node from what it holds, for seconds where weights
+are large: one more node for a function that has one is paid for with work that was refused for want
+of it (`Placement.pays`).
 
 Nodes that other gateways keep busy get no batch: see `busy_nodes`.
 """
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from math import inf
 from random import Random
 from typing import final
 
@@ -21,6 +24,7 @@ from headgate.core.view import View, has_free_room, is_evictable
 from headgate.planning.constants import (
     CANDIDATES_MAX,
     PRESTART_LOAD,
+    SPARE_LOAD,
 )
 from headgate.planning.dispatch.busy_nodes import BusyNodes
 from headgate.planning.pools.build import Build
@@ -58,6 +62,8 @@ class Placement:
         self._prewarmed = [[build for build in row if self._prewarm_nodes(build)] for row in rows]
         self._replicated = [[build for build in row if build.replicas > 1] for row in rows]
         self._missing: dict[int, Build] = {}  # by id: those that wait for a node to start them
+        # By build id: work that was refused since it was started last.
+        self._missed_ns = [0.0 for _ in builds.all]
         # By function id: the builds that may be started in advance.
         self.prestarted = [
             [build for build in row if _is_prestarted(build)] for row in builds.of_function
@@ -238,7 +244,13 @@ class Placement:
             if node is None and self._builds.may_start_now(build):
                 self._missing[build.id] = build
             return node
-        return self.prestart_node(build, is_awaited=False) if _is_prestarted(build) else None
+        if not _is_prestarted(build):
+            return None
+        if build.load.erlangs(self._view.now_ns) < PRESTART_LOAD:
+            return None
+        if not self._is_coming(build):
+            self._missed_ns[build.id] += build.lane_ns(1)
+        return self._paid_node(build)
 
     def take_missing(self, node: Node) -> Build | None:
         """A build that was asked for in vain while no node was idle, if this one has room for it.
@@ -261,18 +273,62 @@ class Placement:
         """The node on which to start a build of `prestarted`; None if that is not worth it.
 
         It is if a task waits for a node that holds the build (`is_awaited`), or for the build's
-        load; in the latter case one idle node stays free.
+        load; in the latter case one idle node stays free. What a start takes from others is paid.
         """
-        view = self._view
-        free = view.free_by_pool[build.pool.id]
-        if not free or not self._is_startable(build, self._builds.nodes.node_count(build.pool.id)):
+        free = self._view.free_by_pool[build.pool.id]
+        if not is_awaited:
+            load = build.load.erlangs(self._view.now_ns)
+            if len(free) <= 1 or load < PRESTART_LOAD:
+                return None
+        return self._paid_node(build)
+
+    def _paid_node(self, build: Build) -> Node | None:
+        """An idle node on which to start a build once more, if that is paid for."""
+        view, builds = self._view, self._builds
+        if not view.free_by_pool[build.pool.id] or not builds.wants_instance(build):
             return None
-        if not self._builds.wants_instance(build):
+        if not self._is_startable(build, builds.nodes.node_count(build.pool.id)):
             return None
-        is_worth_it = is_awaited or (
-            len(free) > 1 and build.load.erlangs(view.now_ns) >= PRESTART_LOAD
-        )
-        return self._idle_node(build) if is_worth_it else None
+        node = self._idle_node(build)
+        return node if node is not None and self.pays(node, build) else None
+
+    def _is_coming(self, build: Build) -> bool:
+        """Whether every node that holds a build is still starting it, and they are enough."""
+        if self._builds.ready_in_ns(build) == 0:
+            return False
+        load = build.load.erlangs(self._view.now_ns)
+        return load <= SPARE_LOAD * self._builds.lanes_of(build)
+
+    def pays(self, node: Node, build: Build) -> bool:
+        """Whether it is worth its time to start a build on one more node; if so, it is paid for.
+
+        A start takes a lane for which what the node holds is wanted. It is worth that once as much
+        work of the build was refused for want of it: at most twice as much is lost as by whoever
+        knew what comes (ski rental).
+        """
+        if build.pool.is_elastic:
+            return True  # plans rent another node for what lacks one
+        if len(self._view.free_by_pool[node.pool.id]) <= 1 and self._is_coming(build):
+            return False  # it may be all that is left to a function which no node holds
+        displaced_ns = self._displaced(node) * build.cold_start_ns
+        if displaced_ns > self._missed_ns[build.id]:
+            return False
+        self._missed_ns[build.id] = 0.0
+        return True
+
+    def _displaced(self, node: Node) -> float:
+        """The part of a lane of a node that a start takes from what is wanted there.
+
+        That is what does not fit the other lanes: of what ran there lately or, if that is more, of
+        what is asked of the functions that it holds, for it may hold them only since now.
+        """
+        asked, now_ns, beside = 0.0, self._view.now_ns, self._builds.on_pool[node.pool.id]
+        for instance in islice(node.instances.values(), CANDIDATES_MAX):
+            build = beside[instance.variant.function_id]
+            if build is not None and instance.residency != ON_HOST:
+                asked += build.load.erlangs(now_ns) / max(1, self._builds.count_instances(build))
+        lanes = max(asked, self._builds.nodes.use(node))
+        return min(1.0, max(0.0, lanes - (self._builds.nodes.per_node[node.pool.id] - 1)))
 
     def rentable_node(self, build: Build) -> Node | None:
         """A node to rent for a build, one that is rented already if possible; None if none is."""
@@ -331,7 +387,9 @@ class Placement:
         An urgent task cannot wait: the build is started if that takes nothing from others.
         """
         view = self._view
+        roomy: Node | None = None
         fallback: Node | None = None
+        least = inf  # of what a start displaces on a node with room
         may_take_room: bool | None = None  # asked once: it is the same for all nodes with room
         for node in islice(view.free_by_pool[build.pool.id].values(), CANDIDATES_MAX):
             if build.variant.id in node.instances and not self._is_on_host(node, build):
@@ -354,9 +412,11 @@ class Placement:
                 continue
             if may_take_room is None:
                 may_take_room = self._may_take_room(build, is_urgent=is_urgent)
-            if may_take_room:
-                return node
-        return fallback
+            if may_take_room and (displaced := self._displaced(node)) < least:
+                if displaced == 0.0:
+                    return node
+                roomy, least = node, displaced
+        return fallback if roomy is None else roomy
 
     def _keeps_others_waiting(self, node: Node, build: Build) -> bool:
         """Whether one more start of a build takes longer than what a node holds can wait."""

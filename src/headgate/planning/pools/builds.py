@@ -98,7 +98,6 @@ class Builds:
         ]
         # Of batches in flight: the build, predicted end and lanes, and whether it awaited a start.
         self._runs: dict[Batch, tuple[Build, int, int, bool]] = {}
-        self._node_ends_ns: dict[int, int] = {}  # by node id: predicted end of what was sent last
         owns = [[b.own for b in row if b is not None and b.own is not None] for row in self.on_pool]
         self._gateway_shares = [
             GatewayShare(calendar, own, shortest_ns)
@@ -351,7 +350,7 @@ class Builds:
                 continue
             if node.running < build.lanes:
                 return 0
-            end_ns = self._node_ends_ns.get(node.id, 0)
+            end_ns = self.nodes.end_ns(node)
             soonest_ns = end_ns if end_ns < soonest_ns else soonest_ns
             if end_ns <= enough_ns:
                 break
@@ -375,7 +374,7 @@ class Builds:
                 i.node is not None
                 and i.node is not node
                 and i.residency != ON_HOST
-                and self.node_end_ns(i.node) <= now_ns + wait_ns
+                and self.nodes.end_ns(i.node) <= now_ns + wait_ns
                 for i in self._view.instances_in(other.variant.id, other.pool.id)
             ):
                 least_ns = wait_ns
@@ -384,7 +383,8 @@ class Builds:
     def ready_in_ns(self, build: Build, *, may_swap_in: bool = False) -> int:
         """Time until some node can run a build without starting it first; 0 if one can now.
 
-        With `may_swap_in`, weights on a host may take the place of others.
+        One whose last lane starts another cannot. With `may_swap_in`, weights on a host may take
+        the place of others.
         """
         soonest_ns = build.cold_start_ns
         for instance in self._view.instances_of[build.variant.id].values():
@@ -394,7 +394,9 @@ class Builds:
                 if may_swap_in:
                     soonest_ns = min(soonest_ns, build.variant.profile.swap_in_ns)
             elif instance.state != INSTANCE_STARTING:
-                return 0
+                if (wait_ns := self.nodes.lane_in_ns(instance)) == 0:
+                    return 0
+                soonest_ns = min(soonest_ns, wait_ns)
             else:
                 end_ns = self.nodes.start_end_ns(instance)
                 if end_ns is not None:
@@ -429,10 +431,6 @@ class Builds:
         each = build.per_node if build.replicas == 1 else build.variant.concurrency
         return max(0, self.lanes_of(build) - late * each)
 
-    def node_end_ns(self, node: Node) -> int:
-        """When what was sent to a node last is predicted to end."""
-        return self._node_ends_ns.get(node.id, 0)
-
     def on_sent(self, build: Build, batch: Batch, start_ns: int) -> None:
         """A batch was sent; `start_ns` is the time that its instance needs first."""
         items, shape_id = batch.items, batch.shape_id
@@ -449,7 +447,7 @@ class Builds:
             build.own.occupy(end_ns, 1, spread_ns)
         self._runs[batch] = (build, end_ns, lanes, start_ns > 0)
         if batch.node is not None:
-            self._node_ends_ns[batch.node.id] = end_ns
+            self.nodes.on_sent(batch.node, end_ns)
 
     def on_batch_ended(self, batch: Batch, took_ns: int) -> None:
         """A batch has ended: free its lane, and learn from it unless it waited for a start."""
@@ -567,12 +565,12 @@ class Builds:
         )
 
     def may_probe_on(self, build: Build) -> bool:
-        """Whether a probe would run soon; or else start what nothing but its estimate has kept off.
+        """Whether a probe would run at once; or start what nothing but its estimate has kept off.
 
         It takes no memory from others.
         """
         if self.has_instance(build):
-            return True
+            return self.ready_in_ns(build) == 0
         return build.variant.profile.is_estimate and self.may_start_now(build)
 
     def is_usable(self, build: Build) -> bool:

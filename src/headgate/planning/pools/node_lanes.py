@@ -45,9 +45,10 @@ _STEPS: Final = 64  # parts are multiples of 1/64: a calendar is rebuilt when it
 class _Start:
     """An instance that is being started, and what that takes of its pool until it is ready."""
 
-    __slots__ = ("busy_lanes", "end_ns", "missing_lanes", "own_lanes")
+    __slots__ = ("busy_lanes", "end_ns", "missing_lanes", "node_id", "own_lanes")
 
-    def __init__(self, end_ns: int) -> None:
+    def __init__(self, node_id: int, end_ns: int) -> None:
+        self.node_id = node_id
         self.end_ns = end_ns  # predicted
         self.busy_lanes = 0  # lanes that are busy until then
         self.own_lanes = False  # and so are those of the builds' own calendars
@@ -73,12 +74,45 @@ class NodeLanes:
         self._longest_ns = longest_ns
         self._counted: set[int] = set()  # node ids
         self._starts: dict[int, _Start] = {}  # by instance id
+        # By node id: the predicted ends of its starts.
+        self._node_starts_ns: dict[int, list[int]] = {}
+        # By node id: the predicted end of what was sent last, and the use of its lanes by all that.
+        self._ends_ns: dict[int, int] = {}
+        self._uses: dict[int, OfferedLoad] = {}
+        memories_ns = [[b.load.memory_ns for b in row if b is not None] for row in on_pool]
+        self._memories_ns = [max(row, default=1) for row in memories_ns]  # by pool id
         # By variant id: predicted ends of the starts of its instances, ascending.
         self._start_ends_ns: list[list[int]] = [[] for _ in view.app.variants]
 
     def node_count(self, pool_id: int) -> int:
         """Number of nodes of a pool that count."""
         return self._calendars[pool_id].lanes // max(1, self.per_node[pool_id])
+
+    def lane_in_ns(self, instance: Instance) -> int:
+        """Time until the node of an instance has a lane that starts nothing; 0 if it has one."""
+        node = instance.node
+        ends_ns = None if node is None else self._node_starts_ns.get(node.id)
+        if not ends_ns or len(ends_ns) < self.per_node[instance.pool.id]:
+            return 0
+        return max(0, min(ends_ns) - self._view.now_ns)
+
+    def end_ns(self, node: Node) -> int:
+        """When what was sent to a node last is predicted to end."""
+        return self._ends_ns.get(node.id, 0)
+
+    def on_sent(self, node: Node, end_ns: int) -> None:
+        """A batch was sent to a node, with its predicted end."""
+        self._ends_ns[node.id] = end_ns
+        use = self._uses.get(node.id)
+        if use is None:
+            memory_ns = self._memories_ns[node.pool.id]
+            use = self._uses[node.id] = OfferedLoad(memory_ns, 0)
+        use.observe(self._view.now_ns, end_ns - self._view.now_ns)
+
+    def use(self, node: Node) -> float:
+        """The lanes of a node that were in use lately."""
+        use = self._uses.get(node.id)
+        return 0.0 if use is None else use.erlangs(self._view.now_ns)
 
     def start_end_ns(self, instance: Instance) -> int | None:
         """When the start of an instance is predicted to end; None if that is not known."""
@@ -106,7 +140,7 @@ class NodeLanes:
         start_ns, boots = instance.variant.profile.cold_start_ns, _boots(node)
         if boots:
             start_ns += pool.boot_ns
-        start = _Start(self._view.now_ns + start_ns)
+        start = _Start(node.id, self._view.now_ns + start_ns)
         is_long = start_ns > self._longest_ns
         if boots and is_long:
             return
@@ -122,6 +156,7 @@ class NodeLanes:
             start.busy_lanes, start.own_lanes = self.per_node[pool.id], True
         self._occupy(node.pool.id, start)
         self._starts[instance.id] = start
+        self._node_starts_ns.setdefault(node.id, []).append(start.end_ns)
         insort(self._start_ends_ns[instance.variant.id], start.end_ns)
 
     def on_instance_started(self, instance: Instance) -> None:
@@ -169,6 +204,7 @@ class NodeLanes:
             return
         ends_ns = self._start_ends_ns[instance.variant.id]
         del ends_ns[bisect_left(ends_ns, start.end_ns)]
+        self._node_starts_ns[start.node_id].remove(start.end_ns)
         calendar = self._calendars[instance.pool.id]
         calendar.resize(calendar.lanes + start.missing_lanes)
         calendar.release(start.end_ns, start.busy_lanes)
