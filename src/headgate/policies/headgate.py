@@ -126,12 +126,13 @@ class Headgate(Policy):
 
     def on_batch_ended(self, batch: Batch, took_ns: int) -> None:
         self._dispatch.on_batch_ended(batch, took_ns)
-        if (at_ns := self._busy.on_ended(batch)) is not None and batch.node is not None:
+        at_ns = self._busy.on_ended(batch) if self._busy.has_had_peers else None
+        if at_ns is not None and batch.node is not None:
             self.orders.set_timer(TRY_AGAIN, at_ns, batch.node.id)
         self._offer_ready()
 
     def on_capacity(self, node: Node) -> None:
-        self._serve(node, self._busy.on_freed(node))
+        self._serve(node, self._busy.on_freed(node) if self._busy.has_had_peers else None)
         self._offer_given_up()
 
     def on_pool_available(self, pool_id: int) -> None:
@@ -153,7 +154,7 @@ class Headgate(Policy):
 
     def _offer_ready(self) -> None:
         """Offer nodes and calls to the tasks that have become ready."""
-        while (task := self._dispatch.take_ready()) is not None:
+        while self._dispatch.ready and (task := self._dispatch.take_ready()) is not None:
             self._offer_task(task)
 
     def _offer_task(self, task: Task) -> None:
@@ -191,15 +192,13 @@ class Headgate(Policy):
         return node is not None
 
     def _serve(self, node: Node, retry_at_ns: int | None = None) -> None:
-        """Send batches to a node while it has a free slot and something should run there.
-
-        A node that `BusyNodes` holds back is asked again at `retry_at_ns`.
-        """
+        """Send a node what should run on its free slots; if it is held back, ask it again later."""
         if retry_at_ns is not None:
             self.orders.set_timer(TRY_AGAIN, retry_at_ns, node.id)
-        while (send := self._dispatch.to_node(node)) is not None:
+        while node.running < node.slots and (send := self._dispatch.to_node(node)) is not None:
             self._send(send)
-        for name, at_ns, number in self._dispatch.take_timers(node):
+        timers = self._dispatch.take_timers(node) if self._dispatch.has_timers else ()
+        for name, at_ns, number in timers:
             self.orders.set_timer(name, at_ns, number)
 
     def _call(self, function_id: int) -> None:

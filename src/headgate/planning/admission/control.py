@@ -116,7 +116,7 @@ class AdmissionControl:
         self.late_stage = None
         if request.deadline_ns <= self._view.now_ns:  # nothing could serve it: it is no load
             return False
-        is_too_dear = self.budgets.is_below_least(request)
+        is_too_dear = request.cost_usd < inf and self.budgets.is_below_least(request)
         if request.deadline_ns == NEVER_NS:
             if is_too_dear and not self._probe_best_effort(request):
                 return False
@@ -204,7 +204,8 @@ class AdmissionControl:
 
     def on_settled(self, request: Request, outcome: int) -> None:
         """A request is settled: release what is left of it, and learn whether it was kept."""
-        self.budgets.close(request.id)
+        if request.cost_usd < inf:
+            self.budgets.close(request.id)
         promises = self._promises.get(request)
         if promises is None:
             return
@@ -212,11 +213,9 @@ class AdmissionControl:
         for promise in promises:
             if promise.is_booked:
                 promise.release()
-        if outcome in _JUDGED:
-            self._judge(request, was_kept=outcome == _MET)
-
-    def _judge(self, request: Request, *, was_kept: bool) -> None:
-        pipeline_id = request.pipeline.id
+        if outcome not in _JUDGED:
+            return
+        pipeline_id, was_kept = request.pipeline.id, outcome == _MET
         self.margins.observe(pipeline_id, was_kept=was_kept)
         if was_kept:
             self._was_ever_kept[pipeline_id] = True

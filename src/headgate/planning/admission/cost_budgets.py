@@ -126,8 +126,6 @@ class CostBudgets:
 
     def is_below_least(self, request: Request) -> bool:
         """Whether not even the cheapest placement is within the objective, however long it took."""
-        if request.cost_usd == inf:
-            return False
         return sum(self._least(request)) > request.cost_usd * (1.0 + _TOLERANCE)
 
     def cheapest_first(self, task: Task) -> list[Build]:

@@ -13,7 +13,7 @@ from typing import Final, final
 
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import App
-from headgate.core.records import STAGES_MAX, Node, Request, Task
+from headgate.core.records import Node, Request, Task
 from headgate.core.view import View
 from headgate.planning.admission.cost_budgets import CostBudgets
 from headgate.planning.admission.shares import ClassLoad, PoolShares
@@ -56,9 +56,9 @@ class Feasibility:
         self._works: dict[int, float] = {}  # likewise: what it offers
         self._request: Request | None = None  # itself, if it is new
         self._elsewhere: dict[int, float] = {}  # likewise: what it offers to pools that come later
-        self._offered: set[tuple[int, int]] = set()  # likewise: its stages, by pool
+        self._offered: set[tuple[int, int]] = set()  # likewise: their ids, and its stages
         self._stage = 0  # likewise: the one that is fitted
-        self._preferred: list[Build] = []  # likewise: the builds to which it offers that
+        self._preferred: list[Build | None] = []  # likewise: the builds that it prefers, by stage
         self._priority = 0  # likewise
         self.was_share_used = False  # the last request did not fit to leave others their shares
         self.is_trial = False  # what is fitted will not be promised, and is no demand
@@ -76,15 +76,14 @@ class Feasibility:
         stages, window_ns = len(tasks), float(request.deadline_ns - self._view.now_ns)
         for task, probability in zip(tasks, self._visits[request.pipeline.id], strict=True):
             builds = self._budgets.affordable(task)
+            preferred.append(builds[0] if builds else None)
             if builds:
                 build = builds[0]
                 size = build.items_within(window_ns / stages, 0.0)
                 work_ns = build.lane_ns(size) / size * items * build.weight * probability
                 self._builds.observe_load(build, work_ns)
-                preferred.append(build)
                 pool_id = build.pool.id
                 works[pool_id] = works.get(pool_id, 0.0) + work_ns
-                self._offered.add((pool_id, task.id % STAGES_MAX))
         self._loads.clear()
         for pool_id, work_ns in works.items():
             self._loads[pool_id] = self._observe_class(request, pool_id, window_ns, work_ns)
@@ -112,7 +111,12 @@ class Feasibility:
         Without it what comes there from elsewhere would have no shares of the pool.
         """
         request, stage = self._request, self._stage
-        if request is None or self.is_trial or (pool_id, stage) in self._offered:
+        if request is None or self.is_trial:
+            return
+        preferred = self._preferred[stage]
+        if preferred is not None and preferred.pool.id == pool_id:
+            return
+        if (pool_id, stage) in self._offered:
             return
         self._offered.add((pool_id, stage))
         work_ns *= self._visits[request.pipeline.id][stage]
@@ -255,7 +259,8 @@ class Feasibility:
 
     def _must_yield(self, pool_id: int, load: ClassLoad, work_ns: float) -> bool:
         """Whether the request at hand must leave room: to other classes, or to more urgent ones."""
-        has_used = self._shares[pool_id].has_used_its_share(load, work_ns)
+        shares = self._shares[pool_id]
+        has_used = shares.is_contended and shares.has_used_its_share(load, work_ns)
         return has_used or load.has_more_urgent(self._priority)
 
     def _ranked(self, task: Task, window_ns: int) -> list[Build]:

@@ -81,8 +81,8 @@ class Batching:
                 if batch and booked.build is not build and not self._pays(task, build):
                     break
                 if choice is None:
-                    limit = self._limit(build, task, booked, start_ns)
-                    items_max = limit if limit < items_max else items_max
+                    if batch or own_items < min(items_max, queue.items):  # else none can join it
+                        items_max = min(items_max, self._limit(build, task, booked, start_ns))
                 elif batch and not self._gains(build, task, start_ns, choice):
                     break
             bytes_max -= task.payload_bytes
@@ -93,7 +93,7 @@ class Batching:
             if booked is not None:
                 booked.release()
                 booked_ns += booked.base_ns
-            if task.must_run_alone:
+            if task.must_run_alone or queue.items == 0 or items >= items_max:
                 break
             task = queue.head()
         if choice is not None and items < choice.items and promise is not None:
@@ -220,15 +220,19 @@ class Batching:
     def _is_lost(self, queue: EdfQueue, task: Task, promise: Promise) -> bool:
         """Whether a task cannot be in time, or only in a batch that would make others late."""
         now_ns, items, build = self._view.now_ns, task.request.items, promise.build
-        if self._is_late(task, promise):
+        if build.has_choice:
+            return now_ns > promise.order_ns  # too late for its fastest shape
+        left_ns = self._builds.latest_ns(task.request, task.id % STAGES_MAX) - now_ns
+        # No build is faster than the fastest: where its own is in time, none need be compared.
+        is_tight = build.lane_ns(items) > left_ns
+        if is_tight and self._builds.fastest_ns(task.function.id, items) > left_ns:
             return True
-        if build.has_choice or queue.items <= items:
+        if queue.items <= items:
             return False
         # What others have come to count on is a usual batch, not the largest that had time.
         size = min(promise.size, build.usual_items)
         if 2 * items > size:
             return False
-        left_ns = self._builds.latest_ns(task.request, task.id % STAGES_MAX) - now_ns
         items_max = build.items_within(left_ns, 0.0)
         if 2 * items_max >= size or queue.items <= items_max:
             return False
@@ -237,16 +241,6 @@ class Batching:
         share_ns = calendar.mean_batch_ns(build.lane_ns(1)) * items_max / build.items_best
         least_ns = calendar.slack(now_ns, 0)[2]
         return least_ns + share_ns < build.lane_ns(items_max)
-
-    def _is_late(self, task: Task, promise: Promise) -> bool:
-        """Whether a task cannot be in time, on whichever build."""
-        now_ns, items, build = self._view.now_ns, task.request.items, promise.build
-        if build.has_choice:
-            return now_ns > promise.order_ns  # too late for its fastest shape
-        left_ns = self._builds.latest_ns(task.request, task.id % STAGES_MAX) - now_ns
-        # No build is faster than the fastest: where its own is in time, none need be compared.
-        is_tight = build.lane_ns(items) > left_ns
-        return is_tight and self._builds.fastest_ns(task.function.id, items) > left_ns
 
 
 def take_batch(queue: deque[Task], node: Node, items_max: int) -> list[Task]:

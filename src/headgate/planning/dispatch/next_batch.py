@@ -89,10 +89,11 @@ class Dispatcher:
         self._spillover = spillover
         self._shapes = ShapeChooser(view, builds, admission.budgets)
         self._batching = Batching(view, builds, admission, queues, self._shapes)
-        self._ready: list[Task] = []  # queued, and not taken by `take_ready` yet
+        self.ready: list[Task] = []  # queued, and not taken by `take_ready` yet
         # A promised task waits for more compute of the node at hand than is free. Best effort in
         # smaller shapes would take it piece by piece, as it becomes free.
         self._lacks_compute = False
+        self.has_timers = False  # there is something for `take_timers`
         self._has_left = False  # a slot was left to other gateways, and best effort may wait for it
         self._held: dict[int, int] = {}  # by build id: when to look again at what waits for more
         # By build id: when its batch was found to wait, with which head and how many items.
@@ -106,12 +107,12 @@ class Dispatcher:
         self._queues.push(task, promise)
         if promise is not None and promise.build.has_choice and not was_refused:
             self._shapes.observe(promise.build, task.request.items)
-        self._ready.append(task)
+        self.ready.append(task)
 
     def take_ready(self) -> Task | None:
         """The next task that was queued, and for which nodes and calls were not looked for yet."""
-        while self._ready:
-            task = self._ready.pop(0)  # of a few
+        while self.ready:
+            task = self.ready.pop(0)  # of a few
             if task.state == TASK_READY:
                 return task
         return None
@@ -132,8 +133,7 @@ class Dispatcher:
 
     def on_batch_ended(self, batch: Batch, took_ns: int) -> None:
         """A batch has ended: its lane is free, and its time teaches."""
-        self._builds.on_batch_ended(batch, took_ns)
-        build = self._builds.build_of(batch)
+        build = self._builds.on_batch_ended(batch, took_ns)
         self._shapes.on_observed(build)
         self._batching.on_ended(batch)
         if batch.node is None:
@@ -149,8 +149,7 @@ class Dispatcher:
         That is what waits for more tasks to fill a batch, best effort that others could not wait
         for, and best effort where the slots of the node were left to other gateways.
         """
-        if not self._held and not self._has_left:
-            return []
+        self.has_timers = False
         timers = [(MORE, at_ns, build_id) for build_id, at_ns in self._held.items()]
         self._held.clear()
         if self._has_left and (TRY_AGAIN, node.id) not in self._view.timers:
@@ -190,7 +189,7 @@ class Dispatcher:
         if send is not None:
             return send
         if self._builds.is_left_to_others(pool_id):
-            self._has_left = True
+            self.has_timers = self._has_left = True
             return None
         if best_effort.entries:
             send = self._first(node, best_effort, is_best_effort=True)
@@ -203,9 +202,9 @@ class Dispatcher:
         passed_over: list[EdfQueue] = []
         send: Send | None = None
         while send is None and (queue := heads.first()) is not None:
-            first = queue.head()
+            items = queue.items
             task = self._batching.prune(queue)
-            if task is None or task is not first:
+            if task is None or queue.items < items:
                 continue  # its head was given up: another queue may be more urgent now
             build = self._builds.on_pool[node.pool.id][task.function.id]
             assert build is not None
@@ -365,8 +364,13 @@ class Dispatcher:
         at_ns = self._admission.feasibility.waits_until_ns(task, promise, queue.items)
         if at_ns <= self._view.now_ns:
             return False
-        self._held[build.id] = at_ns
+        self._hold(build, at_ns)
         return True
+
+    def _hold(self, build: Build, until_ns: int) -> None:
+        """What waits for a build is offered a node again then."""
+        self._held[build.id] = until_ns
+        self.has_timers = True
 
     def _leaves_lanes(self, node: Node, task: Task, build: Build) -> bool:
         """Whether a task of best effort leaves lanes to those who cannot wait for it, or need not.
@@ -378,7 +382,7 @@ class Dispatcher:
             return True
         may_block_ns = self._queues.may_block_from_ns(now_ns, build, build.lane_ns(items))
         if now_ns < may_block_ns:
-            self._held[build.id] = may_block_ns
+            self._hold(build, may_block_ns)
             return False
         self._queues.on_blocking(build.pool.id)
         return True
@@ -424,7 +428,7 @@ class Dispatcher:
             if promise is not None:
                 at_ns = shapes.hold_until_ns(build, task, waiting, left_ns, z, best.cost)
                 if at_ns > self._view.now_ns:
-                    self._held[build.id] = at_ns
+                    self._hold(build, at_ns)
                     self._waits[build.id] = (self._view.now_ns, task.id, waiting)
                     return None
             roomy = self._placement.node_with_room(build, task, best.shape_id, node)

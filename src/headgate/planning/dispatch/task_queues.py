@@ -73,23 +73,24 @@ class EdfQueue:
         self._by_priority: dict[int, list[tuple[int, Key, Task]]] = {}  # by client id
         self._deletions = LazyDeletions()
 
-    def push(self, key: Key, task: Task) -> None:
-        """Queue a task."""
-        request = task.request
+    def push(self, key: Key, task: Task) -> bool:
+        """Queue a task; whether its place is the first one now."""
+        request, heap = task.request, self._heap
         self.items += request.items
         if not self._uses_priorities or (
             request.priority == 0 and request.client not in self._by_priority
         ):
-            if self._heap:
-                _heappush(self._heap, (key, task, request.client))
-            else:  # it is sent at once, most often: a heap of one needs no comparisons
-                self._heap.append((key, task, request.client))
-            return
+            if not heap:  # it is sent at once, most often: a heap of one needs no comparisons
+                heap.append((key, task, request.client))
+                return True
+            _heappush(heap, (key, task, request.client))
+            return heap[0][0] is key
         own = self._by_priority.get(request.client)
         if own is None:
             own = self._by_priority[request.client] = self._take_tasks(request.client)
         _heappush(own, (request.priority, key, task))
-        _heappush(self._heap, (key, None, request.client))
+        _heappush(heap, (key, None, request.client))
+        return heap[0][0] is key
 
     def _take_tasks(self, client: int) -> list[tuple[int, Key, Task]]:
         """Separate the tasks of a client from their places. O(n), once until the queue is empty."""
@@ -158,9 +159,12 @@ class Heads:
 
     def push(self, queue: EdfQueue) -> None:
         """Note that the head of a queue may have changed."""
-        if queue.head() is None:
-            return
-        key, id, keys = queue.head_key(), queue.id, self._keys
+        if queue.head() is not None:
+            self.put(queue, queue.head_key())
+
+    def put(self, queue: EdfQueue, key: Key) -> None:
+        """Note the key of the head of a queue."""
+        id, keys = queue.id, self._keys
         if keys.get(id) is not key:
             keys[id] = key
             entries = self.entries
@@ -251,9 +255,8 @@ class TaskQueues:
                 promise.input_node_id = self._input_node_id(task, promise.build)
             queue = self._promised_queue(promise)
             key: Key = (rank, promise.order_ns, task.id)
-            queue.push(key, task)
-            if queue.head_key() is key:  # else the head is the same as before
-                self.promised_heads[promise.build.pool.id].push(queue)
+            if queue.push(key, task):  # else the head is the same as before
+                self.promised_heads[promise.build.pool.id].put(queue, key)
             return queue
         request = task.request
         due_ns = request.arrival_ns + self._due_in_ns[request.pipeline.id]

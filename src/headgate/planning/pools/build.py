@@ -210,6 +210,17 @@ class Build:
         factor = self.ratio * (1.0 + z * self.deviation)
         return self._shape_times_ns[shape_id][items - 1] * factor + self.network_ns
 
+    def lane_and_spread_ns(self, items: int, shape_id: int) -> tuple[float, int]:
+        """The expected time of a batch in a shape, and its standard deviation."""
+        time_ns, ratio, network_ns = (
+            self._shape_times_ns[shape_id][items - 1],
+            self.ratio,
+            self.network_ns,
+        )
+        expected_ns = time_ns * ratio + network_ns
+        cautious_ns = time_ns * (ratio * (1.0 + self.deviation)) + network_ns
+        return expected_ns, int(cautious_ns - expected_ns)
+
     def profiled_exec_ns(self, items: int, shape_id: int) -> float:
         """Time of a batch in a shape by the profile alone, without the network."""
         return self._shape_times_ns[shape_id][items - 1]

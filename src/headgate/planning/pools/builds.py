@@ -428,14 +428,14 @@ class Builds:
         Where a variant runs in several pools, starts in the others count as well.
         """
         late = self.nodes.late_starts(build.variant.id, at_ns)
-        each = build.per_node if build.replicas == 1 else build.variant.concurrency
-        return max(0, self.lanes_of(build) - late * each)
+        if build.replicas > 1:
+            return max(0, self.lanes_of(build) - late * build.variant.concurrency)
+        return max(0, (self.count_instances(build) - late) * build.per_node)
 
     def on_sent(self, build: Build, batch: Batch, start_ns: int) -> None:
         """A batch was sent; `start_ns` is the time that its instance needs first."""
         items, shape_id = batch.items, batch.shape_id
-        expected_ns = build.lane_ns_in(items, shape_id)
-        spread_ns = int(build.lane_ns_in(items, shape_id, 1.0) - expected_ns)
+        expected_ns, spread_ns = build.lane_and_spread_ns(items, shape_id)
         end_ns = self._view.now_ns + int(start_ns + expected_ns + END_CAUTION * spread_ns)
         lanes = build.take_lanes(shape_id)
         if build.has_choice:
@@ -449,12 +449,11 @@ class Builds:
         if batch.node is not None:
             self.nodes.on_sent(batch.node, end_ns)
 
-    def on_batch_ended(self, batch: Batch, took_ns: int) -> None:
-        """A batch has ended: free its lane, and learn from it unless it waited for a start."""
-        run = self._runs.get(batch)
+    def on_batch_ended(self, batch: Batch, took_ns: int) -> Build:
+        """A batch of a build has ended: free its lane; learn from it unless it awaited a start."""
+        run = self._runs.pop(batch, None)
         if run is None:
-            return
-        del self._runs[batch]
+            return self.build_of(batch)
         build, end_ns, lanes, was_cold = run
         build.calendar.release(end_ns, lanes)
         if build.warm_pool is not None:
@@ -463,6 +462,7 @@ class Builds:
             build.own.release(end_ns)
         if not was_cold and batch.state == BATCH_FINISHED:  # else its time teaches nothing
             build.observe(batch.items, took_ns, batch.shape_id)
+        return build
 
     def fits_call(self, task: Task) -> bool:
         """Whether a call can carry a task; its function may have no FaaS target."""
