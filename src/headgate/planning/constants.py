@@ -168,6 +168,10 @@ SPARE_LOAD: Final = 0.5
 # Objectives for which nothing was sent to a build that is spared altogether.
 SPARE_UNUSED: Final = 10.0
 
+# Times as long as its start took for which a function stays on a node where others that are refused
+# want its place: at most a fifth of the time of nodes is then lost to starts.
+TURN_STARTS: Final = 4
+
 # Calls of FaaS platforms, and what is kept warm there (`admission/spillover`, `pools/warm_pool`).
 
 # A task is called for if with so many standard deviations a node is too late.
