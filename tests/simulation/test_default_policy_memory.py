@@ -167,3 +167,28 @@ def test_functions_that_take_turns_in_the_memory_of_one_node(seed: int) -> None:
     score = run_world(config, streams, 60.0, policy="headgate", seed=seed, truth=TRUTH)
     assert score.goodput_per_s() >= 14.0
     assert score.kept() >= 0.75  # the time of learning included
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("cold_start", "nodes", "least"), [("8s", 1, 0.2), ("1s", 1, 0.2), ("8s", 2, 0.45)]
+)
+def test_functions_that_exclude_each_other_have_turns(
+    cold_start: str, nodes: int, least: float, seed: int
+) -> None:
+    """Five functions on nodes that hold two each, whose starts take longer than their objective.
+
+    Without turns each start would evict what was loaded a moment ago, and nothing would run. What
+    stays forever would leave 0.4 of the requests in time on one node, and 0.8 on two.
+    """
+    names = ("f1", "f2", "f3", "f4", "f5")
+    function = {"exec_time": "20ms", "cold_start": cold_start, "memory": "6GB"}
+    config = declare(
+        functions=dict.fromkeys(names, function),
+        pools={"gpu": {"nodes": nodes, "memory": "16GB"}},
+        slo={"latency": "300ms"},
+    )
+    streams = tuple(Stream("poisson:rate=5/s", name) for name in names)
+    score = run_world(config, streams, 300.0, policy="headgate", seed=seed)
+    assert score.attainment() >= least
+    assert score.kept() >= 0.99

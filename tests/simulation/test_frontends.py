@@ -10,6 +10,7 @@ from typing import cast
 
 import pytest
 
+from headgate.config import declare
 from headgate.core.actions import Action, Dispatch
 from headgate.core.clock import SECOND_NS
 from headgate.core.events import (
@@ -37,6 +38,7 @@ from headgate.sim.run import Setup, simulate
 from headgate.workload import Arrivals, mix, named, poisson, stepped
 
 from .apps import MS, CheckedObserver
+from .worlds import Stream, run_world
 
 EXEC_MS = 20
 SETUP_MS = 400
@@ -353,3 +355,26 @@ def test_equal_runs_are_equal() -> None:
     first, second = (run(make_app(), load(150, 3), schedulers=3) for _ in range(2))
     finished = [found.columns.requests.finished_ns.tolist() for found in (first, second)]
     assert finished[0] == finished[1]
+
+
+@pytest.mark.parametrize("policy", ["swayam", "static_partition"])
+def test_a_stage_beside_one_that_runs_is_not_pruned(policy: str) -> None:
+    """Two stages in parallel, overloaded: when one of them is hopeless, the other may be running.
+
+    A request that has a running task cannot expire, so such a request ends late.
+    """
+    config = declare(
+        functions={
+            "long": {"exec_time": "40ms", "cold_start": "1s"},
+            "short": {"exec_time": "20ms", "cold_start": "1s"},
+        },
+        pipelines={
+            "both": {
+                "stages": {"a": {"function": "long"}, "b": {"function": "short"}},
+                "slo": {"latency": "200ms"},
+            }
+        },
+        pools={"nodes": {"nodes": 3}},
+    )
+    score = run_world(config, (Stream("poisson:rate=60/s", "both"),), 20.0, policy=policy, seed=1)
+    assert score.goodput_per_s() > 30.0  # of the 50/s that three nodes could serve

@@ -168,6 +168,12 @@ SPARE_LOAD: Final = 0.5
 # Objectives for which nothing was sent to a build that is spared altogether.
 SPARE_UNUSED: Final = 10.0
 
+# Times as long as its start took for which a function stays on a node where others that are refused
+# want its place: at most a third of the time of nodes is then lost to starts. With 4, five functions
+# that exclude each other have 31 % in time instead of 27 %, but 63 random worlds with scarce memory
+# lose 0.004 of the share.
+TURN_STARTS: Final = 2
+
 # Calls of FaaS platforms, and what is kept warm there (`admission/spillover`, `pools/warm_pool`).
 
 # A task is called for if with so many standard deviations a node is too late.

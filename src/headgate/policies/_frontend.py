@@ -21,7 +21,7 @@ from headgate.core.events import Refusal
 from headgate.core.model import App, Function, Pool, Variant
 from headgate.core.policy import Context, LazyDeletions, Plan, Policy, PolicyConfig, Target
 from headgate.core.records import STAGES_MAX, Batch, Instance, Node, Task
-from headgate.core.states import TASK_READY, BatchState
+from headgate.core.states import TASK_READY, TASK_RUNNING, BatchState
 
 _PROBE: Final = "probe_again"  # the timer, by task id
 _SMOOTHING: Final = 1 / 64  # weight of one execution in their mean
@@ -217,6 +217,8 @@ class Frontend(Policy):
         exec_ns = self.fleets[task.function.id].exec_ns
         if self.view.now_ns + exec_ns <= task.request.deadline_ns:
             return False
+        if any(each.state == TASK_RUNNING for each in task.request.tasks):
+            return False  # a stage beside it runs: the request ends late
         self.orders.expire(task.request, "it can no longer meet its deadline")
         return True
 

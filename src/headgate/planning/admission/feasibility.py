@@ -145,6 +145,7 @@ class Feasibility:
                 build.open_start_ns, build.open_items = promise.start_ns, promise.size
             if load is not None:
                 load.tokens_ns -= promise.work_ns
+            self._builds.on_promised(build)
             if build not in self._preferred:
                 self._builds.observe_elsewhere(build, promise.base_ns)
 
@@ -365,13 +366,15 @@ class Feasibility:
     ) -> Promise | None:
         """The promise of a build to run a stage between two times; None if it cannot."""
         now_ns, calendar, narrowest = self._view.now_ns, build.calendar, build.narrowest
-        alone_ns = build.cautious_ns(items, z)
+        alone_ns, before_ns = build.cautious_ns(items, z), 0
         if build.cold_start_ns > 0:
             start_ns = self._start_ns(build, due_ns - int(alone_ns), alone_ns)
             if start_ns is None:
                 return None
             alone_ns += start_ns
-        if ready_ns + alone_ns > due_ns:
+            if start_ns >= build.cold_start_ns:
+                before_ns = self._builds.starts_before_ns(build)
+        if ready_ns + before_ns + alone_ns > due_ns:
             return None
         window_ns = (due_ns - ready_ns) * narrowest.lanes / (narrowest.lanes + 1.0)
         size, base_ns, batches = self._marginal(build, items, window_ns, z)
@@ -387,7 +390,7 @@ class Feasibility:
         bucket = calendar.bucket(now_ns, begin_ns)
         is_idle = calendar.work_ns == 0 and narrowest.has_free_lane(now_ns)
         if not is_idle and not self._balances(
-            build, latest_ns, begin_ns, bucket, work_ns, batches, build.weight
+            build, latest_ns - before_ns, begin_ns, bucket, work_ns, batches, build.weight
         ):
             return None
         return Promise(

@@ -346,6 +346,8 @@ class Dispatcher:
         promise, node = self._admission.booked(task), send.node
         if promise is None or node is None:
             return False
+        if self._view.now_ns + self._placement.waiting_ns(node, send.build) < promise.start_ns:
+            return True
         ready_ns = self._builds.nodes.end_ns(node) + send.start_ns
         return ready_ns <= promise.start_ns and self._placement.spares_by_waiting(node, send.build)
 

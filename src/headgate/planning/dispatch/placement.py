@@ -240,10 +240,13 @@ class Placement:
         the load is all that tells how many are missing.
         """
         if self._is_startable(build, 1):
+            self._missed_ns[build.id] += build.lane_ns(1)
             node = self._idle_node(build)
             if node is None and self._builds.may_start_now(build):
                 self._missing[build.id] = build
-            return node
+            if node is None or self._has_room(node, build):
+                return node
+            return node if self._may_displace(node, build) else None
         if not _is_prestarted(build):
             return None
         if build.load.erlangs(self._view.now_ns) < PRESTART_LOAD:
@@ -315,6 +318,14 @@ class Placement:
             return False
         self._missed_ns[build.id] = 0.0
         return True
+
+    def _may_displace(self, node: Node, build: Build) -> bool:
+        """Whether a build may take the place of others on a node, for what was refused.
+
+        What a node has loaded stays for some times as long as its start took. Functions that
+        exclude each other would be loaded in turn otherwise, and none would have time to run.
+        """
+        return self._view.now_ns >= self._builds.nodes.turn_end_ns(node) and self.pays(node, build)
 
     def _displaced(self, node: Node) -> float:
         """The part of a lane of a node that a start takes from what is wanted there.
@@ -488,6 +499,18 @@ class Placement:
             if missing <= 0:
                 return evicted[: index + 1]
         return []
+
+    def waiting_ns(self, node: Node, build: Build) -> float:
+        """Time of a node for what is promised to those that would be evicted for a build.
+
+        `inf` if nothing is: there is nothing to wait for.
+        """
+        beside, waiting_ns = self._builds.on_pool[node.pool.id], 0.0
+        for instance in self.to_evict(node, build):
+            other = beside[instance.variant.function_id]
+            if other is not None and other.pending_items > 0:
+                waiting_ns += other.pending_ns / max(1, self._builds.lanes_of(other))
+        return waiting_ns or inf
 
     def spares_by_waiting(self, node: Node, build: Build) -> bool:
         """Whether what runs on a node would be loaded again sooner than what is evicted now.

@@ -33,6 +33,7 @@ from headgate.planning.constants import (
     GATEWAY_MEMORY_SLOW,
     GATEWAY_REVIEW,
     GATEWAY_STEP,
+    TURN_STARTS,
 )
 from headgate.planning.forecast import OfferedLoad
 from headgate.planning.pools.build import Build
@@ -76,6 +77,7 @@ class NodeLanes:
         self._starts: dict[int, _Start] = {}  # by instance id
         # By node id: the predicted ends of its starts.
         self._node_starts_ns: dict[int, list[int]] = {}
+        self._turn_ends_ns: dict[int, int] = {}  # by node id: of what was started there last
         # By node id: the predicted end of what was sent last, and the use of its lanes by all that.
         self._ends_ns: dict[int, int] = {}
         self._uses: dict[int, OfferedLoad] = {}
@@ -108,6 +110,10 @@ class NodeLanes:
             memory_ns = self._memories_ns[node.pool.id]
             use = self._uses[node.id] = OfferedLoad(memory_ns, 0)
         use.observe(self._view.now_ns, end_ns - self._view.now_ns)
+
+    def turn_end_ns(self, node: Node) -> int:
+        """Until when what was started on a node last should stay to be worth its start."""
+        return self._turn_ends_ns.get(node.id, 0)
 
     def use(self, node: Node) -> float:
         """The lanes of a node that were in use lately."""
@@ -157,6 +163,7 @@ class NodeLanes:
         self._occupy(node.pool.id, start)
         self._starts[instance.id] = start
         self._node_starts_ns.setdefault(node.id, []).append(start.end_ns)
+        self._turn_ends_ns[node.id] = start.end_ns + TURN_STARTS * start_ns
         insort(self._start_ends_ns[instance.variant.id], start.end_ns)
 
     def on_instance_started(self, instance: Instance) -> None:
