@@ -169,8 +169,8 @@ SPARE_LOAD: Final = 0.5
 SPARE_UNUSED: Final = 10.0
 
 # Times as long as its start took for which a function stays on a node where others that are refused
-# want its place: at most a third of the time of nodes is then lost to starts. With 4, five functions
-# that exclude each other have 31 % in time instead of 27 %, but 63 random worlds with scarce memory
+# want its place: at most a third of the node's time is then lost to starts. With 4, five functions
+# that exclude each other have 31 % in time instead of 26 %, but 63 random worlds with scarce memory
 # lose 0.004 of the share.
 TURN_STARTS: Final = 2
 
