@@ -241,12 +241,12 @@ class Placement:
         """
         if self._is_startable(build, 1):
             self._missed_ns[build.id] += build.lane_ns(1)
-            node = self._idle_node(build)
+            node = self._idle_node(build) or self._cold_node(build, is_urgent=True)
             if node is None and self._builds.may_start_now(build):
                 self._missing[build.id] = build
             if node is None or self._has_room(node, build):
                 return node
-            return node if self._may_displace(node, build) else None
+            return node if node.running == 0 and self._may_displace(node, build) else None
         if not _is_prestarted(build):
             return None
         if build.load.erlangs(self._view.now_ns) < PRESTART_LOAD:
