@@ -124,9 +124,6 @@ LEFT_BY_LARGE: Final = 0.125
 # Part of what a class is allotted, below which it is starved if it is admitted less. Half is what
 # the regret search demands for every class.
 STARVED_BELOW: Final = 0.75
-# Arrivals of a class by which it is known whether it is starved, if fewer come within the memory of
-# its load: with random arrivals, a few tell little.
-STARVED_MEMORY: Final = 64
 # Time per item of a full batch, relative to that of one that no longer waits for more tasks while a
 # class is starved. To wait until it is full costs the worlds 700002 and 700049 a tenth.
 ENOUGH_EFFICIENCY: Final = 0.5

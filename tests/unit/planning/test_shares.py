@@ -194,19 +194,6 @@ def test_a_class_is_starved_that_is_admitted_much_less_than_it_is_allotted(
     assert shares.starved_window_ns == inf  # nobody has sent anything for long
 
 
-@pytest.mark.parametrize("refused_of_10", [0, 1, 5])
-def test_few_arrivals_do_not_tell_that_a_class_is_starved(refused_of_10: int) -> None:
-    """One request in thirty objectives: what came of late is one request, admitted or not."""
-    shares, now_ns = PoolShares(), 0
-    for number in range(300):
-        now_ns += 30 * S
-        load = observe(shares, now_ns, (0, 0), S, 0.5 * S, 1.0, 0.5 * S, 1, float(S))
-        if number % 10 < refused_of_10:
-            load.on_refused(0.5 * S)
-        load.allot(1.0, load.offered(now_ns))
-        assert number < 100 or load.is_starved == (refused_of_10 == 5)
-
-
 def test_a_class_that_has_no_time_to_wait_is_not_starved() -> None:
     """On an idle system its requests take all of their time: nobody else makes them late."""
     shares, now_ns = PoolShares(), 0

@@ -60,6 +60,8 @@ class Feasibility:
         self._stage = 0  # likewise: the one that is fitted
         self._preferred: list[Build | None] = []  # likewise: the builds that it prefers, by stage
         self._priority = 0  # likewise
+        # By pool id, by build id: builds that were promised when no node held them.
+        self._to_start: list[dict[int, Build]] = [{} for _ in view.app.pools]
         self.was_share_used = False  # the last request did not fit to leave others their shares
         self.is_trial = False  # what is fitted will not be promised, and is no demand
 
@@ -145,7 +147,8 @@ class Feasibility:
                 build.open_start_ns, build.open_items = promise.start_ns, promise.size
             if load is not None:
                 load.tokens_ns -= promise.work_ns
-            self._builds.on_promised(build)
+            if not self._builds.may_start_now(build) and not self._builds.count_instances(build):
+                self._to_start[build.pool.id][build.id] = build
             if build not in self._preferred:
                 self._builds.observe_elsewhere(build, promise.base_ns)
 
@@ -307,6 +310,16 @@ class Feasibility:
         is_contended = self._shares[build.pool.id].is_contended
         return self._builds.ready_in_ns(build, may_swap_in=not is_contended)
 
+    def _starts_before_ns(self, build: Build) -> int:
+        """Time of the nodes for starts of other builds that are promised and that no node holds."""
+        to_start, builds, total_ns = self._to_start[build.pool.id], self._builds, 0
+        for other in list(to_start.values()):
+            if other.pending_items == 0 or builds.count_instances(other) > 0:
+                del to_start[other.id]
+            elif other is not build:
+                total_ns += other.cold_start_ns
+        return total_ns // max(1, builds.nodes.node_count(build.pool.id))
+
     def _is_full(self, build: Build, lanes: int, latest_ns: int, alone_ns: float) -> bool:
         """Whether the lanes of a build have no room until then for the request at hand."""
         left_ns = latest_ns - self._view.now_ns
@@ -373,7 +386,7 @@ class Feasibility:
                 return None
             alone_ns += start_ns
             if start_ns >= build.cold_start_ns:
-                before_ns = self._builds.starts_before_ns(build)
+                before_ns = self._starts_before_ns(build)
         if ready_ns + before_ns + alone_ns > due_ns:
             return None
         window_ns = (due_ns - ready_ns) * narrowest.lanes / (narrowest.lanes + 1.0)

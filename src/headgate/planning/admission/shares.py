@@ -36,7 +36,6 @@ from headgate.planning.constants import (
     SHARES_MEMORY,
     SHARES_REVIEW,
     STARVED_BELOW,
-    STARVED_MEMORY,
     USUAL_STEP,
 )
 
@@ -46,9 +45,8 @@ class ClassLoad:
     """What one class offers to one pool, and what it may use."""
 
     __slots__ = (
-        "_admitted_ns",
         "_allotted_ns",
-        "_part",
+        "_refused_ns",
         "_since_ns",
         "_updated_ns",
         "_urgency",
@@ -85,10 +83,8 @@ class ClassLoad:
         self.is_new = True  # the pool was not divided since it came
         self.is_starved = False  # it was admitted much less than it was allotted
         self._work_ns = 0.0
-        # Of what came since it may be starved, which takes more arrivals to know than its load.
-        self._admitted_ns = 0.0
-        self._allotted_ns = 0.0  # likewise: of each arrival the part that it is allotted
-        self._part = 1.0
+        self._refused_ns = 0.0  # of that
+        self._allotted_ns = 0.0  # in the same time
         self._urgency = 0  # the most urgent priority that its client gave of late
         self._urgent_until_ns = 0
         self._since_ns = self._updated_ns = now_ns
@@ -102,28 +98,24 @@ class ClassLoad:
         if elapsed_ns:
             fading = exp(-elapsed_ns / self.memory_ns)
             self._work_ns *= fading
-            slower = max(fading, 1.0 - 1.0 / STARVED_MEMORY)
-            self._admitted_ns *= slower
-            self._allotted_ns *= slower
+            self._refused_ns *= fading
+            self._allotted_ns = self._allotted_ns * fading + elapsed_ns * self.allotted
             most_ns = SHARES_BURST * self.entitled * self.declared_ns + work_ns
             saved_ns = self.tokens_ns + elapsed_ns * self.entitled
             self.tokens_ns = saved_ns if saved_ns < most_ns else most_ns
             self._updated_ns = now_ns
         self._work_ns += work_ns
-        self._admitted_ns += work_ns
-        self._allotted_ns += self._part * work_ns
 
     def on_refused(self, work_ns: float) -> None:
         """The arrival that brought this much work is refused."""
-        self._admitted_ns -= work_ns
+        self._refused_ns += work_ns
 
     def allot(self, entitled: float, offered: float) -> None:
         """Set its share, of which it gets what it offers; note whether it got much less of late."""
         self.entitled = entitled
         self.allotted = min(offered, entitled)
-        self._part = self.allotted / max(1e-9, offered)
         # What takes all of its time on an idle system is not late because of others.
-        is_short = self._admitted_ns < STARVED_BELOW * self._allotted_ns
+        is_short = self._work_ns - self._refused_ns < STARVED_BELOW * self._allotted_ns
         self.is_starved = is_short and self.window_ns > 0.0
 
     def save_up(self) -> None:

@@ -96,8 +96,6 @@ class Builds:
             view.on_host_of[b.variant.id] if self._is_scarce[b.pool.id] else nowhere
             for b in self.all
         ]
-        # By pool id, by build id: builds that were promised when no node held them.
-        self._to_start: list[dict[int, Build]] = [{} for _ in app.pools]
         # Of batches in flight: the build, predicted end and lanes, and whether it awaited a start.
         self._runs: dict[Batch, tuple[Build, int, int, bool]] = {}
         owns = [[b.own for b in row if b is not None and b.own is not None] for row in self.on_pool]
@@ -404,21 +402,6 @@ class Builds:
                 if end_ns is not None:
                     soonest_ns = min(soonest_ns, max(0, end_ns - self._view.now_ns))
         return soonest_ns
-
-    def on_promised(self, build: Build) -> None:
-        """A task was promised to a build: if no node holds it, one has to start it."""
-        if self._is_scarce[build.pool.id] and self.count_instances(build) == 0:
-            self._to_start[build.pool.id][build.id] = build
-
-    def starts_before_ns(self, build: Build) -> int:
-        """Time of the nodes for starts of other builds that are promised and that no node holds."""
-        to_start, total_ns = self._to_start[build.pool.id], 0
-        for other in list(to_start.values()):
-            if other.pending_items == 0 or self.count_instances(other) > 0:
-                del to_start[other.id]
-            elif other is not build:
-                total_ns += other.cold_start_ns
-        return total_ns // max(1, self.nodes.node_count(build.pool.id))
 
     def lanes_on(self, node: Node, build: Build) -> int:
         """Batches of this gateway that a node should run at once, when it runs this build.
