@@ -241,7 +241,7 @@ class Placement:
         """
         if self._is_startable(build, 1):
             self._missed_ns[build.id] += build.lane_ns(1)
-            node = self._idle_node(build) or self._cold_node(build, is_urgent=True)
+            node = self._spare_node(build)
             if node is None and self._builds.may_start_now(build):
                 self._missing[build.id] = build
             if node is None or self._has_room(node, build):
@@ -256,7 +256,7 @@ class Placement:
         return self._paid_node(build)
 
     def take_missing(self, node: Node) -> Build | None:
-        """A build that was asked for in vain while no node was idle, if this one has room for it.
+        """A build that was asked for in vain while no node could start it, if this one has room for it.
 
         Best effort that keeps all nodes busy would keep it from its first node for ever. Where
         others would have to make room, they take turns with what is promised.
@@ -276,7 +276,7 @@ class Placement:
         """The node on which to start a build of `prestarted`; None if that is not worth it.
 
         It is if a task waits for a node that holds the build (`is_awaited`), or for the build's
-        load; in the latter case one idle node stays free. What a start takes from others is paid.
+        load; in the latter case one node stays free. What a start takes from others is paid.
         """
         free = self._view.free_by_pool[build.pool.id]
         if not is_awaited:
@@ -286,13 +286,13 @@ class Placement:
         return self._paid_node(build)
 
     def _paid_node(self, build: Build) -> Node | None:
-        """An idle node on which to start a build once more, if that is paid for."""
+        """A node on which to start a build once more, if that is paid for."""
         view, builds = self._view, self._builds
         if not view.free_by_pool[build.pool.id] or not builds.wants_instance(build):
             return None
         if not self._is_startable(build, builds.nodes.node_count(build.pool.id)):
             return None
-        node = self._idle_node(build)
+        node = self._spare_node(build)
         return node if node is not None and self.pays(node, build) else None
 
     def _is_coming(self, build: Build) -> bool:
@@ -381,18 +381,19 @@ class Placement:
         is_broken = build.variant.id in self._view.load_failures
         return not is_broken and self._builds.count_instances(build) < below
 
-    def _idle_node(self, build: Build) -> Node | None:
-        """An idle node on which to start a build ahead of need."""
-        return self._cold_node(build, is_urgent=True, must_be_idle=True)
+    def _spare_node(self, build: Build) -> Node | None:
+        """A node on which to start a build ahead of need.
+
+        It has a slot more than the start takes, or does nothing: what it holds can go on there.
+        """
+        return self._cold_node(build, is_urgent=True, is_ahead=True)
 
     def _cannot_wait(self, build: Build) -> bool:
         """Whether the backlog of a build takes longer than a cold start."""
         lanes = self._builds.lanes_of(build)
         return lanes == 0 or build.pending_ns > lanes * build.cold_start_ns
 
-    def _cold_node(
-        self, build: Build, *, is_urgent: bool, must_be_idle: bool = False
-    ) -> Node | None:
+    def _cold_node(self, build: Build, *, is_urgent: bool, is_ahead: bool = False) -> Node | None:
         """A free node on which to start a build; None if it should wait for one that holds it.
 
         An urgent task cannot wait: the build is started if that takes nothing from others.
@@ -405,8 +406,8 @@ class Placement:
         for node in islice(view.free_by_pool[build.pool.id].values(), CANDIDATES_MAX):
             if build.variant.id in node.instances and not self._is_on_host(node, build):
                 continue
-            if must_be_idle and (
-                node.running > 0
+            if is_ahead and (
+                node.running >= max(1, node.slots - 1)
                 or build.variant.id in node.instances
                 or self._keeps_others_waiting(node, build)
             ):
