@@ -256,7 +256,7 @@ class Placement:
         return self._paid_node(build)
 
     def take_missing(self, node: Node) -> Build | None:
-        """A build that was asked for in vain while no node could start it, if this one has room for it.
+        """A build that was asked for in vain, for no node could start it, if this one has room.
 
         Best effort that keeps all nodes busy would keep it from its first node for ever. Where
         others would have to make room, they take turns with what is promised.
