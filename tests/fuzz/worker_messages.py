@@ -44,7 +44,7 @@ SPECS = (TensorSpec("x", "FP32", (-1, 2)),)
 SEEDS = [
     b"\x05" + b"".join(frame(message) for message in messages)
     for messages in (
-        [RunBatch(1, 0, 2, 1, [TaskInputs(64, 1, [SMALL, LARGE])]), Release([0])],
+        [RunBatch(1, 0, 2, 1, [TaskInputs(64, 1, [SMALL, LARGE])], released=[0])],
         [ActionMessage(to_wire(StartInstance(1, 0, 0, 0)))],
         [Hello(0, 7, [MeasuredFunction("f", Signature(SPECS, SPECS), (5,), 1, 2, "no")])],
         [FunctionLoaded(MeasuredFunction("f", Signature(SPECS, SPECS), (5,), 1, 2))],
@@ -140,7 +140,7 @@ def target(data: bytes) -> None:
             NodeSpec(0, 0, "n", []), Hello(0, 0, []), Listener(), own, theirs, on_fault
         )
         channel, worker_channel = channel_pair()
-        memories = NodeMemories(asyncio.get_running_loop())
+        memories = NodeMemories()
         link.share_memory(memories, os.dup(theirs.fd), channel)
         worker_channel.close()
         link.connection_made(cast(asyncio.Transport, Transport()))

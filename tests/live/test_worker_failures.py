@@ -137,6 +137,7 @@ def test_invalid_result_is_a_function_error(tmp_path: Path) -> None:
         RunBatch(-1, 0, 0, 1, []),
         RunBatch(0, 0, 0, 1, [], shape_id=1),
         RunBatch(0, 0, 0, 1, [], shape_id=-1),
+        RunBatch(0, 0, 0, 1, [], released=[12345]),
         Release([12345]),
         ActionMessage(["Nonsense"]),
         ActionMessage(to_wire(SetTimer(("t", 0), 0))),

@@ -149,6 +149,7 @@ class Gateway:
                 time.sleep(0.005)
         self._frames = Frames()
         self._pending: list[Message] = []
+        self._read: list[int] = []  # offsets of outputs that the worker may free
         self.in_use: set[int] = set()  # offsets of blocks that the worker has not released
         self.appeared: list[int] = []  # instances that other gateways have started
         self.returned: list[Block] = []  # blocks of lent memory that it has released
@@ -227,7 +228,8 @@ class Gateway:
         tasks = [TaskInputs(i, _items(request), self._tensors(request, shares))
                  for i, request in enumerate(requests)]  # fmt: skip
         items = sum(task.items for task in tasks)
-        self.send(RunBatch(batch_id, 0, instance_id, items, tasks, shape_id))
+        released, self._read = self._read, []
+        self.send(RunBatch(batch_id, 0, instance_id, items, tasks, shape_id, released))
 
     def ask(
         self, *requests: Mapping[str, Array], instance_id: int = 0, shape_id: int = 0
@@ -237,14 +239,12 @@ class Gateway:
 
     def arrays(self, result: TaskResult) -> dict[str, Array]:
         assert not result.error, result.error
-        arrays, offsets = {}, []
+        arrays = {}
         for tensor in result.outputs:
             if isinstance(tensor.data, Block):
-                offsets.append(tensor.data.offset)
+                self._read.append(tensor.data.offset)
                 tensor.data = memoryview(bytes(self.theirs.view(tensor.data)))
             arrays[tensor.name] = to_array(tensor)
-        if offsets:
-            self.send(Release([*offsets]))
         return arrays
 
     def _tensors(self, request: Mapping[str, Array], shares: bool) -> list[Tensor]:

@@ -352,7 +352,7 @@ class Runtime:
             self._in_flight.pop(action.batch_id, None)
             raise
         if link is not None and self._should_spin():
-            self._busy_poll.extend(now_ns)
+            self._busy_poll.sent(now_ns)
 
     def _run_once_key(self, call: Call, stage_index: int) -> bytes:
         """Return what identifies a stage of a request that must not run twice; else nothing."""
@@ -502,6 +502,8 @@ class Runtime:
 
     def on_batch_ran(self, pool_id: int, message: BatchRan) -> None:
         assert self._driver is not None
+        if self._may_spin:
+            self._busy_poll.answered(monotonic_ns())
         unsure: list[int] = []
         failed: list[int] = []
         failed_requests: set[int] = set()

@@ -4,6 +4,10 @@ A thread wake-up costs more than the rest of the path of a lone request. With se
 flight there is other work for the CPU and less to gain, so nothing spins. A gateway spins while it
 waits for a worker, a worker while it waits for the next request.
 
+Spinning takes a core for as long as it lasts, so either spins only if its last waits were short:
+while a client sends one request after the other, each as soon as the last one is answered. Between
+requests that come now and then, as to a model that takes long, it would cost more than all else.
+
 Nothing spins unless every worker and every gateway has cores of its own. On the core of the process
 that it waits for, a spinning process would delay that one for as long as it spins: with two workers
 on two cores, that made an ensemble of three models take twice as long.
@@ -23,20 +27,32 @@ GAP_NS: Final = 500_000  # between lone requests, up to which it is worth to spi
 
 @final
 class BusyPoll:
-    """Keeps an event loop spinning for up to `SPIN_NS`, as long as `should_spin` returns true."""
+    """Keeps an event loop spinning while a lone batch is out, as long as `should_spin` is true.
+
+    It does if the answer before took at most `SPIN_NS`, and came at most `GAP_NS` ago.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, should_spin: Callable[[], bool]) -> None:
         self._loop = loop
         self._should_spin = should_spin
-        self._until_ns = 0
+        self._sent_ns = self._answered_ns = self._until_ns = 0
+        self._was_short = False
         self._is_spinning = False
 
-    def extend(self, now_ns: int) -> None:
-        """Spin until `SPIN_NS` after `now_ns`."""
+    def sent(self, now_ns: int) -> None:
+        """A lone batch was sent: spin until it is answered, for up to `SPIN_NS`, if that pays."""
+        self._sent_ns = now_ns
+        if not self._was_short or now_ns - self._answered_ns > GAP_NS:
+            return
         self._until_ns = now_ns + SPIN_NS
         if not self._is_spinning:
             self._is_spinning = True
             self._loop.call_soon(self._spin)
+
+    def answered(self, now_ns: int) -> None:
+        """A batch was answered."""
+        self._was_short = now_ns - self._sent_ns <= SPIN_NS
+        self._answered_ns = now_ns
 
     def _spin(self) -> None:
         if self._should_spin() and monotonic_ns() < self._until_ns:

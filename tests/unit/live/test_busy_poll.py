@@ -7,12 +7,23 @@ import os
 import select
 from time import monotonic_ns
 
+import pytest
+
 from headgate.system import busy_poll
 from headgate.system.busy_poll import BusyEpoll, BusyPoll
 
 
-async def _spins(should_spin: list[bool], *, extensions: int = 1) -> int:
-    """Return how often the loop asks whether to spin, with these answers in turn."""
+NOW_NS = 10**15
+
+
+async def _spins(
+    should_spin: list[bool], *, gap_ns: int = 0, took_ns: int = 0, batches: int = 1
+) -> int:
+    """Return how often the loop asks whether to spin, with these answers in turn.
+
+    The last batch took so long and was answered so long ago. The clock of the test is ahead of the
+    real one, so that the answers alone end it.
+    """
     asked = 0
 
     def ask() -> bool:
@@ -21,8 +32,11 @@ async def _spins(should_spin: list[bool], *, extensions: int = 1) -> int:
         return asked <= len(should_spin) and should_spin[asked - 1]
 
     poll = BusyPoll(asyncio.get_running_loop(), ask)
-    for _ in range(extensions):
-        poll.extend(monotonic_ns() + 10**12)  # far away: the answers alone end it
+    now_ns = monotonic_ns() + NOW_NS
+    poll.sent(now_ns)
+    poll.answered(now_ns + took_ns)
+    for _ in range(batches):
+        poll.sent(now_ns + took_ns + gap_ns)
     for _ in range(len(should_spin) + 5):
         await asyncio.sleep(0)
     return asked
@@ -36,12 +50,31 @@ def test_it_does_not_spin_if_it_should_not() -> None:
     assert asyncio.run(_spins([False])) == 1
 
 
-def test_extending_it_does_not_spin_twice() -> None:
-    assert asyncio.run(_spins([True, True, False], extensions=3)) == 3
+def test_a_second_batch_does_not_make_it_spin_twice() -> None:
+    assert asyncio.run(_spins([True, True, False], batches=3)) == 3
+
+
+def test_it_spins_for_a_request_right_after_the_last_one() -> None:
+    assert asyncio.run(_spins([True, False], gap_ns=busy_poll.GAP_NS)) == 2
+    assert asyncio.run(_spins([True, False], gap_ns=busy_poll.GAP_NS + 1)) == 0
+
+
+def test_it_spins_for_answers_that_come_soon() -> None:
+    assert asyncio.run(_spins([True, False], took_ns=busy_poll.SPIN_NS)) == 2
+    assert asyncio.run(_spins([True, False], took_ns=busy_poll.SPIN_NS + 1)) == 0
+
+
+def test_it_does_not_spin_for_the_first_request() -> None:
+    async def scenario() -> None:
+        poll = BusyPoll(asyncio.get_running_loop(), lambda: pytest.fail("it spins"))
+        poll.sent(monotonic_ns())
+        await asyncio.sleep(0)
+
+    asyncio.run(scenario())
 
 
 def test_it_ends_by_itself() -> None:
-    """It has been extended so long ago that its time is over."""
+    """The batch was sent so long ago that its time is over."""
 
     async def scenario() -> int:
         asked = 0
@@ -51,7 +84,11 @@ def test_it_ends_by_itself() -> None:
             asked += 1
             return True
 
-        BusyPoll(asyncio.get_running_loop(), ask).extend(monotonic_ns() - 2 * busy_poll.SPIN_NS)
+        poll = BusyPoll(asyncio.get_running_loop(), ask)
+        sent_ns = monotonic_ns() - 2 * busy_poll.SPIN_NS
+        poll.sent(sent_ns)
+        poll.answered(sent_ns)
+        poll.sent(sent_ns)
         for _ in range(5):
             await asyncio.sleep(0)
         return asked

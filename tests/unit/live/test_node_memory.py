@@ -66,10 +66,16 @@ class Peer:
 
     def send(self, tensor: Tensor) -> Block | memoryview:
         """Send a batch with one input; return where the worker finds it."""
-        self.link.run(RunBatch(1, 0, 0, 1, [TaskInputs(8, 1, [tensor])]))
+        return self._run([TaskInputs(8, 1, [tensor])]).tasks[0].inputs[0].data
+
+    def _run(self, tasks: list[TaskInputs]) -> RunBatch:
+        """Send a batch, and free what the gateway has released by then."""
+        self.link.run(RunBatch(1, 0, 0, 1, tasks))
         message = self.transport.messages.pop()
         assert isinstance(message, RunBatch)
-        return message.tasks[0].inputs[0].data
+        for offset in message.released:
+            self.memory.free(offset)
+        return message
 
     def read(self, block: Block) -> bytes:
         if block.memory == RECEIVERS:
@@ -81,11 +87,9 @@ class Peer:
 
     def obey(self) -> None:
         """Free what the gateway has released, and forget what it says."""
+        self._run([])
         for message in self.transport.messages:
-            if isinstance(message, Release):
-                for block in message.blocks:
-                    self.memory.free(cast(int, block))
-            elif isinstance(message, ForgetMemory):
+            if isinstance(message, ForgetMemory):
                 self.others.forget(message.memory_id)
         self.transport.messages.clear()
 
@@ -100,7 +104,7 @@ class Host:
     """A gateway and its workers."""
 
     def __init__(self) -> None:
-        self.memories = NodeMemories(asyncio.get_running_loop())
+        self.memories = NodeMemories()
         self.peers: list[Peer] = []
 
     def add(self) -> Peer:

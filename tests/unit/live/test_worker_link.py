@@ -173,10 +173,12 @@ def test_messages_are_handled_in_order() -> None:
             await asyncio.sleep(0)
         assert rig.listener.order == ["ran 1", "event", "ran 2"]
         assert rig.listener.outputs == [b"small" * 5_000, large, b"y" * 20_000]
-        released = [m for m in rig.transport.messages if isinstance(m, Release)]
-        assert [len(message.blocks) for message in released] == [2, 1]
+        rig.run(3, 10)
+        rig.run(4, 10)
+        batches = [m for m in rig.transport.messages if isinstance(m, RunBatch)]
+        assert [len(batch.released) for batch in batches] == [0, 0, 3, 0]
         rig.link.connection_lost(None)
-        assert rig.listener.order[-1] == "lost []"
+        assert rig.listener.order[-1] == "lost [3, 4]"
 
     asyncio.run(scenario())
 

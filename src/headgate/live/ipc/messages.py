@@ -22,7 +22,11 @@ class Message(Struct, array_like=True, tag=True, gc=False):
 
 @final
 class RunBatch(Message, tag=1):
-    """To a worker: the `Dispatch` action of the core, with the inputs of its tasks."""
+    """To a worker: the `Dispatch` action of the core, with the inputs of its tasks.
+
+    `released` are blocks of the worker's memory, by offset, that nobody reads any more. They need
+    no message of their own: the worker writes to its memory only what batches put out.
+    """
 
     batch_id: int
     variant_id: int
@@ -30,6 +34,7 @@ class RunBatch(Message, tag=1):
     items: int
     tasks: list[TaskInputs]
     shape_id: int = 0
+    released: list[int] = []
 
 
 @final
@@ -41,10 +46,10 @@ class ActionMessage(Message, tag=2):
 
 @final
 class Release(Message, tag=3):
-    """To either side: blocks that the sender has finished reading.
+    """To a gateway: blocks that the worker has finished reading, after their batch has run.
 
-    A number is the offset of a block in the receiver's memory. To a gateway, a `Block` is one of
-    the memory of a worker that the gateway has lent to the sender.
+    A number is the offset of a block in the gateway's memory. A `Block` is one of the memory of a
+    worker that the gateway has lent to the sender.
     """
 
     blocks: list[int | Block]

@@ -6,8 +6,9 @@ is copied between the two, and the gateway touches no element.
 
 Who may reuse a block, and when, whatever dies:
 
-- The worker that wrote a block frees it when its gateway says so, and the gateway does when the
-  last reference is dropped: those of its requests, and those of the workers it was lent to.
+- The worker that wrote a block frees it when its gateway says so. The gateway does with the next
+  batch after the last reference was dropped: those of its requests, and those of the workers it
+  was lent to.
 - A worker returns what it was lent like any input, when its last array is freed. If it dies, the
   gateway takes back all that it had.
 - If the worker that wrote a block dies, the memory stays mapped by those who read it, and what it
@@ -21,10 +22,8 @@ worker; an output for which there is no room goes through the gateway.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -52,7 +51,7 @@ class _Memory:
 
     arena: Arena
     fd: int
-    release: Callable[[list[int]], None]
+    release: Callable[[int], None]
     readers: set[Loans]  # of the workers that have mapped it
 
 
@@ -60,18 +59,15 @@ class _Memory:
 class NodeMemories:
     """The memory of all workers of a gateway, and the stage outputs that stay in it."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self) -> None:
         self._next_id = max(SENDERS, RECEIVERS) + 1
         self._memories: dict[int, _Memory] = {}  # by id
         self._kept = BorrowedBlocks(self._on_dropped)
-        self._dropped: deque[Block] = deque()
-        self._is_flush_scheduled = False
 
-    def add(self, arena: Arena, fd: int, release: Callable[[list[int]], None]) -> int:
+    def add(self, arena: Arena, fd: int, release: Callable[[int], None]) -> int:
         """Add the memory of a worker, and return its id. Takes ownership of the descriptor.
 
-        `release` tells the worker to free blocks, by their offsets.
+        `release` gets the offset of each block that nobody here reads any more, in any thread.
         """
         id = self._next_id
         self._next_id += 1
@@ -119,23 +115,10 @@ class NodeMemories:
             memory.readers.discard(loans)
 
     def _on_dropped(self, block: Block) -> None:
-        """Release a block soon. Runs in any thread."""
-        self._dropped.append(block)
-        if not self._is_flush_scheduled:
-            self._is_flush_scheduled = True
-            with suppress(RuntimeError):  # the loop is closed: the process ends
-                self._loop.call_soon_threadsafe(self._flush)
-
-    def _flush(self) -> None:
-        self._is_flush_scheduled = False  # first: what is dropped from now on is flushed again
-        offsets: dict[int, list[int]] = {}
-        while self._dropped:
-            block = self._dropped.popleft()
-            offsets.setdefault(block.memory, []).append(block.offset)
-        for id, blocks in offsets.items():
-            memory = self._memories.get(id)
-            if memory is not None:  # else its worker is gone
-                memory.release(blocks)
+        """Release a block. Runs in any thread."""
+        memory = self._memories.get(block.memory)
+        if memory is not None:  # else its worker is gone
+            memory.release(block.offset)
 
 
 @final

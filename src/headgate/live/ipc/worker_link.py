@@ -96,7 +96,7 @@ class WorkerLinks:
     count_fault: CountFault = ignore_fault
 
     def __post_init__(self) -> None:
-        self.memories = NodeMemories(asyncio.get_running_loop())
+        self.memories = NodeMemories()
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -209,6 +209,8 @@ class WorkerLink(asyncio.Protocol):
         self._memories: NodeMemories | None = None
         self._memory_id = 0
         self._loans: Loans | None = None
+        # Offsets of the worker's outputs that nobody reads any more, in whatever thread that ended.
+        self._released: deque[int] = deque()
 
     def share_memory(self, memories: NodeMemories, fd: int, channel: socket.socket) -> None:
         """Let outputs of stages stay in the worker's memory, and other workers read them there.
@@ -216,7 +218,7 @@ class WorkerLink(asyncio.Protocol):
         Takes ownership of the descriptor of that memory and of the channel.
         """
         self._memories = memories
-        self._memory_id = memories.add(self.peer_arena, fd, self._send_release)
+        self._memory_id = memories.add(self.peer_arena, fd, self._released.append)
         self._loans = Loans(memories, self._memory_id, channel, self._send_forget)
 
     def close_memory(self) -> None:
@@ -233,7 +235,8 @@ class WorkerLink(asyncio.Protocol):
         read them where they are.
 
         Their blocks are freed when the worker releases them, because a function may keep an array.
-        Raises only if nothing has been sent: `ValueError` if the batch is too large.
+        The message says which outputs of earlier batches the worker may free in turn. Raises only
+        if nothing has been sent: `ValueError` if the batch is too large.
         """
         blocks: list[int | Block] = []
         copies: Copies = deque()
@@ -245,8 +248,10 @@ class WorkerLink(asyncio.Protocol):
                     raise ValueError(
                         f"the batch has {inline_bytes} bytes; at most {MESSAGE_BYTES_MAX}"
                     )
+            message.released = self._take_released()
             data = frame(message)
         except BaseException:
+            self._released.extend(message.released)
             self._free(blocks)
             raise
         self._batch_ids.add(message.batch_id)
@@ -292,8 +297,11 @@ class WorkerLink(asyncio.Protocol):
     def _send(self, message: Message) -> None:
         self._write(frame(message))
 
-    def _send_release(self, offsets: list[int]) -> None:
-        self._send(Release([*offsets]))
+    def _take_released(self) -> list[int]:
+        released: list[int] = []
+        while self._released:  # others only append
+            released.append(self._released.popleft())
+        return released
 
     def _send_forget(self, memory_id: int) -> None:
         self._send(ForgetMemory(memory_id))
@@ -446,8 +454,7 @@ class WorkerLink(asyncio.Protocol):
 
     def _on_batch_ran(self, message: BatchRan, offsets: list[int]) -> None:
         self._batch_ids.discard(message.batch_id)
-        if offsets:
-            self._send_release(offsets)
+        self._released.extend(offsets)
         try:
             self.listener.on_batch_ran(self.node.pool_id, message)
         except Exception:

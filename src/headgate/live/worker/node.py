@@ -63,7 +63,6 @@ from headgate.live.ipc.messages import (
     InstanceStage,
     MeasuredFunction,
     PresentInstance,
-    Release,
     RunBatch,
     frame,
 )
@@ -118,11 +117,6 @@ class SharedNode:
         """Handle a message of a gateway. Raises `ValueError` or `ConfigError` for invalid ones."""
         if type(message) is RunBatch:
             self.dispatch(connection, message)
-        elif isinstance(message, Release):
-            for block in message.blocks:
-                if not isinstance(block, int):
-                    raise ValueError(f"{block} is not in the memory of this worker")
-                connection.arena.free(block)
         elif isinstance(message, ActionMessage):
             action = from_wire(message.wire)
             if not isinstance(action, Action):
@@ -169,6 +163,8 @@ class SharedNode:
 
     def dispatch(self, connection: GatewayConnection, run: RunBatch) -> None:
         """Begin, hold or refuse a batch. Raises `ValueError` if the message is invalid."""
+        for offset in run.released:
+            connection.arena.free(offset)
         batch_id, instance_id = run.batch_id, run.instance_id
         if batch_id < 0:
             raise ValueError(f"{batch_id} is not a valid id")
