@@ -20,6 +20,7 @@ from headgate.live.gateway.process import GatewayProcess
 from headgate.live.model_registry import LoadsFailed
 from headgate.live.supervisor import BAD_CONFIGURATION, problems_line
 from headgate.live.telemetry import logs
+from headgate.system.process import keep_freed_memory
 
 INTERNAL_ERROR_EXIT: Final = 70
 # Collections of the second generation before the oldest is searched, ten times the default. That
@@ -76,6 +77,7 @@ def main() -> int:
     # gRPC's C core writes to stderr itself, and would block if nobody reads it.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     _limit_pauses()
+    keep_freed_memory()
     serve = read_deployment(options.run_dir).load().serve
     name = "gateway" if serve.gateways == 1 else f"gateway {options.slot}"
     with logs.configured(serve, name):

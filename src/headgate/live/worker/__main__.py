@@ -8,11 +8,15 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-from headgate.core.model import App
+from headgate.core.model import UNLIMITED, App
 from headgate.live.deployment import NodeSpec, listen, read_deployment, socket_path
 from headgate.live.telemetry import logs
 from headgate.live.telemetry.logs import exit_process
-from headgate.system.process import set_parent_death_signal, thread_variables
+from headgate.system.process import (
+    keep_freed_memory,
+    set_parent_death_signal,
+    thread_variables,
+)
 
 
 def main() -> int:
@@ -61,7 +65,12 @@ def _parse_arguments() -> argparse.Namespace:
 
 
 def _configure_process(node: NodeSpec, app: App) -> None:
-    """Pin the process to its cores, limit the threads of its libraries, and set its name."""
+    """Pin the process to its cores, limit the threads of its libraries, and set its name.
+
+    Where memory is limited, what is freed goes back to the system: it would count as used.
+    """
+    if app.pools[node.pool_id].memory_bytes >= UNLIMITED:
+        keep_freed_memory()
     if node.cores:
         os.sched_setaffinity(0, node.cores)
     cores = len(os.sched_getaffinity(0))
