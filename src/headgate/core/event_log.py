@@ -82,8 +82,10 @@ def _short_wire(thing: Event | Action) -> Wire:
     wire = to_wire(thing)
     fields_min = _SHORTENED.get(str(wire[0]))
     if fields_min is not None:
-        while len(wire) > fields_min and not wire[-1]:
-            wire.pop()
+        end = len(wire)
+        while end > fields_min and not wire[end - 1]:
+            end -= 1
+        del wire[end:]
     return wire
 
 

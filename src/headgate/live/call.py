@@ -160,6 +160,12 @@ class StageOutputs:
 
     def __init__(self, app: App, signatures: Sequence[Signature]) -> None:
         self._pipelines = app.pipelines
+        # By pipeline id and stage: all stages that it waits for, and those that wait for it.
+        self._before = [[stages_before(p, i) for i in range(len(p.stages))] for p in app.pipelines]
+        self._behind = [
+            [[later for later in range(len(row)) if index in row[later]] for index in range(len(row))]
+            for row in self._before
+        ]
         self._signatures = signatures  # by function id
         self._by_request: dict[int, dict[int, list[Tensor]]] = {}  # then by stage
 
@@ -184,10 +190,9 @@ class StageOutputs:
         """Return the tensors of these names that stages before the last ones output, or the
         request has.
         """
-        pipeline = self._pipelines[call.pipeline_id]
         results = self._by_request[call.request_id]
         found: dict[str, Tensor] = {}
-        for index in stages_before(pipeline, stage_index):
+        for index in self._before[call.pipeline_id][stage_index]:
             for tensor in results.get(index, ()):
                 if tensor.name in names:
                     found.setdefault(tensor.name, tensor)
@@ -200,32 +205,24 @@ class StageOutputs:
         return {spec.name for spec in self._signatures[stage.function.id].inputs}
 
     def store(self, call: Call, stage_index: int, outputs: list[Tensor]) -> None:
-        """Store the outputs of a stage and update `call.outputs`, the response as far as known."""
+        """Store the outputs of a stage, and drop those of others that only this stage still read."""
         pipeline = self._pipelines[call.pipeline_id]
         if len(pipeline.stages) == 1:
             call.outputs = outputs
             return
         results = self._by_request.setdefault(call.request_id, {})
         results[stage_index] = outputs
-        # The response, if no stage follows: outputs that no finished stage has consumed.
-        used = {before for index in results for before in pipeline.stages[index].after}
-        call.outputs = [t for index in results if index not in used for t in results[index]]
-        for index, kept in results.items():
-            if kept and not self._is_read(pipeline, results, index):
+        for index in self._before[pipeline.id][stage_index]:
+            if results.get(index) and not self._is_read(pipeline, results, index):
                 results[index] = []
 
     def _is_read(self, pipeline: Pipeline, results: Mapping[int, list[Tensor]], index: int) -> bool:
-        """Whether a stage may still read the outputs of a finished one, or the client."""
-        successors = pipeline.successors[index]
-        if not successors or not all(successor in results for successor in successors):
+        """Whether a stage may still read the outputs of one that is finished and not the last."""
+        if not all(successor in results for successor in pipeline.successors[index]):
             return True
-        names = {tensor.name for tensor in results[index]}
-        return any(
-            later not in results
-            and not names.isdisjoint(self._input_names(stage))
-            and index in stages_before(pipeline, later)
-            for later, stage in enumerate(pipeline.stages)
-        )
+        left = [later for later in self._behind[pipeline.id][index] if later not in results]
+        names = {tensor.name for tensor in results[index]} if left else set()
+        return any(not names.isdisjoint(self._input_names(pipeline.stages[id])) for id in left)
 
     def is_read_later(self, call: Call, stage_index: int, *, is_unsure: bool) -> bool:
         """Whether another stage will read the outputs of a stage that has just finished."""
@@ -235,7 +232,10 @@ class StageOutputs:
             for index in pipeline.successors[stage_index]
         )
 
-    def discard(self, request_id: int) -> None:
-        """Drop the outputs of a request that has ended."""
-        if self._by_request:
-            self._by_request.pop(request_id, None)
+    def end(self, call: Call) -> None:
+        """A request has ended: its response are the outputs that no finished stage has consumed."""
+        results = self._by_request.pop(call.request_id, None)
+        if results is not None:
+            stages = self._pipelines[call.pipeline_id].stages
+            used = {before for index in results for before in stages[index].after}
+            call.outputs = [t for index in results if index not in used for t in results[index]]

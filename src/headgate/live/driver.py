@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import KW_ONLY, dataclass
 from operator import attrgetter
@@ -118,7 +119,8 @@ class Driver:
     recheck_s: float = 120.0  # requests open when the Scheduler raised may stay open this long
 
     def __post_init__(self) -> None:
-        self._inbox: list[Event] = []
+        self._inbox: list[Event] = []  # without new requests, of which there may be many
+        self._arrivals: deque[RequestArrived] = deque()  # by number
         self._is_drain_scheduled = False
         self._timers: dict[TimerKey, tuple[int, asyncio.TimerHandle]] = {}
         self._tasks_in_flight: dict[int, list[int]] = {}  # by batch in flight: its tasks
@@ -129,7 +131,10 @@ class Driver:
 
     def post(self, event: Event) -> None:
         """Queue an event for the Scheduler, to be handled before the loop blocks again."""
-        self._inbox.append(event)
+        if isinstance(event, RequestArrived):
+            self._arrivals.append(event)
+        else:
+            self._inbox.append(event)
         self._schedule_drain()
 
     def _schedule_drain(self) -> None:
@@ -154,26 +159,27 @@ class Driver:
         wait at every stage for all that is refused, be late, and leave nothing to admit.
         """
         self._is_drain_scheduled = False
-        inbox, self._inbox = self._inbox, []
-        if len(inbox) > 1:
-            inbox.sort(key=_RANK)  # a stable sort: events of equal rank stay in order of arrival
-        deferred: dict[int, Event] = {}  # by request: those that wait for the next turn
-        arrivals = 0
-        for event in inbox:
+        waiting = self._arrivals
+        turn: list[Event] = [
+            waiting.popleft() for _ in range(min(ARRIVALS_PER_TURN, len(waiting)))
+        ]
+        turn += self._inbox
+        self._inbox = []
+        if len(turn) > 1:
+            turn.sort(key=_RANK)  # a stable sort: requests arrive before they are cancelled
+        for event in turn:
             if self._is_stopped:
                 return
-            if isinstance(event, RequestArrived):
-                arrivals += 1
-                if arrivals > ARRIVALS_PER_TURN:
-                    deferred[event.request_id] = event
-                    continue
-            elif isinstance(event, RequestCancelled) and event.request_id in deferred:
+            if isinstance(event, RequestCancelled) and self._is_waiting(event.request_id):
                 self._inbox.append(event)
-                continue
-            self._handle(event)
-        if deferred:
-            self._inbox[:0] = deferred.values()
+            else:
+                self._handle(event)
+        if waiting:
             self._schedule_drain()
+
+    def _is_waiting(self, request_id: int) -> bool:
+        """Whether the Scheduler has not been told of a request yet."""
+        return bool(self._arrivals) and request_id >= self._arrivals[0].request_id
 
     def _handle(self, event: Event) -> None:
         """Pass one event to the Scheduler and execute the resulting actions. Never raises."""

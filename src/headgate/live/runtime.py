@@ -282,7 +282,7 @@ class Runtime:
 
     def _complete(self, call: Call, settlement: Settlement) -> None:
         """Count and answer a call exactly once, whatever raises on the way."""
-        self._stage_outputs.discard(call.request_id)
+        self._stage_outputs.end(call)
         call.settlement = settlement
         try:
             self._metrics.settled(call)

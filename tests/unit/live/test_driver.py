@@ -232,3 +232,31 @@ def test_policy_error_keeps_earlier_actions(
         assert len(caplog.messages) == 1
 
     asyncio.run(scenario())
+
+
+class CountedArrival(RequestArrived):  # type: ignore[misc]
+    """Counts how often the driver looks at requests before the Scheduler has them."""
+
+    looks = 0
+
+    @property
+    def rank(self) -> int:  # type: ignore[override]
+        CountedArrival.looks += 1
+        return RequestArrived.rank
+
+
+def test_requests_that_wait_for_their_turn_cost_nothing() -> None:
+    """A thousand at once are looked at once each, and not in every turn before their own."""
+
+    async def scenario() -> None:
+        rig = Rig()
+        count = 250 * ARRIVALS_PER_TURN
+        for number in range(count):
+            rig.driver.post(CountedArrival(number, 0))
+        while len(rig.recorded) < count:
+            await asyncio.sleep(0)
+        rig.driver.stop()
+
+    CountedArrival.looks = 0
+    asyncio.run(scenario())
+    assert CountedArrival.looks <= 250 * ARRIVALS_PER_TURN

@@ -34,15 +34,23 @@ def names(tensors: list[Tensor]) -> list[str]:
     return [each.name for each in tensors]
 
 
-def test_outputs_are_the_inputs_of_the_next_stage_and_the_response_so_far() -> None:
+def test_outputs_are_the_inputs_of_the_next_stage_and_the_last_are_the_response() -> None:
     outputs = StageOutputs(make_app((), (0,)), [Signature(), Signature()])
     call = make_call("x")
     assert names(outputs.inputs(call, 0)) == ["x"]
     outputs.store(call, 0, [tensor("y")])
-    assert names(call.outputs) == ["y"]
     assert names(outputs.inputs(call, 1)) == ["y"]
     outputs.store(call, 1, [tensor("z")])
+    outputs.end(call)
     assert names(call.outputs) == ["z"]
+
+
+def test_where_a_cascade_ends_its_outputs_are_the_response() -> None:
+    outputs = StageOutputs(make_app((), (0,)), [Signature(), Signature()])
+    call = make_call("x")
+    outputs.store(call, 0, [tensor("y")])
+    outputs.end(call)
+    assert names(call.outputs) == ["y"]
 
 
 def test_outputs_that_no_stage_has_consumed_are_the_response() -> None:
@@ -51,6 +59,7 @@ def test_outputs_that_no_stage_has_consumed_are_the_response() -> None:
     outputs.store(call, 0, [tensor("y")])
     outputs.store(call, 1, [tensor("a")])
     outputs.store(call, 2, [tensor("b")])
+    outputs.end(call)
     assert names(call.outputs) == ["a", "b"]
 
 
@@ -64,7 +73,7 @@ def test_outputs_are_dropped_with_their_request() -> None:
     outputs = StageOutputs(make_app((), (0,)), [Signature(), Signature()])
     call = make_call("x")
     outputs.store(call, 0, [tensor("y")])
-    outputs.discard(call.request_id)
+    outputs.end(call)
     assert not outputs._by_request
 
 
@@ -81,6 +90,7 @@ def test_outputs_are_dropped_when_every_stage_that_reads_them_is_done() -> None:
     assert names(outputs.inputs(call, 2)) == ["y"]
     outputs.store(call, 2, [tensor("b")])
     assert is_gone() is None
+    outputs.end(call)
     assert names(call.outputs) == ["a", "b"]
 
 
@@ -112,5 +122,6 @@ def test_an_input_comes_from_the_nearest_stage_that_outputs_it_or_from_the_reque
     found = {each.name: each for each in outputs.inputs(call, 2)}
     assert found == {"x": call.inputs[0], "y": first, "z": second}
     outputs.store(call, 2, [tensor("a")])
-    assert names(call.outputs) == ["a"]
     assert outputs._by_request[call.request_id][0] == []
+    outputs.end(call)
+    assert names(call.outputs) == ["a"]

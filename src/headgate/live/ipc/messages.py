@@ -7,6 +7,7 @@ vocabulary. Only messages that carry tensors have a format of their own. Nothing
 
 from __future__ import annotations
 
+from struct import Struct as Length
 from typing import Final, Literal, Protocol, final
 
 from msgspec import MsgspecError, Struct
@@ -155,7 +156,8 @@ AnyMessage = (
 
 ENCODER: Final = Encoder()
 DECODER: Final[Decoder[AnyMessage]] = Decoder(AnyMessage)
-LENGTH_BYTES: Final = 4
+_LENGTH: Final = Length("<I")
+LENGTH_BYTES: Final = _LENGTH.size
 MESSAGE_BYTES_MAX: Final = 1 << 30
 
 
@@ -169,7 +171,7 @@ def frame(message: Struct) -> bytes:
     body = ENCODER.encode(message)
     if len(body) > MESSAGE_BYTES_MAX:
         raise ValueError(f"the message has {len(body)} bytes; at most {MESSAGE_BYTES_MAX}")
-    return len(body).to_bytes(LENGTH_BYTES, "little") + body
+    return _LENGTH.pack(len(body)) + body
 
 
 @final
@@ -206,7 +208,7 @@ class Frames:
         self._wanted = LENGTH_BYTES
         while end - start >= LENGTH_BYTES:
             body = start + LENGTH_BYTES
-            size = int.from_bytes(view[start:body], "little")
+            (size,) = _LENGTH.unpack_from(data, start)
             if size > MESSAGE_BYTES_MAX:
                 raise ValueError(f"the message has {size} bytes; at most {MESSAGE_BYTES_MAX}")
             if end - body < size:
