@@ -6,7 +6,6 @@ APP is found from the working directory, and errors name the file or option that
 from __future__ import annotations
 
 import copy
-import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -21,7 +20,7 @@ from headgate.config import AppConfig, from_spec, load, make_config
 from headgate.config.build import variant_spec
 from headgate.config.loader import without_defaults
 from headgate.config.options import least_factor, slo_key, unreachable_objectives
-from headgate.core.errors import ConfigError, unknown_name_error
+from headgate.core.errors import ConfigError, import_problem, unknown_name_error
 from headgate.core.event_log import is_log
 from headgate.core.model import App
 from headgate.core.policy import Capabilities, PolicyConfig, PolicyKind
@@ -241,17 +240,10 @@ def _import(reference: str) -> None:
         return  # `load` reports it
     try:
         import_module(name)
-    except ConfigError:
-        raise
     except ImportError:
         return  # `load` reports it
     except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        where = f"{frames[-1].filename}:{frames[-1].lineno}"
-        if isinstance(error, SyntaxError):
-            where = f"{error.filename}:{error.lineno}"
-        problem = f"{type(error).__name__}: {error}"
-        raise ConfigError(problem, where=where, key=reference) from None
+        raise import_problem(error, reference) from None
 
 
 def shared_by_gateways(

@@ -704,8 +704,8 @@ class ServeSpec(Section, frozen=True):
         SizeBytes,
         about(
             "Memory budget of the gateway for request bodies, tensors and responses "
-            "of all clients together; at least twice `body_max`. Each client has a share of its "
-            "own.",
+            "of all clients together. Less than twice `body_max` counts as that. Each client has "
+            "a share of its own.",
             ge=1,
             le=1 << 40,
         ),

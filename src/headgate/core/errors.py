@@ -8,6 +8,7 @@ failure of the environment (a crash, a timeout, a refusal) is not an error: it i
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -55,6 +56,20 @@ class ConfigError(HeadgateError):
         return ConfigError(
             self.problem, where=where, key=keys, value=self.value, allowed=self.allowed
         )
+
+
+def import_problem(error: Exception, key: str) -> ConfigError:
+    """Return the error about a module of the user's that raised this while it was imported.
+
+    It names the line of code, because the module may be a file that the command is not about.
+    """
+    if isinstance(error, ConfigError):
+        return error
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    file, line = last.filename, last.lineno
+    if isinstance(error, SyntaxError):
+        file, line = error.filename or file, error.lineno
+    return ConfigError(f"{type(error).__name__}: {error}", where=f"{file}:{line}", key=key)
 
 
 class PolicyError(HeadgateError):

@@ -49,7 +49,7 @@ class _SourcePathHook:
     base: Path  # the directory of the application
 
     def __call__(self, entry: str) -> FileFinder:
-        if not self.owns(entry):
+        if not Path(entry).is_dir() or not self.owns(entry):
             raise ImportError("not a directory of the application", path=entry)
         return FileFinder(
             entry,

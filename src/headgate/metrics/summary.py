@@ -318,6 +318,21 @@ def count_outcomes(requests: RequestColumns) -> tuple[int, ...]:
     )
 
 
+def missed_at_start(requests: RequestColumns) -> int:
+    """Return how many requests were missed that arrived before the first result of their pipeline.
+
+    Where instances start, these are what the beginning of a run costs: nothing was loaded yet.
+    Requests of a pipeline without any result are not counted.
+    """
+    pipelines = int(requests.pipeline.max(initial=-1)) + 1
+    answered = requests.outcome <= Outcome.LATE
+    first_ns = np.full(pipelines, NEVER_NS)
+    np.minimum.at(first_ns, requests.pipeline[answered], requests.finished_ns[answered])
+    first_ns[first_ns == NEVER_NS] = 0
+    missed = (requests.outcome != Outcome.MET) & (requests.outcome != Outcome.CANCELLED)
+    return int(np.count_nonzero(missed & (requests.arrival_ns < first_ns[requests.pipeline])))
+
+
 def _statistics_ms(values_ns: Int64, per_mille: Sequence[int]) -> tuple[float, ...]:
     """Return the mean, then the percentiles. Reorders its argument in place."""
     if not len(values_ns):

@@ -6,8 +6,9 @@ import importlib
 import pkgutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import ModuleType
 
-from headgate.core.errors import ConfigError
+from headgate.core.errors import ConfigError, import_problem
 from headgate.core.model import App
 from headgate.core.policy import PolicyKind
 from headgate.core.scheduler.scheduler import Scheduler
@@ -27,15 +28,25 @@ def find_policy(name: str) -> PolicyKind:
     if name not in policy_names():
         allowed = ", ".join(policy_names())
         raise ConfigError("unknown policy", key="policy", value=name, allowed=allowed)
-    kind = importlib.import_module(f"{__name__}.{name}").POLICY
+    module = _module(name)
+    kind = getattr(module, "POLICY", None)
     if not isinstance(kind, PolicyKind):
-        raise TypeError(f"headgate.policies.{name}.POLICY is not a PolicyKind")
+        allowed = "POLICY = PolicyKind(...), the policy that the file is named after"
+        raise ConfigError("has no policy", where=module.__file__, key="POLICY", allowed=allowed)
     return kind
+
+
+def _module(name: str) -> ModuleType:
+    """Return the file of a policy. Raises `ConfigError` if it raises, naming the line."""
+    try:
+        return importlib.import_module(f"{__name__}.{name}")
+    except Exception as error:
+        raise import_problem(error, f"policy {name}") from error
 
 
 def describe_policy(name: str) -> str:
     """Return the first line of a policy's docstring: what it does."""
-    module = importlib.import_module(f"{__name__}.{name}")
+    module = _module(name)
     return (module.__doc__ or name).strip().splitlines()[0]  # a compiled module has no docstring
 
 

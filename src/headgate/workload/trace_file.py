@@ -43,6 +43,8 @@ Value = TypeVar("Value", int, float)
 
 SUFFIXES: Final = (".csv.gz", ".csv", ".parquet")
 _BATCH_ROWS: Final = 4096
+_INT32_MAX: Final = 2**31 - 1
+_PRIORITY_MIN: Final = -(2**31)  # those above the default, 0, are negative
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -187,7 +189,7 @@ class TraceTable:
         pipeline_column, pipelines = self._names(pipeline)
         client_column, clients = self._names(client)
         sizes = None if items is None else self._whole(items, 1)[rows]
-        priorities = None if priority is None else self._whole(priority, 0)[rows]
+        priorities = None if priority is None else self._whole(priority, _PRIORITY_MIN)[rows]
         return Arrivals(
             times_ns[rows],
             int(times_ns[rows[-1]]) + 1,
@@ -258,21 +260,26 @@ def index_names(names: Iterable[str]) -> tuple[Int32, tuple[str, ...]]:
 
 def parse_number(text: str) -> float:
     """Return a finite number that is not negative, or raise ValueError with the problem."""
+    number = _parse_finite(text)
+    if number < 0:
+        raise ValueError("must not be negative")
+    return number
+
+
+def _parse_finite(text: str) -> float:
     try:
         number = float(text)
     except ValueError:
         raise ValueError("is not a number") from None
     if not math.isfinite(number):
         raise ValueError("is not a finite number")
-    if number < 0:
-        raise ValueError("must not be negative")
     return number
 
 
 def _parse_whole(text: str, least: int) -> int:
-    number = parse_number(text)
-    if not number.is_integer() or not least <= number < 2**31:
-        raise ValueError(f"is not a whole number of at least {least}")
+    number = _parse_finite(text)
+    if not number.is_integer() or not least <= number <= _INT32_MAX:
+        raise ValueError(f"is not a whole number from {least} to {_INT32_MAX}")
     return int(number)
 
 

@@ -52,6 +52,21 @@ def test_service_times_are_calibrated_from_the_log(log: Path) -> None:
     assert len(bert["factors"]["1"]) <= 100
 
 
+def test_an_application_without_requests_is_no_suggestion(tmp_path: Path) -> None:
+    """As of a server: its file has no workload, so a simulation needs the requests of the log."""
+    app = write(tmp_path / "app.yaml", APP.partition("workload:")[0])
+    arrivals = ("--arrivals", "poisson:rate=50/s,pipeline=resnet", "--duration", "1s")
+    log, out = tmp_path / "served.log", tmp_path / "out.yaml"
+    headgate("simulate", app, *arrivals, "--log", log)
+    ended = headgate("calibrate", log, "--out", out)
+    assert "try it" not in ended.out
+    assert f"written: {out}; to simulate it, write the requests of the log: --trace" in ended.out
+    trace = tmp_path / "out.csv"
+    ended = headgate("calibrate", log, "--out", out, "--trace", trace)
+    assert f"try it: headgate simulate {out} --trace {trace}" in ended.out
+    assert headgate("simulate", out, "--trace", trace).code == 0
+
+
 def test_the_calibrated_application_simulates_the_log(log: Path, tmp_path: Path) -> None:
     """Other factors are drawn, so the numbers differ a little."""
     app, trace = tmp_path / "day.yaml", tmp_path / "day.csv"

@@ -30,6 +30,18 @@ def test_json_has_the_summary() -> None:
     assert found["sim_requests_per_s"] > 0
 
 
+def test_misses_at_the_start_are_named(tmp_path: Path) -> None:
+    """Two requests come while the first instance starts; without its cold start all are in time."""
+    text = "functions: {bert: {exec_time: 5ms, cold_start: 250ms}}\nslo: {latency: 200ms}\n"
+    arrivals = ("--arrivals", "deterministic:rate=20/s", "--duration", "1s", "--policy", "balance")
+    out = headgate("simulate", write(tmp_path / "app.yaml", text), *arrivals).out
+    late = re.search(r"^late +(\d+)", out, re.MULTILINE)
+    assert late is not None
+    assert f"{late[1]} of the {late[1]} misses are of requests that arrived before" in out
+    warm = write(tmp_path / "warm.yaml", text.replace("250ms", "0s"))
+    assert "misses are" not in headgate("simulate", warm, *arrivals).out
+
+
 def test_nan_is_null() -> None:
     nobody = ("--arrivals", "poisson:rate=0.001/h,pipeline=bert", "--duration", "1ms")
     found = headgate("simulate", KAAS, *nobody, "--json").json

@@ -38,3 +38,15 @@ def test_an_edit_in_the_same_second_and_of_the_same_size_is_seen(tmp_path: Path)
         assert printed(tmp_path) == f"{number} {number} 1"
     cached = {str(path.relative_to(tmp_path).parent) for path in tmp_path.rglob("*.pyc")}
     assert cached == {"venv/packages/__pycache__"}
+
+
+def test_a_file_of_the_application_can_be_run_by_its_path(tmp_path: Path) -> None:
+    """Not everything that is asked for a finder is a directory: `runpy` asks for files, too."""
+    (tmp_path / "settings.py").write_text("NUMBER = 3\n")
+    program = (
+        "import runpy, sys; from headgate.functions.source_modules import search_first; "
+        "search_first(sys.argv[1]); print(runpy.run_path(sys.argv[1] + '/settings.py')['NUMBER'])"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.stdout, ended.stderr) == ("3\n", "")

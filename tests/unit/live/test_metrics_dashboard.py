@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ import pytest
 from metrics_rig import READINGS, full_metrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from headgate.core.circuit_breaker import BreakerState
+from headgate.live.telemetry.merged_pages import merge_pages
+from headgate.live.telemetry.metrics import FaasPoolGauges
 from headgate.live.telemetry.prometheus import Exposition
 
 DASHBOARD = Path(__file__).resolve().parents[3] / "grafana" / "headgate.json"
@@ -20,13 +24,22 @@ METRIC = re.compile(r"\b(?:headgate|process)_\w+")
 
 
 def exposed() -> dict[str, set[str]]:
-    """Return every sample name with its labels, including those that Prometheus adds."""
-    text, _ = Exposition(full_metrics(), lambda: READINGS).text()
+    """Return every sample name of two gateways with its labels, and those that Prometheus adds."""
+    pool = FaasPoolGauges(BreakerState.CLOSED, "", 1, {"met": 2}, pings=3, spent_usd=0.5)
+    readings = replace(READINGS, faas_pools={"functions": pool})
+    text, _ = Exposition(full_metrics(), lambda: readings).text()
     return {
         sample.name: {*sample.labels, "instance", "job"}
-        for family in text_string_to_metric_families(text.decode())
+        for family in text_string_to_metric_families(merge_pages({0: text, 1: text}).decode())
         for sample in family.samples
     }
+
+
+def test_instances_that_gateways_share_are_counted_once() -> None:
+    """Each gateway reports all of them: a sum would show twice as many with two gateways."""
+    replicas = [expression for expression in EXPRESSIONS if "headgate_replicas" in expression]
+    assert replicas
+    assert all("max without (gateway) (headgate_replicas)" in each for each in replicas)
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
@@ -36,7 +49,7 @@ def test_every_expression_uses_exposed_metrics(expression: str) -> None:
     assert names
     used = {
         label.strip()
-        for group in re.findall(r"(?:by|on) \(([^)]*)\)", expression)
+        for group in re.findall(r"(?:by|on|without) \(([^)]*)\)", expression)
         for label in group.split(",")
     }
     used |= set(re.findall(r"(\w+)=~", expression))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from metrics_runs import Row, busy_run, make_run, node
 
 from headgate.core.states import OUTCOME_NAMES, Outcome
-from headgate.metrics.summary import Summary, summarise
+from headgate.metrics.summary import Summary, missed_at_start, summarise
 from headgate.metrics.table import render, summary_table
 
 EVERY_OUTCOME = [
@@ -33,6 +33,21 @@ def test_counts_and_shares_of_every_outcome() -> None:
     assert summary.requests == 7
     assert summary.slo_attainment == pytest.approx(2 / 6)
     assert summary.admitted_kept == pytest.approx(2 / 5)
+
+
+def test_misses_at_the_start_are_those_before_the_first_result() -> None:
+    """Of the first pipeline two; the second was answered at once, the third never."""
+    first = [
+        Row(0, 0, 50, Outcome.LATE),
+        Row(10, None, 10, Outcome.REJECTED),
+        Row(20, None, 30, Outcome.CANCELLED),
+        Row(30, 50, 60),
+        Row(55, None, 55, Outcome.REJECTED),
+    ]
+    others = [Row(0, 0, 1, pipeline=1), Row(2, None, 2, Outcome.REJECTED, pipeline=1)]
+    never = [Row(0, None, 0, Outcome.REJECTED, pipeline=2)]
+    assert missed_at_start(make_run(first + others + never).requests) == 2
+    assert missed_at_start(make_run([]).requests) == 0
 
 
 def test_latency_of_answered_and_wait_of_started_requests() -> None:

@@ -60,6 +60,17 @@ def test_the_deadline_that_a_refusal_names_is_accepted(
     assert rig.admission.admit(again)
 
 
+def test_a_latency_within_the_deadline_is_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no deadline would be accepted, what the wait predicts is told if it is too long."""
+    rig = PlanningRig(make_app([TEN], Pool(0, "gpu")))
+    fill(rig, due_ms=100)
+    monkeypatch.setattr(type(rig.admission), "try_out", lambda *_: None)
+    told = [rig.refusals.explain(rig.ask(due_ms=due_ms)) for due_ms in (50, 300)]
+    assert [(each.accepted_ns, each.short_ns > 0) for each in told] == [(0, True)] * 2
+    assert told[0].predicted_ns > 50 * MS
+    assert told[1].predicted_ns == 0
+
+
 def test_what_was_found_a_moment_ago_is_told_again() -> None:
     """The same due time, to requests of the same kind; soon it is looked for again."""
     rig = PlanningRig(make_app([TEN], Pool(0, "gpu")))

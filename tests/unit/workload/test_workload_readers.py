@@ -66,6 +66,13 @@ def test_rows_out_of_order_are_sorted_with_sort(tmp_path: Path) -> None:
     assert names_of(arrivals) == ["b", "c", "a"]
 
 
+def test_priorities_above_the_default_are_negative(tmp_path: Path) -> None:
+    """As `headgate calibrate` writes those of clients that send a priority."""
+    arrivals = read_trace(write(tmp_path, "arrival_s,priority\n1,-3\n2,0\n3,4\n"))
+    assert arrivals.priority is not None
+    assert arrivals.priority.tolist() == [-3, 0, 4]
+
+
 def test_the_time_column_can_be_named(tmp_path: Path) -> None:
     path = write(tmp_path, "creation_time,gpu\n7,1\n9,1\n")
     arrivals = read_trace(path, layout="requests", time_column="creation_time")
@@ -164,7 +171,8 @@ def test_parquet_without_pyarrow_says_what_to_install(
         ("arrival_s,model\n1,a\n-2,a\n", "trace.csv:3: arrival_s: '-2': must not be negative"),
         ("arrival_s,model\n1,a\n2s,a\n", "trace.csv:3: arrival_s: '2s': is not a number"),
         ("arrival_s\n1e999999999\n", "arrival_s: '1e999999999': is more than 292 years"),
-        ("arrival_s,items\n1,0\n", "items: '0': is not a whole number of at least 1"),
+        ("arrival_s,items\n1,0\n", "items: '0': is not a whole number from 1 to"),
+        ("arrival_s,priority\n1,2147483648\n", "priority: '2147483648': is not a whole number"),
         ('arrival_s,model\n1,"a\nb"\n2,"c\nd"\nx,e\n', "trace.csv:6: arrival_s: 'x'"),
         ("time\n2023-11-16 18:15:46\nlater\n", "trace.csv:3: time: 'later': is not a date"),
         ("func,Trigger,1,2\nf,http,1,1.5\n", "trace.csv:2: 2: '1.5': is not a whole number"),

@@ -106,7 +106,9 @@ def _show(read: CalibratedLog, out: Path | None, trace: Path | None) -> None:
     )
     for line in unseen_lines(read):
         show(Text(line, "yellow"))
-    if out is not None:
+    if out is not None and trace is None and not read.config.workload.streams:
+        show(Text(f"written: {out}; to simulate it, write the requests of the log: --trace FILE"))
+    elif out is not None:
         with_trace = f" --trace {trace}" if trace is not None else ""
         with_gateways = f" --gateways {read.gateways}" if read.gateways > 1 else ""
         show(Text(f"try it: headgate simulate {out}{with_trace}{with_gateways}"))

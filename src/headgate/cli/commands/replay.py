@@ -169,7 +169,7 @@ def _show_end(entries: LogReader) -> None:
         show(Text(f"{end}: {entries.stopped}", "yellow"))
     elif not entries.is_complete:
         end = f"the log ends without its end mark after {entries.events:,} events"
-        show(Text(f"{end}: it was cut short", "yellow"))
+        show(Text(f"{end}: it was cut short, or is still being written", "yellow"))
 
 
 def _show_trace(

@@ -37,6 +37,7 @@ from headgate.cli.workload import choose_workload, trace_files
 from headgate.config import from_spec
 from headgate.metrics.columns import RunColumns
 from headgate.metrics.report import write_report
+from headgate.metrics.summary import Summary, missed_at_start
 from headgate.metrics.table import group_table, resource_table
 
 _RESOURCES_MAX: Final = 16  # longer tables are in the JSON and in the report only
@@ -117,6 +118,7 @@ def command(
         show_json({"app": app, **result.to_json(), **settings_used})
     else:
         _show(app, result)
+        _show_start(result.summary, columns)
         show_assumed(assumed)
         _show_files(report, log, None if observer is None else observer.events)
 
@@ -143,6 +145,16 @@ def _show(app: str, result: SimulatedRun) -> None:
         show(resource_table(summary.resources))
     speed = f"{result.sim_requests_per_s:,.0f} requests/s"
     show(Text(f"simulated in {result.took_s:.2f} s, {speed}", "dim"))
+
+
+def _show_start(summary: Summary, columns: RunColumns) -> None:
+    """Print how many misses are due to the beginning of the run, before anything was loaded."""
+    at_start = missed_at_start(columns.requests) if summary.cold_starts else 0
+    if at_start:
+        missed = summary.requests - summary.met - summary.cancelled
+        who = "requests that arrived before the first result of their pipeline, with nothing loaded"
+        remedy = "a longer --duration gives them less weight, `cold_start: 0s` leaves starts out"
+        show(Text(f"{at_start:,} of the {missed:,} misses are of {who}; {remedy}", "yellow"))
 
 
 def _show_files(report: Path | None, log: Path | None, events: int | None) -> None:

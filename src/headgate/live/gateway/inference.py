@@ -44,7 +44,7 @@ COST_HEADER: Final = b"x-request-cost-usd"
 _MS_HEADERS: Final = (b"x-request-timeout-ms", b"x-envoy-expected-rq-timeout-ms")
 URGENCY_DEFAULT: Final = 3
 _NAMED_MAX: Final = 10  # models that an error names
-PRIORITY_MAX: Final = 1 << 32
+PRIORITY_MAX: Final = (1 << 31) - 1  # logs and traces have columns of 32 bits
 _URGENCY: Final = re.compile(rb"(?:^|,)[ \t]*u=([0-7])[ \t]*(?:$|[,;])")
 _TRACEPARENT: Final = re.compile(
     rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
@@ -314,9 +314,9 @@ def priority_of(headers: Mapping[bytes, bytes], parameter: object) -> int:
     (-3, -3, 0)
     """
     if parameter is not None:
-        if type(parameter) is not int or not 0 <= parameter < PRIORITY_MAX:
+        if type(parameter) is not int or not 0 <= parameter <= PRIORITY_MAX:
             raise RequestError(
-                400, f"parameters.priority must be a whole number from 0 to {PRIORITY_MAX - 1}"
+                400, f"parameters.priority must be a whole number from 0 to {PRIORITY_MAX}"
             )
         return parameter - 1 - URGENCY_DEFAULT if parameter else 0
     if b"priority" in headers:

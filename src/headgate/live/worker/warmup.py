@@ -215,7 +215,15 @@ def fill_sizes(known: dict[int, int], batch: int) -> tuple[int, ...]:
 
 
 def _interval(time: Measurement) -> str:
-    if time.p50_low_ms is None or time.p50_high_ms is None:
-        return " (too few runs for an interval)"
-    half = (time.p50_high_ms - time.p50_low_ms) / 2
-    return f" ± {100 * half / time.p50_ms:.1f} % ({time.samples} runs)"
+    """Describe the interval of a median; one that is wider than it says nothing.
+
+    >>> _interval(Measurement(1.0, 1.0, 1.0, 1.0, 10, 0.9, 1.1))
+    ' ± 10.0 % (10 runs)'
+    >>> _interval(Measurement(1.0, 1.0, 1.0, 1.0, 7, -150.0, 150.0))
+    ' (too few runs for an interval)'
+    """
+    if time.p50_low_ms is not None and time.p50_high_ms is not None:
+        half_ms = (time.p50_high_ms - time.p50_low_ms) / 2
+        if half_ms <= time.p50_ms:
+            return f" ± {100 * half_ms / time.p50_ms:.1f} % ({time.samples} runs)"
+    return " (too few runs for an interval)"

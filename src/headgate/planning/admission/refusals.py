@@ -195,10 +195,14 @@ class Refusals:
             retry_ns = self._retry_times.tell(
                 now_ns, pool_id, request.client, now_ns + retry_ns, spacing_ns
             )
+        predicted_ns = accepted_ns - answer.margin_ns if accepted_ns else best_ns + wait_ns
+        if not accepted_ns and predicted_ns <= allowed_ns:
+            # More time would not have helped: it would delay others, whose promises are kept.
+            predicted_ns = 0
         return Settlement(
             Outcome.REJECTED,
             Rejection.UNFAIR if is_unfair else Rejection.OVERLOADED,
-            accepted_ns - answer.margin_ns if accepted_ns else best_ns + wait_ns,
+            predicted_ns,
             max(retry_ns, self._admission.probe_in_ns(request)),
             stage=stage,
             predicted_usd=answer.usd,

@@ -116,6 +116,7 @@ def test_nested_data_is_flattened_in_order() -> None:
         *((body(parameters={"cost_usd": usd}), "a number of dollars above 0") for usd in NO_COSTS),
         (body(parameters={"priority": -1}), "priority"),
         (body(parameters={"priority": 0.5}), "priority"),
+        (body(parameters={"priority": 1 << 31}), "from 0 to 2147483647"),
         (body(parameters={"binary_data_output": "yes"}), "true or false"),
     ],
 )

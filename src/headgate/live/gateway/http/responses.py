@@ -240,14 +240,16 @@ def _rejected(call: Call, settlement: Settlement, overload_status: int) -> Reque
 def _what_helps(settlement: Settlement) -> str:
     """What would have been accepted instead, as the rest of a sentence.
 
-    >>> _what_helps(Settlement(Outcome.REJECTED, accepted_ns=250_000_000, accepted_usd=2e-6))
-    '; a deadline of 250 ms or a cost of $2e-06 would have been accepted'
+    The same numbers as in the fields: one that is rounded down would be refused again.
+
+    >>> _what_helps(Settlement(Outcome.REJECTED, accepted_ns=12_345_678_000, accepted_usd=2e-6))
+    '; a deadline of 12345.678 ms or a cost of $2e-06 would have been accepted'
     """
     parts = []
     if settlement.accepted_ns:
-        parts.append(f"a deadline of {settlement.accepted_ns * 1e-6:.4g} ms")
+        parts.append(f"a deadline of {_ms(settlement.accepted_ns):.10g} ms")
     if settlement.accepted_usd:
-        parts.append(f"a cost of ${settlement.accepted_usd:.4g}")
+        parts.append(f"a cost of ${settlement.accepted_usd}")
     return f"; {' or '.join(parts)} would have been accepted" if parts else ""
 
 
