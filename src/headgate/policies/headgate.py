@@ -204,10 +204,14 @@ class Headgate(Policy):
             self.orders.set_timer(name, at_ns, number)
 
     def _call(self, function_id: int) -> None:
-        """Call for tasks that were promised a call, or run nowhere else: the most urgent first."""
-        if self._builds.faas[function_id] is None:
+        """Call for tasks that were promised a call, or run nowhere else: the most urgent first.
+
+        Those of other functions may be more urgent and wait for the same concurrency.
+        """
+        build = self._builds.faas[function_id]
+        if build is None:
             return
-        while (send := self._dispatch.to_platform_of(function_id)) is not None:
+        while (send := self._dispatch.to_pool(build.pool.id)) is not None:
             self._send(send)
         if (at_ns := self._dispatch.retry_call_at_ns(function_id)) is not None:
             self.orders.set_timer(_CALL, at_ns, function_id)

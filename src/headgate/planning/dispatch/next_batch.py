@@ -503,14 +503,6 @@ class Dispatcher:
             return None
         return self._spillover.retry_at_ns(build)
 
-    def to_platform_of(self, function_id: int) -> Send | None:
-        """The next call of the FaaS pool that a function uses; None if it uses none.
-
-        Other functions may have more urgent calls that wait for the same concurrency.
-        """
-        build = self._builds.faas[function_id]
-        return None if build is None else self.to_pool(build.pool.id)
-
     def to_pool(self, pool_id: int) -> Send | None:
         """The next call of a FaaS pool, whose concurrency all its functions share."""
         queues = self._queues
