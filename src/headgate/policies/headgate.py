@@ -52,7 +52,7 @@ from headgate.planning.dispatch.next_batch import MORE, Dispatcher, Send
 from headgate.planning.dispatch.placement import Placement, fits_host
 from headgate.planning.dispatch.provisioning import Provisioner
 from headgate.planning.dispatch.task_queues import TaskQueues
-from headgate.planning.pools.build import Build
+from headgate.planning.pools.build import Build, Promise
 from headgate.planning.pools.builds import Builds
 
 _RESIZE_WARM_POOL: Final = "resize_warm_pool"  # names of timers, with the number of a function
@@ -110,14 +110,17 @@ class Headgate(Policy):
         return self._builds.faas[function_id] is not None
 
     def on_task_ready(self, task: Task) -> None:
-        self._dispatch.enqueue(task)
-        if not task.stage.after:  # else `on_batch_ended` follows, so that tasks can share a batch
-            self._offer_ready()
+        if task.stage.after:  # `on_batch_ended` follows, so that tasks can share a batch
+            self._dispatch.enqueue_with_others(task)
+        else:  # its request has just been admitted
+            promise = self._admission.booked(task)
+            self._dispatch.enqueue(task, promise)
+            self._offer_task(task, promise)
 
     def on_task_returned(self, task: Task, reason: int | None) -> None:
         self._admission.promise_again(task)
         is_retried = reason == Refusal.BUSY and self._busy.has_had_peers
-        self._dispatch.enqueue(task, was_refused=is_retried)
+        self._dispatch.enqueue_with_others(task, was_refused=is_retried)
         if not is_retried:  # else `on_batch_ended` follows, so that the tasks stay together
             self._offer_ready()
 
@@ -155,10 +158,9 @@ class Headgate(Policy):
     def _offer_ready(self) -> None:
         """Offer nodes and calls to the tasks that have become ready."""
         while self._dispatch.ready and (task := self._dispatch.take_ready()) is not None:
-            self._offer_task(task)
+            self._offer_task(task, self._admission.booked(task))
 
-    def _offer_task(self, task: Task) -> None:
-        promise = self._admission.booked(task)
+    def _offer_task(self, task: Task, promise: Promise | None) -> None:
         if promise is None:
             self._offer_best_effort(task.function.id)
         elif promise.build.warm_pool is not None or not self._offer(promise.build, task):
@@ -202,10 +204,14 @@ class Headgate(Policy):
             self.orders.set_timer(name, at_ns, number)
 
     def _call(self, function_id: int) -> None:
-        """Call for tasks that were promised a call, or run nowhere else: the most urgent first."""
-        if self._builds.faas[function_id] is None:
+        """Call for tasks that were promised a call, or run nowhere else: the most urgent first.
+
+        Those of other functions may be more urgent and wait for the same concurrency.
+        """
+        build = self._builds.faas[function_id]
+        if build is None:
             return
-        while (send := self._dispatch.to_platform_of(function_id)) is not None:
+        while (send := self._dispatch.to_pool(build.pool.id)) is not None:
             self._send(send)
         if (at_ns := self._dispatch.retry_call_at_ns(function_id)) is not None:
             self.orders.set_timer(_CALL, at_ns, function_id)
@@ -284,7 +290,9 @@ class Headgate(Policy):
         if build is not None:
             if not self._builds.is_usable(build):
                 for task in self._queues.drain(build):
-                    self.on_task_ready(task)
+                    self._dispatch.enqueue_with_others(task)
+                    if not task.stage.after:
+                        self._offer_ready()
                 self._offer_ready()
             self._offer_best_effort(build.function_id)
             self._offer_given_up()

@@ -86,7 +86,7 @@ class PlanningRig:
         self.refusals = Refusals(self.view, self.builds, self.admission)
         self.queues = TaskQueues(self.view, self.builds, self.admission.budgets, 30.0)
         self.busy = BusyNodes(self.view, self.builds, self.queues, Random(1))
-        self.placement = Placement(self.view, self.builds, self.busy)
+        self.placement = Placement(self.view, self.builds, self.busy, Random(0))
         self.now_ns = 0
         self.requests = 0
         if joins:

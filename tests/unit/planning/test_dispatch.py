@@ -280,7 +280,7 @@ def test_tasks_are_looked_at_once_in_the_order_in_which_they_were_queued() -> No
     first, second = (rig.rig.ask(due_ms=90).tasks[0] for _ in range(2))
     for task in (first, second):
         assert rig.rig.admission.admit(task.request)
-        rig.dispatch.enqueue(task)
+        rig.dispatch.enqueue_with_others(task)
     assert rig.dispatch.take_ready() is first
     assert set(rig.send(rig.dispatch.to_node(rig.node()))) == {first, second}
     assert rig.dispatch.take_ready() is None

@@ -278,11 +278,19 @@ class AdmissionControl:
         if z == 0.0 or self._is_idle(request):
             return allowed_ns, 0.0
         least_ns = self._builds.isolated_ns(request, as_observed=True)
-        allowed_ns -= self._margin_ns(request, z, allowed_ns, least_ns)
-        stage_z, z_max = (
-            z / self._depth_roots[pipeline_id],
-            self._z_max(request, allowed_ns, least_ns),
-        )
+        margin_ns = z * MARGIN_UNIT * allowed_ns
+        if margin_ns > MARGIN_MAX * (allowed_ns - least_ns):
+            # By the profile, the latency on an idle system may be less than as observed.
+            most_ns = MARGIN_MAX * (allowed_ns - self._builds.isolated_ns(request))
+            margin_ns = max(0.0, min(most_ns, margin_ns))
+        allowed_ns -= margin_ns
+        # Where nothing is admitted, nothing is learnt, and a margin that is too large stays: the
+        # stages keep no more than a part of the slack.
+        stage_z, slack_ns = z / self._depth_roots[pipeline_id], allowed_ns - least_ns
+        if slack_ns <= 0.0:
+            return allowed_ns, 0.0
+        spread_ns = least_ns * self._deviation(request)
+        z_max = MARGIN_MAX * slack_ns / (spread_ns if spread_ns > 1.0 else 1.0)
         return allowed_ns, stage_z if stage_z < z_max else z_max
 
     def _book_plan(
@@ -535,27 +543,6 @@ class AdmissionControl:
         self.budgets.set_aside(request.tasks[stage], promise.usd)
         promises.append(promise)
         return True
-
-    def _margin_ns(self, request: Request, z: float, allowed_ns: float, least_ns: float) -> float:
-        """The time to keep between the promise and the deadline, beside that of the stages.
-
-        `least_ns` is the latency on an idle system as observed. By the profile it may be less.
-        """
-        margin_ns = z * MARGIN_UNIT * allowed_ns
-        if margin_ns > MARGIN_MAX * (allowed_ns - least_ns):
-            most_ns = MARGIN_MAX * (allowed_ns - self._builds.isolated_ns(request))
-            margin_ns = min(most_ns, margin_ns)
-        return margin_ns if margin_ns > 0.0 else 0.0
-
-    def _z_max(self, request: Request, allowed_ns: float, least_ns: float) -> float:
-        """The largest margin of stages for which a request may be refused: a part of its slack.
-
-        Where nothing is admitted, nothing is learnt, and a margin that is too large stays.
-        """
-        slack_ns, spread_ns = allowed_ns - least_ns, least_ns * self._deviation(request)
-        if slack_ns <= 0.0:
-            return 0.0
-        return MARGIN_MAX * slack_ns / (spread_ns if spread_ns > 1.0 else 1.0)
 
     def _deviation(self, request: Request) -> float:
         """The largest relative deviation of the builds that could run a stage of a request."""

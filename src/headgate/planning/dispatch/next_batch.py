@@ -32,7 +32,7 @@ from headgate.planning.dispatch.task_queues import (
     Key,
     TaskQueues,
 )
-from headgate.planning.pools.build import Build
+from headgate.planning.pools.build import Build, Promise
 from headgate.planning.pools.builds import Builds
 
 MORE: Final = "more"  # a timer with a build id: what waits for more tasks is offered a node again
@@ -89,7 +89,7 @@ class Dispatcher:
         self._spillover = spillover
         self._shapes = ShapeChooser(view, builds, admission.budgets)
         self._batching = Batching(view, builds, admission, queues, self._shapes)
-        self.ready: list[Task] = []  # queued, and not taken by `take_ready` yet
+        self.ready: list[Task] = []  # queued with others, and not taken by `take_ready` yet
         # A promised task waits for more compute of the node at hand than is free. Best effort in
         # smaller shapes would take it piece by piece, as it becomes free.
         self._lacks_compute = False
@@ -101,12 +101,15 @@ class Dispatcher:
         # By node id: the build that a node is emptied for, which finds room nowhere else.
         self._emptied_for: dict[int, Build] = {}
 
-    def enqueue(self, task: Task, *, was_refused: bool = False) -> None:
+    def enqueue(self, task: Task, promise: Promise | None, *, was_refused: bool = False) -> None:
         """Queue a task that is ready; one that a busy node refused has been counted before."""
-        promise = self._admission.confirm(task)
         self._queues.push(task, promise)
         if promise is not None and promise.build.has_choice and not was_refused:
             self._shapes.observe(promise.build, task.request.items)
+
+    def enqueue_with_others(self, task: Task, *, was_refused: bool = False) -> None:
+        """Queue one of several tasks, for `take_ready`; what it was promised may be lost by now."""
+        self.enqueue(task, self._admission.confirm(task), was_refused=was_refused)
         self.ready.append(task)
 
     def take_ready(self) -> Task | None:
@@ -225,7 +228,7 @@ class Dispatcher:
                     break
         if passed_over:
             for queue in passed_over:
-                heads.push(queue)
+                heads.put(queue, queue.head_key())
             if send is None and len(passed_over) == HEADS_EXAMINED:
                 return self._of_what_it_holds(node, is_best_effort=is_best_effort)
         return send
@@ -500,14 +503,6 @@ class Dispatcher:
             return None
         return self._spillover.retry_at_ns(build)
 
-    def to_platform_of(self, function_id: int) -> Send | None:
-        """The next call of the FaaS pool that a function uses; None if it uses none.
-
-        Other functions may have more urgent calls that wait for the same concurrency.
-        """
-        build = self._builds.faas[function_id]
-        return None if build is None else self.to_pool(build.pool.id)
-
     def to_pool(self, pool_id: int) -> Send | None:
         """The next call of a FaaS pool, whose concurrency all its functions share."""
         queues = self._queues
@@ -536,7 +531,7 @@ class Dispatcher:
                 heads.remove(queue)
                 passed_over.append(queue)
         for queue in passed_over:
-            heads.push(queue)
+            heads.put(queue, queue.head_key())
         return send
 
     def _due_call(self, queue: EdfQueue, task: Task) -> Send | None:

@@ -50,13 +50,11 @@ def fits_host(instance: Instance) -> bool:
 class Placement:
     """Chooses nodes for builds."""
 
-    def __init__(
-        self, view: View, builds: Builds, busy: BusyNodes, rng: Random | None = None
-    ) -> None:
+    def __init__(self, view: View, builds: Builds, busy: BusyNodes, rng: Random) -> None:
         self._view = view
         self._builds = builds
         self.busy = busy
-        self._rng = rng or Random(0)
+        self._rng = rng
         rows = [[build for build in row if build is not None] for row in builds.on_pool]
         # By pool id: the builds of which a node that joins starts the first instance, or more.
         self._prewarmed = [[build for build in row if self._prewarm_nodes(build)] for row in rows]
