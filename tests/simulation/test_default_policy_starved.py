@@ -298,3 +298,27 @@ def test_best_effort_leaves_the_lanes_to_a_class_that_is_starved(seed: int) -> N
     assert score.attainment("urgent") >= 0.65
     assert score.answered_per_s("bulk") >= 3.0
     assert score.kept("urgent") >= 0.99
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_probes_do_not_make_the_calendar_strict(seed: int) -> None:
+    """Seed 1000032. Five stages have a fifth more time than they take: idle nodes alone take them.
+
+    Those that the calendar refuses on an idle node are tried all the same. What they teach is about
+    themselves: with a calendar that is made stricter for them, no others were admitted.
+    """
+    stages = {"s0": {"function": "f"}}
+    stages |= {f"s{i}": {"function": "f", "after": [f"s{i - 1}"]} for i in range(1, 5)}
+    config = declare(
+        functions={"f": {"exec_time": "30ms"}},
+        pools={"gpu": {"nodes": 1, "network_delay": "9ms"}},
+        pipelines={
+            "chain": {"stages": stages, "slo": {"latency": "286ms"}},
+            "patient": {"stages": {"s": {"function": "f"}}, "slo": {"latency": "10s"}},
+        },
+    )
+    streams = (Stream("poisson:rate=6/s", "chain"), Stream("poisson:rate=7/s", "patient"))
+    score = run_world(config, streams, 100.0, policy="headgate", seed=seed, truth=TRUTH)
+    assert score.goodput_per_s("chain") >= 1.5
+    assert score.goodput_per_s("patient") >= 6.5
+    assert score.kept() >= 0.99

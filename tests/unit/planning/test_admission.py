@@ -231,6 +231,23 @@ def test_stages_that_are_ready_together_on_one_node_are_promised_one_after_the_o
     assert starts_ns[2] - starts_ns[1] >= 10 * MS
 
 
+def test_a_probe_is_due_in_time_for_its_deadline_and_not_at_once() -> None:
+    """Three stages that follow one fit no calendar of one node; its profiles say that all may.
+
+    Each has until the deadline, less what follows it. Due at once, all but the first would count as
+    late starts, for which the calendar would be made stricter, and would admit probes alone.
+    """
+    fork: Shape = [(0, ()), (1, (0,)), (1, (0,)), (1, (0,))]
+    rig = PlanningRig(make_app([TEN, TEN], Pool(0, "node"), latency_ms=100, pipelines=[fork]))
+    for function_id in (0, 1):
+        rig.start(function_id, rig.view.nodes[0])
+    request = rig.ask(due_ms=39)
+    assert rig.admission.admit(request)
+    promises = promises_of(rig, request)
+    assert [promise.due_ns for promise in promises] == [29 * MS, 39 * MS, 39 * MS, 39 * MS]
+    assert [promise.start_ns for promise in promises] == [19 * MS, 29 * MS, 29 * MS, 29 * MS]
+
+
 def test_stages_that_are_ready_together_on_as_many_nodes_do_not_wait() -> None:
     fork: Shape = [(0, ()), (1, (0,)), (1, (0,)), (1, (0,))]
     pool = Pool(0, "node", nodes=100)

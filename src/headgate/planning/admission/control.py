@@ -331,10 +331,12 @@ class AdmissionControl:
             if not usable or request.items > usable[0].items_max:
                 return None
             work_ns = int(usable[0].profiled_ns(request.items))
-            bucket = usable[0].calendar.bucket(now_ns, request.deadline_ns)
+            due_ns = int(self._builds.latest_ns(request, task.id % STAGES_MAX))
+            start_ns = max(now_ns, due_ns - work_ns)
+            bucket = usable[0].calendar.bucket(now_ns, start_ns)
             promises.append(
                 Promise(
-                    usable[0], request.deadline_ns, now_ns, now_ns, bucket, work_ns, 1.0,
+                    usable[0], due_ns, start_ns, start_ns, bucket, work_ns, 1.0,
                     request.items, request.items, work_ns,
                 )
             )  # fmt: skip
