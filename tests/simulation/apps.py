@@ -122,6 +122,7 @@ def run(
     schedulers: int = 1,
     membership_delay_ns: int = 0,
     decision_ns: int = 0,
+    arrival_ns: int = 0,
     drain_ns: int = 0,
 ) -> tuple[RunColumns, RecordingObserver]:
     """Simulate in `validate` mode, under all checkers, until nothing is in flight.
@@ -136,6 +137,7 @@ def run(
         schedulers=schedulers,
         membership_delay_ns=membership_delay_ns,
         decision_ns=decision_ns,
+        arrival_ns=arrival_ns,
         validate=True,
         records_spans=True,
         faults=plan.actions(),

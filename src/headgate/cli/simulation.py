@@ -76,6 +76,7 @@ def run(
         truth=ground_truth_config(options),
         decision_ns=options.decision_ns,
         work_unit_ns=options.per_work_unit_ns,
+        arrival_ns=options.arrival_ns,
         client_overheads_ns=options.client_overheads_ns,
         schedulers=gateways,
         platforms=platforms,

@@ -77,6 +77,7 @@ class SimulationOptions:
     observed: tuple[tuple[tuple[int, tuple[float, ...]], ...], ...]
     decision_ns: int
     per_work_unit_ns: int
+    arrival_ns: int  # by which an arriving request lengthens the batches on nodes
     # Equally likely times of a request outside of the Scheduler's sight.
     client_overheads_ns: tuple[int, ...]
 
@@ -160,6 +161,7 @@ def simulation_options(spec: SimulationSpec, app: App, where: str) -> Simulation
         observed=tuple(_by_size(observed.get(name, (1.0,))) for name in names) if observed else (),
         decision_ns=spec.overheads.decision_ns,
         per_work_unit_ns=spec.overheads.per_work_unit_ns,
+        arrival_ns=spec.overheads.arrival_ns,
         client_overheads_ns=overheads_ns if isinstance(overheads_ns, tuple) else (overheads_ns,),
     )
 

@@ -591,6 +591,13 @@ class OverheadsSpec(Section, frozen=True):
     per_work_unit_ns: Annotated[
         DurationNs, about("Time that the scheduler takes for each unit of work a policy reports.")
     ] = 0
+    arrival_ns: Annotated[
+        DurationNs,
+        about(
+            "Time that receiving a request takes from each batch on a node: by so much a batch "
+            "is longer for each request that arrives while it runs."
+        ),
+    ] = 0
     client_overhead_ns: Annotated[
         DurationNs | Annotated[tuple[DurationNs, ...], Meta(min_length=1, max_length=10_000)],
         about(

@@ -98,6 +98,7 @@ class Engine:
         observer: Observer | None = None,
         decision_ns: int = 0,
         work_unit_ns: int = 0,
+        arrival_ns: int = 0,
         limit_ns: int = NEVER_NS,
         survives_faults: bool = False,
         membership_delay_ns: int = 0,
@@ -118,6 +119,7 @@ class Engine:
         self._is_alone = len(gateways.schedulers) == 1  # one gateway, which has never crashed
         self._decision_ns = decision_ns
         self._work_unit_ns = work_unit_ns
+        self._arrival_ns = arrival_ns
         self._has_decision_cost = decision_ns > 0 or work_unit_ns > 0
         self._network_ns = [pool.network_ns for pool in app.pools]
         self._is_direct = self._is_alone and not any(self._network_ns)
@@ -159,8 +161,7 @@ class Engine:
             self._process(at_ns, item)
 
     def _is_finished(self, next_ns: int) -> bool:
-        recorder = self.recorder
-        is_idle = recorder.count == recorder.ended and self._pending_clients == 0
+        is_idle = self.recorder.count == self.recorder.ended and self._pending_clients == 0
         return is_idle or next_ns > self._limit_ns
 
     def _admit(
@@ -179,6 +180,9 @@ class Engine:
         recorder.count = request_id + 1
         if recorder.records_arrivals:
             recorder.arrived(now_ns, pipeline, client, timeout_ns)
+        if self._arrival_ns:
+            for node in self.nodes:
+                node.delay_batches(now_ns, self._arrival_ns)
         index = 0
         if not self._is_alone:
             receiver = self.gateways.receiver(request_id)
@@ -482,10 +486,8 @@ class Engine:
         self.queue.push(at_ns, Rank.TIMER, Callback(apply))
 
     def has_pending_work(self) -> bool:
-        """Whether anything is in flight, or a client is still to be woken. O(queue length).
-
-        A start that waits for a node of a shared pool is in flight: it is granted, or withdrawn.
-        """
+        """Whether anything is in flight, or a client is still to be woken. O(queue length)."""
+        # A start that waits for a node of a shared pool is in flight: it is granted, or withdrawn.
         is_waiting = self._pending_clients > 0 or self._shared.has_waiting_starts()
         return is_waiting or any(entry[1] == Rank.COMPLETION for entry in self.queue.heap)
 
@@ -501,8 +503,7 @@ class Engine:
     def _kill_node(self, now_ns: int, node: SimNode) -> None:
         """Crash a node because of the request it runs, and restart it after `RESTART_NS`."""
         self.crash(now_ns, node)
-        restart = Callback(partial(self.join, node=node))
-        self.queue.push(now_ns + RESTART_NS, Rank.TIMER, restart)
+        self.queue.push(now_ns + RESTART_NS, Rank.TIMER, Callback(partial(self.join, node=node)))
 
     def crash(self, now_ns: int, node: SimNode) -> None:
         """Take a node down; its batches are lost and its instances are gone. Idempotent."""
@@ -578,8 +579,7 @@ class Engine:
         """Tell a new Scheduler of a node and of the instances on it that can be used."""
         flat: list[int] = []
         for instance in node.backend.instances.values():
-            is_usable = instance.is_ready and not instance.stop_reason
-            if is_usable and instance.id in self._announced:
+            if instance.is_ready and not instance.stop_reason and instance.id in self._announced:
                 flat += (instance.id, instance.variant.id, instance.shape_id)
         joined = NodeJoined(node.id, node.pool.id, node.name, tuple(flat))
         self.handle_event(now_ns, index, joined)

@@ -355,6 +355,20 @@ class SimNode:
             job.ends_ns = job.began_ns + length_ns
             self._queue.push(job.ends_ns, _COMPLETION, job)
 
+    def delay_batches(self, now_ns: int, delay_ns: int) -> None:
+        """Lengthen the batches in progress: something else takes so much time from each."""
+        if self._has_processor_sharing:
+            self._progress(now_ns)
+        for job in self.jobs:
+            if isinstance(job.action, Dispatch):
+                if self._has_processor_sharing:
+                    job.left_ns += delay_ns / job.slowdown
+                else:
+                    job.ends_ns += delay_ns  # which voids the item that is on the queue
+                    self._queue.push(job.ends_ns, _COMPLETION, job)
+        if self._has_processor_sharing:
+            self._reschedule(now_ns)
+
     def end_job(self, now_ns: int, job: NodeJob) -> Event | None:
         """End a job that is due; return the event for the Schedulers, if there is one."""
         if job.ends_ns != now_ns:

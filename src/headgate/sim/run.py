@@ -48,6 +48,7 @@ class Setup:
     membership_delay_ns: int = 0  # until the others know of a gateway that crashed, or came
     decision_ns: int = 0  # time per decision
     work_unit_ns: int = 0  # time per unit of work that the policy reports
+    arrival_ns: int = 0  # by which an arriving request lengthens the batches on nodes
     # Client-side latency on top of what the Scheduler sees: equally likely values, or none.
     client_overheads_ns: tuple[int, ...] = ()
     announces: bool = False  # announce every open-loop request to the policy before the run
@@ -97,6 +98,7 @@ def simulate(
         observer=observer,
         decision_ns=setup.decision_ns,
         work_unit_ns=setup.work_unit_ns,
+        arrival_ns=setup.arrival_ns,
         limit_ns=setup.limit_ns,
         survives_faults=setup.survives_faults,
         membership_delay_ns=setup.membership_delay_ns,

@@ -19,9 +19,9 @@ from headgate.cli.calibration import (
 )
 from headgate.cli.options import OutputPath, check_not_read, json_option
 from headgate.cli.output import show, show_json
+from headgate.core.clock import MILLISECOND_NS
 from headgate.core.errors import ConfigError
 from headgate.core.states import OUTCOME_NAMES
-from headgate.metrics.from_log import CalibrationResult, LoggedColumns
 from headgate.metrics.summary import count_outcomes
 from headgate.metrics.table import rows_table
 
@@ -62,27 +62,25 @@ def command(
     if trace is not None:
         write_trace(trace, read.arrivals())
     if as_json:
-        show_json(
-            {**_to_json(read.name, read.columns, read.results), "missing": read.missing or None}
-        )
+        show_json({**_to_json(read), "missing": read.missing or None})
     else:
         _show(read, out, trace)
         if read.missing:
             show(Text(read.missing, "yellow"))
 
 
-def _to_json(
-    name: str, columns: LoggedColumns, results: list[CalibrationResult]
-) -> dict[str, object]:
+def _to_json(read: CalibratedLog) -> dict[str, object]:
+    columns = read.columns
     outcomes = zip(OUTCOME_NAMES, count_outcomes(columns.requests), strict=True)
     return {
-        "log": name,
+        "log": read.name,
         "requests": len(columns.requests),
         **dict(outcomes),
         "own_deadlines": int(np.count_nonzero(columns.timeout_ns)),
         "cancelled_by_clients": int(np.count_nonzero(columns.cancel_ns)),
         "batches": len(columns.batches),
-        "functions": [asdict(result) for result in results],
+        "arrival_ns": read.arrival_ns,
+        "functions": [asdict(result) for result in read.results],
     }
 
 
@@ -104,6 +102,9 @@ def _show(read: CalibratedLog, out: Path | None, trace: Path | None) -> None:
             ]
         )
     )
+    if read.arrival_ns:
+        delay_ms = read.arrival_ns / MILLISECOND_NS
+        show(Text(f"each request that arrives lengthens the batches that run by {delay_ms:.2g} ms"))
     for line in unseen_lines(read):
         show(Text(line, "yellow"))
     if out is not None and trace is None and not read.config.workload.streams:
