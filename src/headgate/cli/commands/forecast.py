@@ -13,8 +13,8 @@ from rich.text import Text
 
 from headgate.cli.options import (
     WorkloadOptions,
+    duration_option,
     json_option,
-    positive_duration_ns,
     seed_option,
     traces_option,
 )
@@ -101,42 +101,32 @@ def price(text: str) -> float:
     metavar="TIME",
     help="From the decision to start a backend until it serves. Default: 10s.",
 )
-@click.option(
+@duration_option(
     "bucket_ns",
     "--bucket",
-    type=positive_duration_ns("--bucket"),
+    "Time over which arrivals are counted, and after which is decided again. Default: 10s.",
     default="10s",
-    metavar="TIME",
-    help="Time over which arrivals are counted, and after which is decided again. Default: 10s.",
 )
-@click.option(
+@duration_option(
     "window_ns",
     "--window",
-    type=positive_duration_ns("--window"),
-    metavar="TIME",
-    help=f"How far back a forecast looks. Default: {_WINDOW_BUCKETS} buckets.",
+    f"How far back a forecast looks. Default: {_WINDOW_BUCKETS} buckets.",
 )
-@click.option(
+@duration_option(
     "period_ns",
     "--period",
-    type=positive_duration_ns("--period"),
-    metavar="TIME",
-    help="Period of the seasonal forecast. Default: found in what was seen so far.",
+    "Period of the seasonal forecast. Default: found in what was seen so far.",
 )
-@click.option(
+@duration_option(
     "service_ns",
     "--service-time",
-    type=positive_duration_ns("--service-time"),
+    "Mean time that a backend serves a request. Default: 100ms.",
     default="100ms",
-    metavar="TIME",
-    help="Mean time that a backend serves a request. Default: 100ms.",
 )
-@click.option(
+@duration_option(
     "latency_ns",
     "--latency",
-    type=positive_duration_ns("--latency"),
-    metavar="TIME",
-    help=f"Latency objective. Default: {_LATENCY_FACTOR} service times.",
+    f"Latency objective. Default: {_LATENCY_FACTOR} service times.",
 )
 @click.option(
     "--level",
