@@ -156,7 +156,7 @@ def command(
             watched_state=(lambda: _stamp(app)) if reloads else None,
             on_ready=_print_banner,
         )
-        # Logging can neither block nor end the supervisor, even if nobody reads stderr any more.
+        # Logging can neither block nor end the supervisor, even if stderr is no longer read.
         with logs.configured(serve, "supervisor"):
             return supervisor.run()
 
@@ -278,7 +278,7 @@ def _bind(host: str, port: int, options: tuple[int, ...] = (socket.SO_REUSEADDR,
 
 
 def _reserve(host: str, port: int) -> socket.socket:
-    """Return a socket that reserves a port for the sockets of gateways; nobody listens on it.
+    """Return a socket that reserves a port for the sockets of gateways; it does not listen.
 
     The first bind is exclusive, because a shared one would not notice that the port is in use. Only
     connections that a server has closed may be left there then. If that server had one gateway, the

@@ -41,7 +41,6 @@ from headgate.lab.demo.setup import (
     OVERHEAD_MS,
     QUANTILE,
     DemoSchedule,
-    Progress,
     Scale,
     Spec,
     Times,
@@ -50,7 +49,7 @@ from headgate.lab.demo.setup import (
     one_core,
     read_times,
 )
-from headgate.lab.experiments import Check
+from headgate.lab.experiments import Check, Progress
 from headgate.lab.figures import draw_responses
 from headgate.lab.harness import (
     Environment,

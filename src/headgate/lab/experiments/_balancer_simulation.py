@@ -53,9 +53,9 @@ Balancer = Callable[[Draws, int], Waits]
 def random_retry(delay: float) -> Balancer:
     """A random backend; if it is busy, another after the delay.
 
-    Near saturation nearly all probes are in vain, hundreds for each request, and they are skipped:
-    while nothing else happens, each probe finds an idle backend with the same probability, so the
-    number of vain ones is geometric. The next request to probe follows from the phase of its
+    Near saturation nearly all probes fail, hundreds for each request, and they are skipped: while
+    nothing else happens, each probe finds an idle backend with the same probability, so the number
+    of failed ones is geometric. The next request to probe follows from the phase of its
     probes, which does not change while it waits.
     """
 
@@ -66,7 +66,7 @@ def random_retry(delay: float) -> Balancer:
         idle = list(range(backends))
         busy: list[tuple[float, int]] = []  # a heap
         phases: list[float] = []  # of the requests that wait, sorted
-        arrivals: list[float] = []  # theirs, in the same order
+        arrivals: list[float] = []  # of these requests, in the same order
         turn = phase = 0.0  # now is their sum
         arrival = next(gaps)
         while True:
@@ -74,16 +74,16 @@ def random_retry(delay: float) -> Balancer:
             while len(waits) < BATCH:
                 event = min(arrival, busy[0][0]) if busy else arrival
                 if phases and idle:
-                    vain = 0
+                    failed = 0
                     if len(idle) < others:
-                        vain = int(log(1.0 - next(uniform)) / log1p(-len(idle) / others))
-                    turns, place = divmod(bisect_right(phases, phase) + vain, len(phases))
+                        failed = int(log(1.0 - next(uniform)) / log1p(-len(idle) / others))
+                    turns, place = divmod(bisect_right(phases, phase) + failed, len(phases))
                     now = turn + turns * delay + phases[place]
                     if now < event:
                         turn, phase = turn + turns * delay, phases[place]
                         backend = idle[-1]
-                        # Whoever refused the probe before is not asked now; only a backend that
-                        # has become idle since then can be the one.
+                        # The backend that refused the probe before is not asked now, and it is
+                        # among the idle ones only if it has become idle since then.
                         if (
                             idle_since[backend] > now - delay
                             and backends > 1
