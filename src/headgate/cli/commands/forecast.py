@@ -197,12 +197,8 @@ def command(
     """
     model = _model(bucket_ns, setup_ns, service_ns, latency_ns, level, backends_max)
     window_ns = _WINDOW_BUCKETS * bucket_ns if window_ns is None else window_ns
-    for option, value_ns in (("--window", window_ns), ("--period", period_ns)):
-        if value_ns is not None and value_ns < bucket_ns:
-            value, allowed = format_duration(value_ns), f"at least {format_duration(bucket_ns)}"
-            raise ConfigError(
-                "is shorter than a bucket", where=option, value=value, allowed=allowed
-            )
+    _check_length("--window", window_ns, bucket_ns)
+    _check_length("--period", period_ns, bucket_ns)
     options = WorkloadOptions(duration_ns=duration_ns, sort=sort, traces=traces)
     requests = _requests(trace, arrivals, options, seed)
     where = ", ".join(arrivals) if trace is None else trace
@@ -233,6 +229,13 @@ def command(
         show_json(content)
     else:
         _show(where, requests, model, by, [*scores, perfect], usd_per_hour)
+
+
+def _check_length(option: str, value_ns: int | None, bucket_ns: int) -> None:
+    """Raise `ConfigError` if an option is shorter than a bucket."""
+    if value_ns is not None and value_ns < bucket_ns:
+        value, allowed = format_duration(value_ns), f"at least {format_duration(bucket_ns)}"
+        raise ConfigError("is shorter than a bucket", where=option, value=value, allowed=allowed)
 
 
 def _model(

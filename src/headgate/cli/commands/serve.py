@@ -7,8 +7,8 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -137,18 +137,9 @@ def command(
     if log is not None:
         for slot in range(serve.gateways):
             check_log_path(log_path_of(log, slot, serve.gateways))
-    with ExitStack() as sockets:
-        # As the ports: for as long as the server runs.
-        given.update(host=serve.host, gateways=serve.gateways)
-        if serve.gateways == 1:
-            listener = sockets.enter_context(_bind(serve.host, serve.port))
-            listener.listen(BACKLOG)
-        else:  # each gateway has a socket of its own
-            listener = sockets.enter_context(_reserve(serve.host, serve.port))
-        given["port"] = listener.getsockname()[1]
-        if serve.grpc_port is not None:  # gRPC opens a socket of its own
-            reserved = sockets.enter_context(_reserve(serve.host, serve.grpc_port))
-            given["grpc_port"] = reserved.getsockname()[1]
+    with _open_ports(serve) as (listener, ports):
+        # These settings stay for as long as the server runs.
+        given.update(host=serve.host, gateways=serve.gateways, **ports)
         supervisor = Supervisor(
             prepare_again,
             listener,
@@ -159,6 +150,22 @@ def command(
         # Logging can neither block nor end the supervisor, even if stderr is no longer read.
         with logs.configured(serve, "supervisor"):
             return supervisor.run()
+
+
+@contextmanager
+def _open_ports(serve: ServeSpec) -> Iterator[tuple[socket.socket, dict[str, int]]]:
+    """Yield the socket of the HTTP port, and the ports by their settings; gRPC's is reserved."""
+    with ExitStack() as sockets:
+        if serve.gateways == 1:
+            listener = sockets.enter_context(_bind(serve.host, serve.port))
+            listener.listen(BACKLOG)
+        else:  # each gateway has a socket of its own
+            listener = sockets.enter_context(_reserve(serve.host, serve.port))
+        ports = {"port": listener.getsockname()[1]}
+        if serve.grpc_port is not None:  # gRPC opens a socket of its own
+            reserved = sockets.enter_context(_reserve(serve.host, serve.grpc_port))
+            ports["grpc_port"] = reserved.getsockname()[1]
+        yield listener, ports
 
 
 def _warn_of_shared_cores(nodes: Sequence[NodeSpec], app: str) -> None:
