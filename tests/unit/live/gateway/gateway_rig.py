@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -160,22 +161,25 @@ def raw(size: int, *lines: str, model: str = "free", **more: object) -> bytes:
 
 @asynccontextmanager
 async def rig(
-    config: GatewayConfig = QUICK, runtime: FakeRuntime | None = None
+    config: GatewayConfig = QUICK,
+    runtime: FakeRuntime | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[Rig]:
     """A running server, closed afterwards with all its connections."""
     runtime = runtime or FakeRuntime()
     server = GatewayServer(runtime, config, lambda accept: (b"up 1\n", "text/plain"))
-    listener = await server.listen(host="127.0.0.1", port=0)
-    assert listener is not None
-    made = Rig(runtime, server, listener.sockets[0].getsockname()[1])
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    await server.listen(sock=listener, ssl=tls)
+    made = Rig(runtime, server, listener.getsockname()[1])
     try:
         yield made
     finally:
         for client in made.clients:
             client.writer.close()
         server.close()
-        await made.until(lambda: not server.connections)
-        await asyncio.sleep(0)
+        await made.until(lambda: not server.connections and not server.state.handshakes)
+        await asyncio.sleep(0 if tls is None else 0.01)
 
 
 def run(scenario: Callable[[Rig], Awaitable[None]], config: GatewayConfig = QUICK) -> None:
