@@ -100,6 +100,14 @@ def none_check(claim: str, source: str, exceptions: Sequence[str]) -> Check:
     return Check(claim, source, "none", "; ".join(exceptions) or "none", not exceptions)
 
 
+def error_check(
+    claim: str, source: str, error: float, most: float, unit: Literal["%", "points"] = "%"
+) -> Check:
+    """Return a check that an error is at most `most`; both are fractions, printed in hundredths."""
+    expected, measured = f"within {100 * most:g} {unit}", f"{100 * error:.1f} {unit}"
+    return Check(claim, source, expected, measured, error <= most)
+
+
 class Experiment(Protocol):
     """The interface of a module under `headgate.lab.experiments`.
 
