@@ -4,9 +4,9 @@ A thread wake-up costs more than the rest of the path of a lone request. With se
 flight there is other work for the CPU and less to gain, so nothing spins. A gateway spins while it
 waits for a worker, a worker while it waits for the next request.
 
-Nothing spins unless every worker and every gateway has cores of its own. On a shared core, a
-spinning process would delay the very process that it waits for: with two workers on two cores, that
-made an ensemble of three models take twice as long.
+Nothing spins unless every worker and every gateway has cores of its own. On the core of the process
+that it waits for, a spinning process would delay that one for as long as it spins: with two workers
+on two cores, that made an ensemble of three models take twice as long.
 """
 
 from __future__ import annotations
