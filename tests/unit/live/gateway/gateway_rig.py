@@ -81,18 +81,30 @@ class Client:
 
 
 @dataclass
-class Rig:
-    """Server, runtime and clients."""
+class Connected:
+    """A port, and the clients that were connected to it."""
 
-    runtime: FakeRuntime
-    server: GatewayServer
     port: int
-    clients: list[Client] = field(default_factory=list)
+    clients: list[Client] = field(default_factory=list, kw_only=True)
 
     async def connect(self) -> Client:
         client = Client(*await asyncio.open_connection("127.0.0.1", self.port))
         self.clients.append(client)
         return client
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until a condition holds."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+
+@dataclass
+class Rig(Connected):
+    """Server, runtime and clients."""
+
+    runtime: FakeRuntime
+    server: GatewayServer
 
     async def ask(self, data: bytes) -> Reply:
         """The response to one request on a connection of its own."""
@@ -110,12 +122,6 @@ class Rig:
             for (_, status, why), count in self.server.context.responses.counted()
             if status == code and reason in (None, why)
         )
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until a condition holds."""
-        async with asyncio.timeout(PATIENCE_S):
-            while not condition():
-                await asyncio.sleep(0.005)
 
 
 def request(method: str, path: str, body: bytes = b"", *lines: str) -> bytes:
@@ -171,7 +177,7 @@ async def rig(
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     await server.listen(sock=listener, ssl=tls)
-    made = Rig(runtime, server, listener.getsockname()[1])
+    made = Rig(listener.getsockname()[1], runtime, server)
     try:
         yield made
     finally:
