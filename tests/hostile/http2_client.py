@@ -87,9 +87,9 @@ class Http2Client:
             payload for kind, at, payload in self.frames if at == stream_id and kind != RESET
         )
 
-    def wait_for_response(self, stream_id: int, limit_s: float = 60.0) -> bytes:
+    def wait_for_response(self, stream_id: int) -> bytes:
         """The response, once there is one."""
-        end_s = time.monotonic() + limit_s
+        end_s = time.monotonic() + 60.0
         while not self.response(stream_id) and time.monotonic() < end_s:
             self.receive(0.1)
         return self.response(stream_id)

@@ -9,12 +9,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from served import children_of, until
 
 LIMIT_S = 60.0
 CODE = """
@@ -77,9 +77,9 @@ class Running:
 
     def replace(self, module: str) -> None:
         """Kill the only process of a kind, and wait until another serves in its place."""
-        (before,) = self.children(module)
+        (before,) = children_of(self.process.pid, module)
         os.kill(before, signal.SIGKILL)
-        assert until(lambda: self.children(module) not in ([], [before]))
+        assert until(lambda: children_of(self.process.pid, module) not in ([], [before]))
         assert until(self.is_ready)
 
     def is_ready(self) -> bool:
@@ -91,26 +91,6 @@ class Running:
             return False
         finally:
             connection.close()
-
-    def children(self, module: str) -> list[int]:
-        pid = self.process.pid
-        found = []
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            try:
-                if module in Path(f"/proc/{child}/cmdline").read_text():
-                    found.append(int(child))
-            except OSError:
-                continue
-        return found
-
-
-def until(is_so: Callable[[], bool]) -> bool:
-    end_s = time.monotonic() + LIMIT_S
-    while time.monotonic() < end_s:
-        if is_so():
-            return True
-        time.sleep(0.02)
-    return False
 
 
 @contextmanager

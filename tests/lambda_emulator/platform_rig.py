@@ -172,9 +172,17 @@ def zipped(files: dict[str, str]) -> bytes:
     return buffer.getvalue()
 
 
-def eventually(holds: Callable[[], bool], timeout_s: float = 60.0) -> bool:
-    """Whether a condition becomes true in time."""
-    end_s = time.monotonic() + timeout_s
+def is_running(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""  # empty for a zombie
+    except OSError:
+        return False
+
+
+def eventually(holds: Callable[[], bool]) -> bool:
+    """Whether a condition becomes true within a minute."""
+    end_s = time.monotonic() + 60.0
     while not holds():
         if time.monotonic() > end_s:
             return False

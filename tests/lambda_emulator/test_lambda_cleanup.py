@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from botocore.exceptions import BotoCoreError
-from platform_rig import Caller, eventually
+from platform_rig import Caller, eventually, is_running
 
 from headgate.lambda_emulator import client_options
 from headgate.lambda_emulator.cleanup_process import CleanupProcess, remove_control_group
@@ -97,14 +97,14 @@ def test_cleanup_after_platform_is_killed(tmp_path: Path, cpu: str) -> None:
         thread.start()
         assert eventually(began.exists)
         pids += [int(word) for word in began.read_text().split()]
-        assert all(_runs(pid) for pid in pids) and len(pids) == 3
+        assert all(is_running(pid) for pid in pids) and len(pids) == 3
         assert bool(platform.groups()) == ("control group" in platform.cpu)
         assert platform.keys.is_file() and len(platform.cleanup_processes()) == 1
         platform.process.kill()
         platform.process.wait()
         thread.join()
         caller.boto.close()
-        assert eventually(lambda: not any(_runs(pid) for pid in pids))
+        assert eventually(lambda: not any(is_running(pid) for pid in pids))
         assert eventually(lambda: not platform.groups())
         assert eventually(lambda: not platform.keys.exists())
         assert eventually(lambda: not platform.cleanup_processes())
@@ -130,7 +130,7 @@ def test_starting_instance_exits_when_platform_is_killed(tmp_path: Path) -> None
         platform.process.kill()
         thread.join()
         caller.boto.close()
-    assert eventually(lambda: not any(_runs(pid) for pid in children))
+    assert eventually(lambda: not any(is_running(pid) for pid in children))
     # Without the cleanup process, only the next platform would remove the groups.
     assert eventually(lambda: all(_is_removed(group) for group in platform.groups()))
     platform.keys.unlink(missing_ok=True)
@@ -147,7 +147,7 @@ def test_cleanup_process_survives_signals_to_the_process_group(tmp_path: Path) -
         for each in (cleanup, platform.process.pid):
             os.kill(each, signal.SIGTERM)
         assert platform.process.wait(60) == 0
-        assert not _runs(pid) and not platform.groups() and not platform.keys.exists()
+        assert not is_running(pid) and not platform.groups() and not platform.keys.exists()
         assert not platform.cleanup_processes()
 
 
@@ -172,13 +172,6 @@ def test_platform_survives_a_killed_cleanup_process(tmp_path: Path) -> None:
 def _is_removed(group: Path) -> bool:
     remove_control_group(group)
     return not group.exists()
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""  # empty for a zombie
-    except OSError:
-        return False
 
 
 def _children(pid: int) -> set[int]:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from platform_rig import eventually, platform_in
+from platform_rig import eventually, is_running, platform_in
 
 from headgate.core.errors import ConfigError
 from headgate.lambda_emulator.cpu_limits import CpuLimiter, make_cpu_limiter
@@ -82,15 +82,8 @@ def handle(event, context):
         caller.create("daemon", code)
         daemon = caller.invoke("daemon", {}).body
         assert Path(f"/proc/{daemon}/cmdline").read_bytes().startswith(b"sleep")
-    assert eventually(lambda: not _runs(daemon))
+    assert eventually(lambda: not is_running(daemon))
     assert not group.exists()
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""  # empty for a zombie
-    except OSError:
-        return False
 
 
 def _limiter_or_skip() -> CpuLimiter:

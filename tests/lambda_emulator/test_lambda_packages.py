@@ -22,10 +22,10 @@ GOOD = zipped({"module.py": MODULE})
 ROLE = "arn:aws:iam::000000000000:role/any"
 
 
-def deflated(name: str = "module.py", text: str = MODULE) -> bytes:
+def deflated(text: str = MODULE) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(name, text)
+        archive.writestr("module.py", text)
     return buffer.getvalue()
 
 

@@ -1,4 +1,4 @@
-"""A real server: `headgate serve` in a process of its own, and clients on its port."""
+"""A real server, `headgate serve` in a process of its own, clients on its port, other commands."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ import sys
 import threading
 import time
 import uuid
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 START_S = 120.0  # far more than needed: the machine may be busy
@@ -93,15 +96,7 @@ class Served:
 
     def children(self, module: str) -> list[int]:
         """Process ids of its workers (`headgate.live.worker`) or gateways."""
-        found = []
-        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        for pid in path.read_text().split():
-            try:
-                if module in Path(f"/proc/{pid}/cmdline").read_text():
-                    found.append(int(pid))
-            except OSError:
-                continue
-        return found
+        return children_of(self.process.pid, module)
 
     def workers(self) -> list[int]:
         return self.children("headgate.live.worker")
@@ -151,6 +146,37 @@ class Served:
         return [answer for answer in answers if answer is not None]
 
 
+def children_of(pid: int, module: str) -> list[int]:
+    """Return the child processes of a process whose command line has the name of a module."""
+    found = []
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        with suppress(OSError):  # it has ended
+            if module in Path(f"/proc/{child}/cmdline").read_text():
+                found.append(int(child))
+    return found
+
+
+def executions(directory: Path) -> Counter[str]:
+    """Return how often each number was run, by the functions that write `ran.txt`."""
+    path = directory / "ran.txt"
+    return Counter(path.read_text().split()) if path.exists() else Counter()
+
+
+def run_headgate(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a directory, to its end."""
+    command = [sys.executable, "-m", "headgate", *arguments]
+    return subprocess.run(
+        command, cwd=directory, capture_output=True, text=True, timeout=START_S, check=False
+    )
+
+
+def run_json(directory: Path, *arguments: str) -> Any:
+    """Run a command that must succeed, and return the JSON that it prints."""
+    done = run_headgate(directory, *arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
 def ask_on(
     connection: http.client.HTTPConnection,
     model: str,
@@ -173,9 +199,8 @@ def value(body: dict[str, object]) -> object:
     return outputs[0]["data"][0]
 
 
-def until(is_true: object, limit_s: float = 60.0) -> bool:
+def until(is_true: Callable[[], Any], limit_s: float = 60.0) -> bool:
     """Return whether a condition becomes true within the timeout."""
-    assert callable(is_true)
     end_s = time.monotonic() + limit_s
     while time.monotonic() < end_s:
         if is_true():

@@ -7,20 +7,20 @@ import http.client
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
-from served import Served, ask_on, until, value
+from served import Served, ask_on, executions, run_headgate, until, value
 
 FUNCTIONS = '''
 import os
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -75,12 +75,6 @@ def shared(tmp_path: Path) -> Path:
     (tmp_path / "numbers_app.py").write_text(FUNCTIONS)
     (tmp_path / "app.yaml").write_text(APP)
     return tmp_path
-
-
-def executions(directory: Path) -> Counter[str]:
-    """Return how often each number was run."""
-    path = directory / "ran.txt"
-    return Counter(path.read_text().split()) if path.exists() else Counter()
 
 
 def samples(page: str, name: str) -> dict[str, float]:
@@ -141,7 +135,7 @@ def connect_to(served: Served, pid: int) -> http.client.HTTPConnection:
         connection = served.connect()
         with contextlib.suppress(OSError):
             connection.connect()
-            assert until(lambda connection=connection: gateway_of(connection, served) is not None)
+            assert until(partial(gateway_of, connection, served))
             if gateway_of(connection, served) == pid:
                 return connection
         connection.close()
@@ -194,13 +188,7 @@ def test_gateways_share_port_workers_and_instances(shared: Path) -> None:
         )
     assert " ERROR " not in served.errors()
     for name in ("run-0.log", "run-1.log"):
-        done = subprocess.run(
-            [sys.executable, "-m", "headgate", "replay", name],
-            cwd=shared,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = run_headgate(shared, "replay", name)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "replayed and identical" in done.stdout
 
@@ -480,13 +468,7 @@ def test_reload_replaces_both_gateways(shared: Path) -> None:
     ],
 )
 def test_bad_input_is_one_line(shared: Path, arguments: list[str], problem: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "headgate", "serve", "app.yaml", "--port", "0", *arguments],
-        cwd=shared,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_headgate(shared, "serve", "app.yaml", "--port", "0", *arguments)
     assert done.returncode == 2
     (line,) = done.stderr.strip().splitlines()
     assert problem in line

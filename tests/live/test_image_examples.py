@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -17,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from served import Served, until
+from served import Served, run_json, until
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
@@ -156,12 +154,5 @@ def test_every_answer_is_right_while_workers_are_killed(
 
 @pytest.mark.parametrize("name", ["series", "parallel", "cascade"])
 def test_pipeline_can_be_simulated_and_planned(name: str) -> None:
-    app = str(EXAMPLE / f"{name}.yaml")
-    for command in (["simulate", app, "--duration", "2s"], ["plan", app]):
-        done = subprocess.run(
-            [sys.executable, "-m", "headgate", *command, "--json"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert json.loads(done.stdout)
+    assert run_json(EXAMPLE, "simulate", f"{name}.yaml", "--duration", "2s")
+    assert run_json(EXAMPLE, "plan", f"{name}.yaml")

@@ -6,13 +6,11 @@ import hashlib
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from served import Served, ask_on, until
+from served import Served, ask_on, run_headgate, run_json, until
 
 KEY = {"X-API-Key": "open sesame"}
 HASH = hashlib.sha256(b"open sesame").hexdigest()
@@ -26,24 +24,13 @@ def with_key(misbehaving: Path, more: str = "") -> Path:
     return misbehaving
 
 
-def replay(directory: Path, *arguments: str) -> Any:
-    done = subprocess.run(
-        [sys.executable, "-m", "headgate", "replay", *arguments, "--json"],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return json.loads(done.stdout)
-
-
 def replayed(directory: Path, log: str) -> dict[str, Any]:
-    found: dict[str, Any] = replay(directory, log)
+    found: dict[str, Any] = run_json(directory, "replay", log)
     return found
 
 
 def traced(directory: Path, log: str, request: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = replay(directory, log, "--request", request)
+    found: list[dict[str, Any]] = run_json(directory, "replay", log, "--request", request)
     return found
 
 
@@ -78,14 +65,7 @@ def test_error_level_logs_no_lifecycle(misbehaving: Path) -> None:
 
 @pytest.mark.parametrize("option", ["--log-level", "--log-format"])
 def test_unknown_log_options_are_one_line(misbehaving: Path, option: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "headgate", "serve", "app.yaml", option, "loud"],
-        cwd=misbehaving,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_headgate(misbehaving, "serve", "app.yaml", option, "loud")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
 
 

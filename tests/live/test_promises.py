@@ -6,14 +6,11 @@ of the benchmark, because other load of the machine delays some requests.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from served import Served
+from served import Served, run_json
 
 from headgate.lab.bench import promises
 from headgate.lab.bench._paced_server import CODE
@@ -38,14 +35,7 @@ def test_admission_is_enforced_or_observed(tmp_path: Path, admission: str) -> No
     assert (counts["headgate_admission_rejections_total"] > 0) == (not is_observed)
     assert counts["headgate_admitted_total"] == statuses.count(200)
     assert counts["headgate_admitted_kept_total"] < statuses.count(200) or not is_observed
-    replayed = subprocess.run(
-        [sys.executable, "-m", "headgate", "replay", "run.log", "--json"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert json.loads(replayed.stdout)["is_identical"]
+    assert run_json(tmp_path, "replay", "run.log")["is_identical"]
     assert ('["ReportWouldReject"' in (tmp_path / "run.log").read_text()) == is_observed
 
 

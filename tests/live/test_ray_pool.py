@@ -11,7 +11,6 @@ import http.server
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import pytest
 from ray_nodes import RayNodes
-from served import Served, until, value
+from served import Served, run_headgate, until, value
 
 pytestmark = [
     pytest.mark.slow,
@@ -368,10 +367,7 @@ def test_functions_share_a_gpu(tmp_path: Path) -> None:
 
 def serve_at(address: str, directory: Path) -> subprocess.CompletedProcess[str]:
     write_app(directory, CLUSTER.format(address=address))
-    command = [sys.executable, "-m", "headgate", "serve", "app.yaml", "--port", "0"]
-    return subprocess.run(
-        command, cwd=directory, capture_output=True, text=True, timeout=60, check=False
-    )
+    return run_headgate(directory, "serve", "app.yaml", "--port", "0")
 
 
 def test_no_ray_at_an_address_is_one_line(tmp_path: Path) -> None:

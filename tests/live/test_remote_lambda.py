@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from fake_lambda import FakeLambda
 from remote_app import reading, write_app
-from served import Served, until, value
+from served import Served, run_json, until, value
 
 pytest.importorskip("boto3")
 
@@ -47,8 +45,7 @@ def test_burst_spills_and_is_observable(tmp_path: Path) -> None:
     usd = reading(metrics, "headgate_cost_usd_total", tier="serverless", basis="usage")
     assert spilled * 0.2e-6 + spilled * 0.03 * 1.647 * 1.6e-5 < usd < spilled * 1e-4
     assert reading(metrics, "headgate_cold_starts_total", function="double") > 1
-    replay = [sys.executable, "-m", "headgate", "replay", str(log), "--json"]
-    reported = json.loads(subprocess.run(replay, capture_output=True, check=True).stdout)
+    reported = run_json(tmp_path, "replay", str(log))
     assert reported["is_identical"]
     assert reported["complete"]
     assert "Dispatch" in log.read_text()

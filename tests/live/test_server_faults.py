@@ -6,31 +6,21 @@ import os
 import signal
 import socket
 import struct
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from served import Served, ask_on, until, value
+from served import Served, ask_on, executions, run_headgate, until, value
 
 NO_LINGER = struct.pack("ii", 1, 0)  # closing the socket resets its connection
 
 
-def executions(directory: Path) -> Counter[str]:
-    """Return how often each number was run."""
-    path = directory / "ran.txt"
-    return Counter(path.read_text().split()) if path.exists() else Counter()
-
-
-def kill_worker_during(
-    served: Served, model: str, count: int
-) -> list[tuple[int, dict[str, object]]]:
-    """Send requests, and kill the only worker while it runs the first."""
+def kill_worker_during(served: Served, model: str) -> list[tuple[int, dict[str, object]]]:
+    """Send four requests, and kill the only worker while it runs the first."""
     answers: list[tuple[int, dict[str, object]]] = []
-    thread = threading.Thread(target=lambda: answers.extend(served.ask_together(model, count)))
+    thread = threading.Thread(target=lambda: answers.extend(served.ask_together(model, 4)))
     thread.start()
     assert until(lambda: sum(executions(served.directory).values()) >= 1)
     os.kill(served.workers()[0], signal.SIGKILL)
@@ -44,7 +34,7 @@ def test_killed_worker_fails_only_the_request_it_ran_alone(misbehaving: Path) ->
     The next worker runs the others.
     """
     with Served(misbehaving) as served:
-        answers = kill_worker_during(served, "slow", 4)
+        answers = kill_worker_during(served, "slow")
         ran = executions(misbehaving)
     statuses = Counter(status for status, _ in answers)
     assert statuses == {200: 3, 503: 1}
@@ -57,7 +47,7 @@ def test_killed_worker_fails_only_the_request_it_ran_alone(misbehaving: Path) ->
 
 def test_non_idempotent_function_is_never_run_twice(misbehaving: Path) -> None:
     with Served(misbehaving) as served:
-        answers = kill_worker_during(served, "once", 4)
+        answers = kill_worker_during(served, "once")
         ran = executions(misbehaving)
     statuses = Counter(status for status, _ in answers)
     assert statuses == {200: 3, 503: 1}
@@ -282,14 +272,7 @@ def test_hanging_gateway_is_killed_and_restarted(misbehaving: Path) -> None:
 def test_invalid_options_are_one_line(
     misbehaving: Path, arguments: tuple[str, ...], complaint: str
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "headgate", "serve", "app.yaml", "--port", "0", *arguments],
-        cwd=misbehaving,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_headgate(misbehaving, "serve", "app.yaml", "--port", "0", *arguments)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert complaint in done.stderr

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from load_failures_app import KINDS, loads, mend, write_app
-from served import Served, until, value
+from served import Served, run_headgate, until, value
 
 
 def readiness(served: Served) -> tuple[int, dict[str, object]]:
@@ -97,14 +95,7 @@ def test_restart_survives_when_no_function_loads(
 
 def test_first_start_fails_when_no_function_loads(tmp_path: Path) -> None:
     write_app(tmp_path, "Raises", "Exits", "Crashes")
-    done = subprocess.run(
-        [sys.executable, "-m", "headgate", "serve", "app.yaml", "--port", "0"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_headgate(tmp_path, "serve", "app.yaml", "--port", "0")
     assert done.returncode == 2
     assert done.stdout == ""
     for line in (

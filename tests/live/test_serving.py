@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import http.client
-import json
 import os
 import ssl
 import subprocess
-import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from served import Served, ask_on, until, value
+from served import Served, ask_on, run_headgate, run_json, until, value
 
 STAGES = '''
 import numpy as np
@@ -97,14 +95,7 @@ def test_pipeline_and_its_event_log(tmp_path: Path) -> None:
     with served_app(tmp_path, app, "--log", "run.log") as served:
         answers = served.ask_together("four", 8)
         assert [value(body) for _, body in answers] == [4.0 * number for number in range(8)]
-    replayed = subprocess.run(
-        [sys.executable, "-m", "headgate", "replay", "run.log", "--json"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    result = json.loads(replayed.stdout)
+    result = run_json(tmp_path, "replay", "run.log")
     assert result["is_identical"]
     assert result["complete"]
 
@@ -204,14 +195,7 @@ def test_gpu_pools_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "app.yaml").write_text(
         'functions: {doubled: {code: "stages:doubled"}}\npools: {gpu: {tier: gpu}}\n'
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "headgate", "serve", "app.yaml", "--port", "0"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_headgate(tmp_path, "serve", "app.yaml", "--port", "0")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert "pools.gpu: live GPU pools are not available yet" in done.stderr
 

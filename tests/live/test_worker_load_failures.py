@@ -125,9 +125,9 @@ def start(gateway: Gateway, instance_id: int, variant_id: int) -> InstanceStarte
             return event
 
 
-def start_until_it_works(gateway: Gateway, variant_id: int, limit_s: float = 30.0) -> int:
+def start_until_it_works(gateway: Gateway, variant_id: int) -> int:
     """Start an instance repeatedly; return how many starts failed before one succeeded."""
-    until_s = time.monotonic() + limit_s
+    until_s = time.monotonic() + 30.0
     for count in range(100_000):
         if isinstance(start(gateway, 100 + count, variant_id), InstanceStarted):
             return count

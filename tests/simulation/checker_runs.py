@@ -36,8 +36,8 @@ def sends(batch_id: int, *task_ids: int, now_ns: int = 1, variant: int = 0) -> E
     return (now_ns, TimerFired(("tick", 0)), [dispatch])
 
 
-def finishes(batch_id: int, *unsure: int, now_ns: int = 20) -> Entry:
-    return (now_ns, BatchFinished(batch_id, unsure), [])
+def finishes(batch_id: int, *unsure: int) -> Entry:
+    return (20, BatchFinished(batch_id, unsure), [])
 
 
 def settles(outcome: int, request_id: int = 0, now_ns: int = 50) -> Entry:

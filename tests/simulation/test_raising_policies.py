@@ -82,10 +82,10 @@ class Log(Observer):
         self.entries.append(LogEntry(len(self.entries), now_ns, event, actions))
 
 
-def simulate_logged(probability: float) -> tuple[Setup, Log]:
+def simulate_logged() -> tuple[Setup, Log]:
     app = make_app(exec_ms=(10,))
     plan = FaultPlan((Fault("crash", 40 * MS, until_ns=50 * MS, node=0),))
-    kind = faulty(find_policy("balance"), HOOKS, probability)
+    kind = faulty(find_policy("balance"), HOOKS, 0.2)
     setup = Setup(app, kind, faults=plan.actions(), survives_faults=True)
     log = Log()
     simulate(setup, at_ms(*range(0, 400, 4)), observer=log)
@@ -93,7 +93,7 @@ def simulate_logged(probability: float) -> tuple[Setup, Log]:
 
 
 def test_policy_faults_are_logged_and_replayed() -> None:
-    setup, log = simulate_logged(0.2)
+    setup, log = simulate_logged()
     scheduler = build_scheduler(setup, 0)
     faults = [a for entry in log.entries for a in entry.actions if isinstance(a, ReportFault)]
     assert {fault.hook for fault in faults} >= {"on_task_ready", "on_capacity"}
@@ -104,7 +104,7 @@ def test_policy_faults_are_logged_and_replayed() -> None:
 
 
 def test_a_log_with_faults_differs_from_a_faultless_policy() -> None:
-    setup, log = simulate_logged(0.2)
+    setup, log = simulate_logged()
     scheduler = build_scheduler(Setup(setup.app, find_policy("balance")), 0)
     first = next(e.seq for e in log.entries if any(isinstance(a, ReportFault) for a in e.actions))
     difference = replay(log.entries, scheduler).first_difference

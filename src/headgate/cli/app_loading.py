@@ -93,7 +93,7 @@ def with_known_times(config: AppConfig, where: str, assumed_ns: int | None) -> A
 
 
 def load_for_simulation(where: str, assumed_ns: int | None) -> tuple[AppConfig, dict[str, str]]:
-    """Load an application to simulate it; warn of what nothing can meet, and nobody limits.
+    """Load an application to simulate it; warn of objectives and limits that cannot be met or kept.
 
     Returns also the assumed execution times by variant, for the output; empty if none were.
     """
@@ -251,10 +251,10 @@ def shared_by_gateways(
 ) -> dict[str, Any]:
     """Return the application as each of several gateways serves or simulates it.
 
-    What the file allows to spend and to run on a platform is divided among them. A policy that
-    picks free nodes by itself takes every slot for its own. So a node queues as many batches as the
-    slots that the other gateways believe to be free, instead of refusing them. A policy that is
-    made for refusals gets them (`Capabilities.multi_gateway` and `retries_busy`).
+    The budgets and the concurrency of platforms are divided among the gateways. A policy that picks
+    free nodes by itself counts every slot as its own. So a node queues as many batches as the slots
+    that the other gateways believe to be free, instead of refusing them. A policy that is made for
+    refusals gets them (`Capabilities.multi_gateway` and `retries_busy`).
     """
     takes_refusals = capabilities.multi_gateway or capabilities.retries_busy
     pools: dict[str, Any] = {}

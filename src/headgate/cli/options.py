@@ -61,8 +61,10 @@ def duration_ns(text: str) -> int:
     return value_ns
 
 
-def positive_duration_ns(option: str) -> Callable[[str], int]:
-    """Return a parser of a duration above zero, with its unit, for an option."""
+def duration_option(
+    name: str, option: str, help: str, *, default: str | None = None, metavar: str = "TIME"
+) -> Callable[[CommandT], CommandT]:
+    """Return an option that takes a duration above zero, with its unit."""
 
     def read(text: str) -> int:
         value_ns = parse_duration(text, where=option)
@@ -71,7 +73,7 @@ def positive_duration_ns(option: str) -> Callable[[str], int]:
             raise ConfigError(problem, where=option, value=text, allowed="200ms, 60s")
         return value_ns
 
-    return read
+    return click.option(name, option, type=read, default=default, metavar=metavar, help=help)
 
 
 def setting(text: str) -> tuple[str, object]:
@@ -118,12 +120,10 @@ seed_option: Final = click.option(
     metavar="N",
     help="Random seed; the same seed gives the same result. Default: 0.",
 )
-assume_exec_option: Final = click.option(
+assume_exec_option: Final = duration_option(
     "assumed_ns",
     "--assume-exec-time",
-    type=positive_duration_ns("--assume-exec-time"),
-    metavar="TIME",
-    help="Execution time to assume for batches of functions that nobody has measured: 10ms.",
+    "Execution time to assume for batches of functions that nobody has measured: 10ms.",
 )
 traces_option: Final = click.option(
     "--traces",

@@ -167,9 +167,9 @@ def _recommendation(plan: CapacityPlan) -> Iterator[str]:
 def _formulas(mix: Mix) -> str:
     """Say what the prediction assumes and a simulation of the same plan does not.
 
-    The assumptions are those of `planning.capacity.mix`. What is late by formula is mostly what
-    the spread of times and the cold starts of a ramp-up make late, and a simulation has fewer of
-    both: the plan has medians for execution times, and warm functions go on while others start.
+    The assumptions are those of `planning.capacity.mix`. By the formulas, requests are late mostly
+    because times spread and because starts are cold in a ramp-up. A simulation has less of both:
+    the plan has medians for execution times, and warm functions go on while others start.
     """
     if mix.faas is None:
         assumed, other = "a request that finds all instances full is late", "lets requests wait"

@@ -98,7 +98,7 @@ def run(
         )
         took_s = perf_counter() - start_s
         if len(columns.requests) == workload.requests_max:
-            # All were sent before the time was over, and rates are per second of their own time.
+            # All were sent before the time was over: rates are over the time that they took.
             last_ns = int(columns.requests.finished_ns.max())
             columns = replace(columns, window_ns=min(columns.window_ns, last_ns + 1))
         summary = summarise(columns)

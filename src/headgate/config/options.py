@@ -27,7 +27,7 @@ from headgate.core.errors import ConfigError, unknown_name_error
 from headgate.core.model import App, Client, Function, Pipeline
 from headgate.core.units import format_duration
 
-_ROUNDING: Final = 1e-9  # sums of floats may differ by so much from the sum that is written
+_ROUNDING: Final = 1e-9  # relative error of a sum of floats, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ def _check_cv(reader: Located[ServiceTimesSpec]) -> None:
 
 
 def unreachable_objectives(config: AppConfig, where: str) -> list[ConfigError]:
-    """Return an error for each objective that no placement can meet, whatever the other one is.
+    """Return an error for each objective that no placement can meet, even without the other one.
 
     A request takes at least as long as its critical path: each stage a batch of one on the fastest
     variant, plus the network delay both ways, on an idle and warm system. It costs at least what

@@ -1,7 +1,7 @@
 """Price lists: prices and limits of machines and function platforms, in dated files.
 
 Headgate bundles a few. A file of the user's replaces them section by section: if it has
-`instances`, those are all the instance types there are; likewise `functions` and platforms.
+`instances`, those are all the instance types there are; if it has `functions`, all the platforms.
 """
 
 from __future__ import annotations

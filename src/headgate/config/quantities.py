@@ -51,7 +51,7 @@ class Quantity:
     def meta(self) -> Meta:
         """The annotation that makes a field this quantity.
 
-        `headgate.config.schema` puts what is under `written` in place of the type of the number.
+        `headgate.config.schema` replaces the type of the number by the schema under `written`.
         """
         texts = {"title": self.title, "examples": list(self.examples)} if self.title else {}
         schema = {**texts, "written": json.schema(self.written)}

@@ -59,7 +59,7 @@ class LoadedFunction:
         return tuple(self._runners)
 
     def on(self, cores: int) -> BatchRunner:
-        """Return what runs a batch on so many cores, which the function was loaded for."""
+        """Return the runner of batches on one of the numbers of cores that were loaded for."""
         return self._runners[cores]
 
     def unload(self) -> None:
@@ -111,7 +111,7 @@ def load_runner(
 
 
 def build_model(source: FunctionSource, base: str, where: str, cores: int = ALL_CORES) -> Model:
-    """Return the model for batches on so many cores, not yet loaded.
+    """Return the model for batches on this number of cores, not yet loaded.
 
     Modules are searched in the directory `base` first. Raises `ConfigError`, naming `where`, if it
     cannot be built.

@@ -61,8 +61,8 @@ class _SourcePathHook:
     def owns(self, entry: str) -> bool:
         """Whether a directory is the application's or below it.
 
-        Those that are on the path themselves, such as an environment's packages, are not, wherever
-        they are.
+        A directory that is on the path itself, such as that of an environment's packages, is not
+        the application's, even below its directory.
         """
         directories = (Path(entry), *Path(entry).parents)
         if self.base not in directories:

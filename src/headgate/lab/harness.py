@@ -149,7 +149,7 @@ class RequestTimes:
     """Columns of the counted requests of a run, simulated or live, in order of arrival."""
 
     arrival_s: Floats
-    response_ms: Floats  # until the outcome, whatever it is
+    response_ms: Floats  # until the outcome, of any kind
     is_met: Bools
     is_cold: Bools  # it waited for a cold start
     on_machines: Bools  # where it ran last
@@ -159,7 +159,7 @@ class RequestTimes:
         return RequestTimes(*(getattr(self, column.name)[rows] for column in fields(self)))
 
     def percentile_ms(self, quantile: float) -> float:
-        """Return a quantile of the response times: that of some request."""
+        """Return a quantile of the response times, which is the time of one of the requests."""
         return float(np.quantile(self.response_ms, quantile, method="inverted_cdf"))
 
 

@@ -12,14 +12,14 @@ items may wait. A plan *misses* for the first of these reasons that holds:
 - `cost`: another one is in time and costs less;
 - `batch`: fewer items wait than the planned batch has, and everything else is right.
 
-The paper that this is compared with (ESG, HPDC 2024) prints such rates, and what is known of it
-does not define them.
+The paper with which these rates are compared (ESG, HPDC 2024) prints such rates; the parts of it
+that are known do not define them.
 
-The observer drives a second Scheduler with the events of the run. It is in the same state, so the
-policy under test neither counts anything nor knows. Before each of several dispatches of one
+The observer drives a second Scheduler, which is in the same state, with the events of the run. So
+the policy under test counts nothing and does not know. Before each of several dispatches of one
 decision, the state is that after all of them with the later ones undone. Compute is compared where
-batches hold it; where instances hold it, whatever has a free slot fits. What is chosen for later
-stages is limited to batches of what waits now, as in `esg`.
+batches hold it; where instances hold it, every configuration fits a node with a free slot. Batches
+of later stages are no larger than the items that wait now, as in `esg`.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def unpack(zipped: bytes, parent: Path, settings: PlatformSettings) -> Code:
     if code.directory.is_dir():
         return code
     parent.mkdir(parents=True, exist_ok=True)
-    # Unpack under a temporary name: nobody may find a partial directory under the final name.
+    # Unpack under a temporary name: a partial directory must never have the final name.
     unfinished = Path(tempfile.mkdtemp(dir=parent, prefix=scratch_prefix()))
     try:
         _extract(zipped, unfinished, settings)

@@ -120,7 +120,7 @@ class EmulatorRequest:
     """A request. Header names are lower case; repeated headers are joined by commas."""
 
     method: str
-    path: str  # still percent-encoded: an encoded slash is no separator
+    path: str  # still percent-encoded: an encoded slash does not separate
     query_string: str  # still percent-encoded
     headers: Mapping[str, str]
     local: Address = ("", 0)  # local address of the connection

@@ -108,7 +108,7 @@ def gb_s(records: Iterable[BillingRecord]) -> float:
 
 @final
 class BackgroundTasks:
-    """Tasks that nobody awaits, except the one who closes them."""
+    """Tasks that are awaited only when they are closed."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()

@@ -79,7 +79,7 @@ def _percentage(share: float) -> float:
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """Return a number with so many significant digits, but no digit before its point rounded away.
+    """Return a number with `digits` significant digits, and with all digits before its point.
 
     >>> significant(7.5612), significant(2991.3), significant(999.7), significant(0.5)
     ('7.56', '2,991', '1,000', '0.5')

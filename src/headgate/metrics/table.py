@@ -127,7 +127,7 @@ def format_column(title: str, quantity: Quantity, values: Sequence[float | str])
 
 
 def field_columns(fields: Fields, rows: Sequence[object]) -> tuple[Column, ...]:
-    """Return a column per field, with the attribute of every row; a row that is None has none."""
+    """Return a column per field, with the attribute of every row; none for a row that is None."""
     return tuple(
         format_column(title, quantity, [nan if row is None else getattr(row, name) for row in rows])
         for title, quantity, name in fields

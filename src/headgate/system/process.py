@@ -88,7 +88,7 @@ def private_bytes(pid: int | None = None) -> int:
 
 @final
 class OtherProcesses:
-    """Measures how many CPUs other processes use, of those that this one may use. Linux only.
+    """Measures how many of the CPUs that this process may use are used by others. Linux only.
 
     What this process and its children use does not count, as soon as the children have ended.
     """
@@ -124,9 +124,9 @@ def _own_s() -> float:
 
 
 class ProcessTree:
-    """A process in a session of its own, which is killed with its child processes.
+    """A process that is killed with its child processes.
 
-    In a session of its own, because Ctrl-C is for the parent, which signals its children.
+    It has a session of its own, because Ctrl-C is for the parent, which signals its children.
     """
 
     def __init__(

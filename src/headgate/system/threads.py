@@ -51,7 +51,7 @@ class DaemonThreads:
 async def run_in_daemon_thread(function: Callable[[], Result]) -> Result:
     """Run a blocking function in a thread of its own, and wait for its result.
 
-    Whoever is cancelled meanwhile leaves the thread behind: it ends with the process at the latest.
+    If the caller is cancelled meanwhile, the thread goes on, at most until the process ends.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Result] = loop.create_future()

@@ -24,7 +24,7 @@ _CHECK_ROWS: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestTerms:
-    """What each request brings of its own, as the requests of an event log do; 0: nothing.
+    """The terms that each request states, as in an event log; 0: it does not state one.
 
     Times count from the arrival, so that a request that is moved keeps them.
     """
@@ -49,7 +49,7 @@ class RequestTerms:
 
 
 def no_terms(length: int) -> RequestTerms:
-    """Return the terms of requests that bring nothing of their own."""
+    """Return the terms of requests that state none."""
     zeros = np.zeros(length, np.int64)
     return RequestTerms(zeros, zeros, np.zeros(length), zeros)
 

@@ -10,6 +10,8 @@ from typing import Any
 from click.testing import CliRunner
 
 from headgate.cli.main import cli
+from headgate.core.event_log import read_log
+from headgate.live.event_log import EventLog, Rotation
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 KAAS = str(EXAMPLES / "kaas.yaml")
@@ -48,6 +50,17 @@ def write(path: Path, text: str) -> str:
     """Write a file and return its name."""
     path.write_text(text, encoding="utf-8")
     return str(path)
+
+
+def rotated(log: Path, *, size_bytes: int = 2_000, keep: int = 1_000) -> Path:
+    """Return the same log, as a gateway would have written and rotated it."""
+    header, entries = read_log(log)
+    path = log.with_name("live.log")
+    written = EventLog(path, header, Rotation(size_bytes=size_bytes, keep=keep))
+    for entry in entries:
+        written.record(entry.now_ns, entry.event, entry.actions)
+    written.close()
+    return path
 
 
 def _refuse(constant: str) -> None:

@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cli_rig import headgate, write
+from cli_rig import headgate, rotated, write
 
 from headgate.cli.simulation import ground_truth_config
 from headgate.config import declare
-from headgate.core.event_log import read_log
-from headgate.live.event_log import EventLog, Rotation
 from headgate.sim.ground_truth import GroundTruth
 
 APP = """
@@ -166,12 +164,7 @@ def test_bad_input(log: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keep", [1_000, 3])
 def test_the_remaining_segments_of_a_rotated_log_are_read(log: Path, keep: int) -> None:
-    header, entries = read_log(log)
-    path = log.with_name("live.log")
-    written = EventLog(path, header, Rotation(size_bytes=15_000, keep=keep))
-    for entry in entries:
-        written.record(entry.now_ns, entry.event, entry.actions)
-    written.close()
+    path = rotated(log, size_bytes=15_000, keep=keep)
     whole = headgate("calibrate", log, "--json").json
     found = headgate("calibrate", path, "--json").json
     if keep == 1_000:

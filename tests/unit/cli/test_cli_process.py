@@ -7,6 +7,8 @@ import pty
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
 
@@ -168,18 +170,25 @@ main()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_command_ends_what_it_has_started_when_it_is_terminated(number: signal.Signals) -> None:
-    """1. A command has started a server, say. 2. A signal ends it. 3. It stops the server first."""
-    heeds = f"import signal; signal.signal({int(number)}, signal.SIG_DFL){WAITS}"
+@contextmanager
+def waiting_command(first: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a command that waits, after a line of Python, until it has started."""
     with subprocess.Popen(
-        [sys.executable, "-c", heeds, "schema"],
+        [sys.executable, "-c", first + WAITS, "schema"],
         stdout=subprocess.PIPE,
         text=True,
         env=environment(),
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "started\n"
+        yield process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_command_ends_what_it_has_started_when_it_is_terminated(number: signal.Signals) -> None:
+    """1. A command has started a server, say. 2. A signal ends it. 3. It stops the server first."""
+    with waiting_command(f"import signal; signal.signal({int(number)}, signal.SIG_DFL)") as process:
+        assert process.stdout is not None
         process.send_signal(number)
         assert process.stdout.read() == "ended\n"
     assert process.returncode == 128 + number
@@ -187,15 +196,7 @@ def test_a_command_ends_what_it_has_started_when_it_is_terminated(number: signal
 
 def test_a_signal_that_is_ignored_stays_ignored() -> None:
     """As under nohup: a terminal that is closed ends nothing."""
-    ignores = f"import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN){WAITS}"
-    with subprocess.Popen(
-        [sys.executable, "-c", ignores, "schema"],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment(),
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "started\n"
+    with waiting_command("import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)") as process:
         process.send_signal(signal.SIGHUP)
         process.send_signal(signal.SIGTERM)
         process.wait(60)

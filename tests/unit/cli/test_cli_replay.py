@@ -7,13 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
-from cli_rig import EXAMPLES, KAAS, headgate
+from cli_rig import EXAMPLES, KAAS, headgate, rotated
 
 from headgate.cli.app_loading import load_app, select_policy
 from headgate.cli.simulation import logging_to
-from headgate.core.event_log import read_log
 from headgate.core.request_trace import TRACED_MAX
-from headgate.live.event_log import EventLog, Rotation
 from headgate.policies import find_policy, policy_names
 
 
@@ -187,17 +185,6 @@ def test_an_id_of_many_requests(log: Path) -> None:
 
 
 # --- logs that were rotated ----------------------------------------------------------------------
-
-
-def rotated(log: Path, *, keep: int = 1_000) -> Path:
-    """The same log, as a gateway would have written and rotated it."""
-    header, entries = read_log(log)
-    path = log.with_name("live.log")
-    written = EventLog(path, header, Rotation(size_bytes=2_000, keep=keep))
-    for entry in entries:
-        written.record(entry.now_ns, entry.event, entry.actions)
-    written.close()
-    return path
 
 
 def test_a_rotated_log_is_replayed_as_a_whole(log: Path) -> None:

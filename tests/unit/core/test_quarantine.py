@@ -25,15 +25,15 @@ KILLED = f"f0: {Failure.KILLED_WORKER}"
 LIMITS = Limits(backoff_ns=1)
 
 
-def lost_together(rig: Rig, count: int, node_id: int = 0) -> list[list[object]]:
+def lost_together(rig: Rig, count: int) -> list[list[object]]:
     """So many requests run in one batch when their node dies."""
     for request_id in range(count):
         rig.at(0, RequestArrived(request_id, 0))
-    rig.order(0, lambda p: p.send(node_id, *(256 * i for i in range(count))))
+    rig.order(0, lambda p: p.send(0, *(256 * i for i in range(count))))
     for instance_id in list(rig.view.instances):
-        rig.at(1, InstanceStarted(instance_id, node_id))
+        rig.at(1, InstanceStarted(instance_id, 0))
     actions = rig.at(5, BatchLost(0))
-    rig.at(5, NodeLost(node_id))
+    rig.at(5, NodeLost(0))
     return actions
 
 

@@ -31,9 +31,9 @@ LIMITS = Limits(backoff_ns=1, start_backoff_ns=100, start_backoff_max_ns=350)
 PROBE = TimerFired(("probe", 0))
 
 
-def broken_rig(make_rig: type[Rig], nodes: int = 1) -> Rig:
+def broken_rig(make_rig: type[Rig]) -> Rig:
     """One request has come, and the instance that was started for it could not be."""
-    rig = make_rig(make_app(limits=LIMITS), nodes=nodes)
+    rig = make_rig(make_app(limits=LIMITS), nodes=1)
     assert rig.at(0, RequestArrived(0, 0)) == wires(
         StartInstance(0, 0, 0, 0), Dispatch(0, 0, [0], 1, 0, 0, 0)
     )

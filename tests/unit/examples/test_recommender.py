@@ -56,7 +56,7 @@ def read_weights() -> dict[str, Any]:
     return weights
 
 
-def naive_scores(clicks: list[int], w: dict[str, Any], steps: int = 2) -> Any:
+def naive_scores(clicks: list[int], w: dict[str, Any]) -> Any:
     """NISER, item by item."""
 
     def sigmoid(x: Any) -> Any:
@@ -66,7 +66,7 @@ def naive_scores(clicks: list[int], w: dict[str, Any], steps: int = 2) -> Any:
     vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-3)
     state = {item: vectors[item] for item in clicks}
     edges = set(pairwise(clicks))
-    for _ in range(steps):
+    for _ in range(2):  # steps of propagation
         said_in = {i: w["edges_in.weight"] @ h + w["edges_in.bias"] for i, h in state.items()}
         said_out = {i: w["edges_out.weight"] @ h + w["edges_out.bias"] for i, h in state.items()}
         new = {}

@@ -31,7 +31,7 @@ READINGS = GaugeSnapshot(
 )
 
 
-def small_app(slo_ns: int = SLO_NS) -> App:
+def small_app() -> App:
     """`resnet` with an SLO and `echo` without, for the tenants `ann` and `bob`."""
     functions = tuple(
         Function(i, name, (Variant(i, f"{name}-cpu", i, (0,), Profile((MILLISECOND_NS,))),))
@@ -40,7 +40,7 @@ def small_app(slo_ns: int = SLO_NS) -> App:
     return App(
         functions,
         (
-            Pipeline(0, MODELS[0], (Stage(functions[0]),), Slo(slo_ns)),
+            Pipeline(0, MODELS[0], (Stage(functions[0]),), Slo(SLO_NS)),
             Pipeline(1, MODELS[1], (Stage(functions[1]),)),
         ),
         (Pool(0, "cpu", Tier.DEDICATED),),

@@ -229,6 +229,13 @@ class Rig:
             on_news=place.flush,
         )
 
+    async def run_held(self, gateway: Gateway) -> None:
+        """Run batch 5 of a gateway on instance 1, without a result until `may_return` is set."""
+        self.cluster.may_return.clear()
+        gateway.run(5, 1)
+        while not self.cluster.ran:
+            await asyncio.sleep(0.005)
+
     async def until_all(self, *seen: str) -> None:
         for gateway in self.gateways:
             await gateway.until(*seen)
@@ -309,10 +316,7 @@ def test_a_gateway_that_leaves_takes_nothing_along() -> None:
         first = rig.gateways.pop(0)
         await first.start(1)
         await rig.until_all("InstanceAppeared")
-        rig.cluster.may_return.clear()
-        first.run(5, 1)
-        while not rig.cluster.ran:
-            await asyncio.sleep(0.005)
+        await rig.run_held(first)
         await first.worker_links.stop()
         rig.gateways.append(rig.new_gateway())
         await rig.gateways[1].until("ray1 joined with [1]")
@@ -336,10 +340,7 @@ def test_a_second_batch_waits_for_no_slot() -> None:
         first, second = rig.gateways
         await first.start(1)
         await second.until("InstanceAppeared")
-        rig.cluster.may_return.clear()
-        first.run(5, 1)
-        while not rig.cluster.ran:
-            await asyncio.sleep(0.005)
+        await rig.run_held(first)
         second.run(6, 1)
         await second.until("BatchRefused")
         refused = second.events[-1]
@@ -440,10 +441,7 @@ def test_what_runs_on_a_lost_node_is_lost_without_suspicion() -> None:
         first, second = rig.gateways
         await first.start(1)
         await second.until("InstanceAppeared")
-        rig.cluster.may_return.clear()
-        first.run(5, 1)
-        while not rig.cluster.ran:
-            await asyncio.sleep(0.005)
+        await rig.run_held(first)
         rig.cluster.up = []
         await first.until("BatchLost", "ray1 lost")
         await second.until("ray1 lost")

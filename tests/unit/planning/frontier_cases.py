@@ -45,9 +45,9 @@ def random_configs(rng: Random, stages: int, count: int, places: int = 1) -> Con
     ]
 
 
-def random_edges(rng: Random, graph: StageGraph, high: int = 8) -> list[Edge]:
+def random_edges(rng: Random, graph: StageGraph) -> list[Edge]:
     return [
-        Edge(before, after, rng.randint(0, high), rng.randint(0, high), rng.randint(0, 1))
+        Edge(before, after, rng.randint(0, 8), rng.randint(0, 8), rng.randint(0, 1))
         for after, befores in enumerate(graph.after)
         for before in befores
         if rng.random() < 0.7

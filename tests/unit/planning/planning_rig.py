@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 from typing import final
 
@@ -35,6 +36,21 @@ MS = 1_000_000
 NODES = Pool(0, "node", nodes=2)
 PLATFORM = FaasPlatform(1 << 30, concurrency_max=5, keep_alive_ns=600_000 * MS)
 CLOUD = Pool(1, "cloud", Tier.SERVERLESS, nodes=0, faas=PLATFORM)
+
+
+def cpu_and_gpu_functions(times_ms: Sequence[tuple[int, int]]) -> tuple[Function, ...]:
+    """Functions with a build on pool 0 and another on pool 1, and the times of both."""
+    return tuple(
+        Function(
+            id,
+            f"f{id}",
+            tuple(
+                Variant(2 * id + pool, f"f{id}/{pool}", id, (pool,), Profile((ms * MS,)))
+                for pool, ms in enumerate(times)
+            ),
+        )
+        for id, times in enumerate(times_ms)
+    )
 
 
 @final

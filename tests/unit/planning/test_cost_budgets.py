@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import inf
 
 import pytest
-from planning_rig import MS, PlanningRig
+from planning_rig import MS, PlanningRig, cpu_and_gpu_functions
 
 from headgate.core.model import (
     App,
@@ -36,17 +36,7 @@ def app_of(
     *times_ms: tuple[int, int], latency_ms: int = 100, cost: float = inf, is_chain: bool = True
 ) -> App:
     """Functions with a CPU and a GPU build, one after the other or side by side."""
-    functions = tuple(
-        Function(
-            id,
-            f"f{id}",
-            tuple(
-                Variant(2 * id + pool, f"f{id}/{pool}", id, (pool,), Profile((ms * MS,)))
-                for pool, ms in enumerate(times)
-            ),
-        )
-        for id, times in enumerate(times_ms)
-    )
+    functions = cpu_and_gpu_functions(times_ms)
     stages = tuple(Stage(f, (f.id - 1,) if is_chain and f.id else ()) for f in functions)
     slo = Slo(latency_ms * MS, cost_usd=cost * UNIT)
     return App(functions, (Pipeline(0, "dag", stages, slo),), (CPU, GPU))

@@ -8,6 +8,7 @@ from math import inf
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planning_rig import MS, cpu_and_gpu_functions
 
 from headgate.core.clock import NEVER_NS
 from headgate.core.errors import ConfigError
@@ -25,7 +26,6 @@ from headgate.core.model import (
 from headgate.core.records import Node
 from headgate.planning.rivals.dag_placements import DagPlacements, NodeReservations
 
-MS = 1_000_000
 POOLS = (
     Pool(0, "cpu", Tier.DEDICATED, usd_per_hour=3.6),
     Pool(1, "gpu", Tier.GPU, usd_per_hour=18.0),
@@ -34,17 +34,7 @@ POOLS = (
 
 def app_of(times_ms: list[tuple[int, int]], after: list[tuple[int, ...]]) -> App:
     """One pipeline; each function has a build for the CPU and one for the GPU."""
-    functions = tuple(
-        Function(
-            id,
-            f"f{id}",
-            tuple(
-                Variant(2 * id + pool, f"f{id}/{pool}", id, (pool,), Profile((ms * MS,)))
-                for pool, ms in enumerate(times)
-            ),
-        )
-        for id, times in enumerate(times_ms)
-    )
+    functions = cpu_and_gpu_functions(times_ms)
     stages = tuple(Stage(f, before) for f, before in zip(functions, after, strict=True))
     return App(functions, (Pipeline(0, "p", stages),), POOLS)
 

@@ -23,8 +23,8 @@ TOGETHER = (1.0, 2.0, 5.0, 10.0, 20.0)
 TERMS = {"shared": 3, "calls": 5, "crowded": 7}
 
 
-def sampled(surface: Surface, noise: float = 0.0, seed: int = 0) -> list[LatencySample]:
-    rng = Random(seed)
+def sampled(surface: Surface, noise: float = 0.0) -> list[LatencySample]:
+    rng = Random(0)
     return [
         LatencySample(n, c, b, surface.time_ms(n, c, b) * (1 + noise * rng.uniform(-1, 1)))
         for n in CORES

@@ -57,8 +57,8 @@ def functions(start_ms: float = 2_500.0, concurrency: int = 1_000) -> FaasChoice
     return FaasChoice(terms, row, start_ms, is_cold_within=False)
 
 
-def levels_of(spec: str, duration_s: int = 600) -> LoadProfile:
-    arrivals = parse_arrivals(spec, duration_ns=duration_s * SECOND_NS, seed=1)
+def levels_of(spec: str) -> LoadProfile:
+    arrivals = parse_arrivals(spec, duration_ns=600 * SECOND_NS, seed=1)
     assert isinstance(arrivals, Arrivals)
     return open_load(arrivals.times_ns, arrivals.duration_ns, slo_ms=100)
 

@@ -20,8 +20,8 @@ S = SECOND_NS
 POOL = Pool(0, "rented", Tier.DEDICATED, nodes=3, is_elastic=True)
 
 
-def make_demand(allowed_s: int = 1, interval_s: float = 0.1, saved_usd: float = 1.0) -> NodeDemand:
-    return NodeDemand(POOL, 0, interval_s * S, allowed_s * S, 0.0, saved_usd)
+def make_demand(allowed_s: int = 1, interval_s: float = 0.1) -> NodeDemand:
+    return NodeDemand(POOL, 0, interval_s * S, allowed_s * S, 0.0, 1.0)
 
 
 DEMAND = make_demand()

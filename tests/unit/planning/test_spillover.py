@@ -47,17 +47,22 @@ def test_a_call_starts_at_once_on_a_warm_instance_or_after_a_cold_start() -> Non
     assert can_start(make_rig(warm=0), 40)
 
 
+def calls_promised(rig: PlanningRig, within_ms: int) -> int:
+    """Promise calls until one could not start in time; return how many were promised."""
+    build = rig.faas()
+    promised = 0
+    while promised < 100 and can_start(rig, within_ms):
+        build.pending_ns += 10 * MS
+        build.pending_batches += 1.0
+        promised += 1
+    return promised
+
+
 @pytest.mark.parametrize("warm", [1, 3])
 def test_no_more_calls_are_promised_than_the_warm_instances_start_in_time(warm: int) -> None:
     """Each can start one at 0, 10, 20 and 30 ms; a cold start takes longer."""
     rig = make_rig(warm=warm)
-    build = rig.faas()
-    promised = 0
-    while promised < 100 and can_start(rig, 30):
-        build.pending_ns += 10 * MS
-        build.pending_batches += 1.0
-        promised += 1
-    assert promised == 4 * warm
+    assert calls_promised(rig, 30) == 4 * warm
 
 
 def test_calls_that_are_due_later_are_not_in_the_way() -> None:
@@ -73,13 +78,7 @@ def test_calls_that_are_due_later_are_not_in_the_way() -> None:
 
 def test_no_more_start_cold_than_the_platform_runs_at_once() -> None:
     rig = make_rig(latency_ms=200)
-    build = rig.faas()
-    promised = 0
-    while promised < 100 and can_start(rig, 45):
-        build.pending_ns += 10 * MS
-        build.pending_batches += 1.0
-        promised += 1
-    assert promised == 5
+    assert calls_promised(rig, 45) == 5
 
 
 def test_calls_that_were_missed_make_the_warm_pool_grow() -> None:

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from headgate.cli.options import (
     WorkloadOptions,
+    duration_option,
     json_option,
-    positive_duration_ns,
     seed_option,
     traces_option,
 )
@@ -101,42 +101,32 @@ def price(text: str) -> float:
     metavar="TIME",
     help="From the decision to start a backend until it serves. Default: 10s.",
 )
-@click.option(
+@duration_option(
     "bucket_ns",
     "--bucket",
-    type=positive_duration_ns("--bucket"),
+    "Time over which arrivals are counted, and after which is decided again. Default: 10s.",
     default="10s",
-    metavar="TIME",
-    help="Time over which arrivals are counted, and after which is decided again. Default: 10s.",
 )
-@click.option(
+@duration_option(
     "window_ns",
     "--window",
-    type=positive_duration_ns("--window"),
-    metavar="TIME",
-    help=f"How far back a forecast looks. Default: {_WINDOW_BUCKETS} buckets.",
+    f"How far back a forecast looks. Default: {_WINDOW_BUCKETS} buckets.",
 )
-@click.option(
+@duration_option(
     "period_ns",
     "--period",
-    type=positive_duration_ns("--period"),
-    metavar="TIME",
-    help="Period of the seasonal forecast. Default: found in what was seen so far.",
+    "Period of the seasonal forecast. Default: found in what was seen so far.",
 )
-@click.option(
+@duration_option(
     "service_ns",
     "--service-time",
-    type=positive_duration_ns("--service-time"),
+    "Mean time that a backend serves a request. Default: 100ms.",
     default="100ms",
-    metavar="TIME",
-    help="Mean time that a backend serves a request. Default: 100ms.",
 )
-@click.option(
+@duration_option(
     "latency_ns",
     "--latency",
-    type=positive_duration_ns("--latency"),
-    metavar="TIME",
-    help=f"Latency objective. Default: {_LATENCY_FACTOR} service times.",
+    f"Latency objective. Default: {_LATENCY_FACTOR} service times.",
 )
 @click.option(
     "--level",
@@ -207,12 +197,8 @@ def command(
     """
     model = _model(bucket_ns, setup_ns, service_ns, latency_ns, level, backends_max)
     window_ns = _WINDOW_BUCKETS * bucket_ns if window_ns is None else window_ns
-    for option, value_ns in (("--window", window_ns), ("--period", period_ns)):
-        if value_ns is not None and value_ns < bucket_ns:
-            value, allowed = format_duration(value_ns), f"at least {format_duration(bucket_ns)}"
-            raise ConfigError(
-                "is shorter than a bucket", where=option, value=value, allowed=allowed
-            )
+    _check_length("--window", window_ns, bucket_ns)
+    _check_length("--period", period_ns, bucket_ns)
     options = WorkloadOptions(duration_ns=duration_ns, sort=sort, traces=traces)
     requests = _requests(trace, arrivals, options, seed)
     where = ", ".join(arrivals) if trace is None else trace
@@ -243,6 +229,13 @@ def command(
         show_json(content)
     else:
         _show(where, requests, model, by, [*scores, perfect], usd_per_hour)
+
+
+def _check_length(option: str, value_ns: int | None, bucket_ns: int) -> None:
+    """Raise `ConfigError` if an option is shorter than a bucket."""
+    if value_ns is not None and value_ns < bucket_ns:
+        value, allowed = format_duration(value_ns), f"at least {format_duration(bucket_ns)}"
+        raise ConfigError("is shorter than a bucket", where=option, value=value, allowed=allowed)
 
 
 def _model(

@@ -159,16 +159,11 @@ def command(
     platform = None if no_functions else next(iter(price_list.platforms), None)
     slo_ms = planned.slo.latency_ns / MILLISECOND_NS
     workload = choose_workload(config, app, workload_options, seed)
-    terms = Terms(
-        slo_ms=slo_ms,
-        quantile=planned.slo.quantile,
-        load=load_profile(
-            workload, config.app, function, slo_ms, measured.time_ms(measured.cores[-1], 1)
-        ),
-        instances_max=instances_max,
-        size=_size(size, platform),
-        start_ms=max(v.profile.cold_start_ns for v in function.variants) / MILLISECOND_NS,
-    )
+    isolated_ms = measured.time_ms(measured.cores[-1], 1)
+    load = load_profile(workload, config.app, function, slo_ms, isolated_ms)
+    start_ms = max(v.profile.cold_start_ns for v in function.variants) / MILLISECOND_NS
+    chosen = _size(size, platform)
+    terms = Terms(slo_ms, planned.slo.quantile, load, instances_max, chosen, start_ms)
     plan = make_plan(measured, offers, platform, terms)
     if isinstance(plan, Infeasible):
         problem = infeasible_text(plan, slo_ms, planned.slo.quantile)

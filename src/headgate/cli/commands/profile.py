@@ -16,8 +16,8 @@ from headgate.cli.app_loading import base_directory, load_app
 from headgate.cli.options import (
     OutputPath,
     check_not_read,
+    duration_option,
     json_option,
-    positive_duration_ns,
     writing,
 )
 from headgate.cli.output import Progress, show, show_json
@@ -102,13 +102,11 @@ def store_location(text: str) -> str:
     metavar="N,N,...",
     help="Batch sizes to measure. Default: 1, and 8 if the function supports it.",
 )
-@click.option(
+@duration_option(
     "budget_ns",
     "--budget",
-    type=positive_duration_ns("--budget"),
+    "Time limit, even if --precision is not reached. Default: 60s.",
     default="60s",
-    metavar="TIME",
-    help="Time limit, even if --precision is not reached. Default: 60s.",
 )
 @click.option(
     "--precision",
@@ -123,12 +121,11 @@ def store_location(text: str) -> str:
     metavar="DIR|s3://...",
     help="Include fetching the model from this store in cold starts.",
 )
-@click.option(
+@duration_option(
     "slo_ns",
     "--slo",
-    type=positive_duration_ns("--slo"),
+    "Latency objective at p99. Default: that of APP.",
     metavar="LATENCY",
-    help="Latency objective at p99. Default: that of APP.",
 )
 @click.option(
     "--author", metavar="NAME", help="Author of the measurement, recorded in the profile."

@@ -7,8 +7,8 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -137,18 +137,9 @@ def command(
     if log is not None:
         for slot in range(serve.gateways):
             check_log_path(log_path_of(log, slot, serve.gateways))
-    with ExitStack() as sockets:
-        # As the ports: for as long as the server runs.
-        given.update(host=serve.host, gateways=serve.gateways)
-        if serve.gateways == 1:
-            listener = sockets.enter_context(_bind(serve.host, serve.port))
-            listener.listen(BACKLOG)
-        else:  # each gateway has a socket of its own
-            listener = sockets.enter_context(_reserve(serve.host, serve.port))
-        given["port"] = listener.getsockname()[1]
-        if serve.grpc_port is not None:  # gRPC opens a socket of its own
-            reserved = sockets.enter_context(_reserve(serve.host, serve.grpc_port))
-            given["grpc_port"] = reserved.getsockname()[1]
+    with _open_ports(serve) as (listener, ports):
+        # These settings stay for as long as the server runs.
+        given.update(host=serve.host, gateways=serve.gateways, **ports)
         supervisor = Supervisor(
             prepare_again,
             listener,
@@ -156,9 +147,25 @@ def command(
             watched_state=(lambda: _stamp(app)) if reloads else None,
             on_ready=_print_banner,
         )
-        # Logging can neither block nor end the supervisor, even if nobody reads stderr any more.
+        # Logging can neither block nor end the supervisor, even if stderr is no longer read.
         with logs.configured(serve, "supervisor"):
             return supervisor.run()
+
+
+@contextmanager
+def _open_ports(serve: ServeSpec) -> Iterator[tuple[socket.socket, dict[str, int]]]:
+    """Yield the socket of the HTTP port, and the ports by their settings; gRPC's is reserved."""
+    with ExitStack() as sockets:
+        if serve.gateways == 1:
+            listener = sockets.enter_context(_bind(serve.host, serve.port))
+            listener.listen(BACKLOG)
+        else:  # each gateway has a socket of its own
+            listener = sockets.enter_context(_reserve(serve.host, serve.port))
+        ports = {"port": listener.getsockname()[1]}
+        if serve.grpc_port is not None:  # gRPC opens a socket of its own
+            reserved = sockets.enter_context(_reserve(serve.host, serve.grpc_port))
+            ports["grpc_port"] = reserved.getsockname()[1]
+        yield listener, ports
 
 
 def _warn_of_shared_cores(nodes: Sequence[NodeSpec], app: str) -> None:
@@ -278,7 +285,7 @@ def _bind(host: str, port: int, options: tuple[int, ...] = (socket.SO_REUSEADDR,
 
 
 def _reserve(host: str, port: int) -> socket.socket:
-    """Return a socket that reserves a port for the sockets of gateways; nobody listens on it.
+    """Return a socket that reserves a port for the sockets of gateways; it does not listen.
 
     The first bind is exclusive, because a shared one would not notice that the port is in use. Only
     connections that a server has closed may be left there then. If that server had one gateway, the

@@ -78,7 +78,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Figures of what was and of what is predicted, by name; None: the log does not say."""
+    """Figures of the log and predicted figures, by name; None: the log does not say."""
 
     was: dict[str, float | None]
     predicted: dict[str, Estimate]
@@ -167,8 +167,8 @@ def predict(
 ) -> Prediction:
     """Simulate the requests of a log with changes, once for each seed. Raises `ConfigError`.
 
-    A figure is the mean over the simulations. Its interval is that of all draws of windows from all
-    of them: see `resample_windows`. The interval of the cost is over the simulations alone.
+    A figure is the mean over the simulations. Its interval is over all draws of windows from all
+    simulations: see `resample_windows`. The interval of the cost is over the simulations alone.
     """
     if log.header.peers > log.gateways:
         problem = f"is the log of one of {log.header.peers} gateways, and has only its requests"

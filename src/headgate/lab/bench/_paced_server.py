@@ -35,7 +35,7 @@ CODE: Final = "headgate.lab.bench._paced_server:Paced"
 DEADLINE_MAX_S: Final = 60  # `deadline_max` of a server, unless its operator chooses another
 _CONNECTIONS_MAX: Final = 3_500  # below `connections_max`: others must be able to connect
 _GRPC_TICK_S: Final = 0.01
-# A server lets a channel have a few hundred requests open. What waits in the client is no flood.
+# A server lets a channel have a few hundred requests open; further ones would wait in the client.
 _GRPC_CHANNELS: Final = 12
 _OWN_CONNECTION: Final = (("grpc.use_local_subchannel_pool", 1),)
 _END_S: Final = 10.0

@@ -1,9 +1,9 @@
 """Time of one estimate of the least number of backends, under each load balancer.
 
 Estimates for loads of up to 150 Erlangs, four shapes of execution times, three limits and three
-shares, as far as they need no more than 200 backends. None is told an earlier estimate, as it would
-be by a frontend that estimates again every few seconds; *again* is the time with that. All in this
-process, by the clock.
+shares, as far as they need no more than 200 backends. Each estimate begins without an earlier one;
+*again* is the time of one that begins at the last, as in a frontend that estimates every few
+seconds. All in this process, by the clock.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from headgate.lab.bench._server_under_test import (
     run_command,
     serving,
 )
-from headgate.lab.experiments import Check, Progress, Result, Row
+from headgate.lab.experiments import Check, Progress, Result, Row, error_check
 from headgate.loadgen.loops import run_open_loop
 from headgate.loadgen.results import summarise_load
 from headgate.workload import Arrivals, poisson
@@ -159,7 +159,6 @@ def _checks(rounds: list[FidelityLevel]) -> Iterator[Check]:
     yield Check(claim, _SOURCE, "identical", measured_text, is_same)
     for name, (title, most) in _ERRORS_MAX.items():
         error = median(measured.error(name) for measured in rounds)
-        unit = " points" if name == "slo_attainment" else " %"
         claim = f"{level}: error of the simulated {title}"
-        expected = f"within {100 * most:g}{unit}"
-        yield Check(claim, _SOURCE, expected, f"{100 * error:.1f}{unit}", error <= most)
+        is_share = name == "slo_attainment"
+        yield error_check(claim, _SOURCE, error, most, "points" if is_share else "%")

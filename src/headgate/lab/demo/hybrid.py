@@ -41,7 +41,6 @@ from headgate.lab.demo.setup import (
     OVERHEAD_MS,
     QUANTILE,
     DemoSchedule,
-    Progress,
     Scale,
     Spec,
     Times,
@@ -50,7 +49,7 @@ from headgate.lab.demo.setup import (
     one_core,
     read_times,
 )
-from headgate.lab.experiments import Check
+from headgate.lab.experiments import Check, Progress, error_check
 from headgate.lab.figures import draw_responses
 from headgate.lab.harness import (
     Environment,
@@ -90,8 +89,9 @@ PROFILE_S: Final = 12.0
 _ARRIVALS_SEED: Final = 1
 _SIMULATED_CORES: Final = (2, 4)  # of larger machines, which are only simulated
 _REQUEST_NS: Final = round(OVERHEAD_MS * 1e6)
-_ATTAINMENT_POINTS: Final = 3.0
-_P50_PERCENT: Final = 15.0
+_ATTAINMENT_ERROR_MAX: Final = 0.03
+_P50_ERROR_MAX: Final = 0.15
+_VERSUS: Final = "simulated versus live"
 _SOURCE: Final = "live, simulated and planned agree"
 TextRow = Mapping[str, str]
 
@@ -360,15 +360,11 @@ def _policies(threshold: int) -> tuple[PolicyCase, ...]:
 
 
 def _agreement(label: str, live: RunResult, simulated: RunResult) -> Iterator[Check]:
-    points = 100 * abs(live.attainment - simulated.attainment)
-    yield _check(f"{label}: SLO attainment", _ATTAINMENT_POINTS, points, "points")
-    relative = 100 * abs(simulated.times.percentile_ms(0.5) / live.times.percentile_ms(0.5) - 1)
-    yield _check(f"{label}: p50", _P50_PERCENT, relative, "%")
-
-
-def _check(claim: str, most: float, measured: float, unit: str) -> Check:
-    expected, text = f"within {most:g} {unit}", f"{measured:.1f} {unit}"
-    return Check(f"{claim}, simulated versus live", _SOURCE, expected, text, measured <= most)
+    error = abs(live.attainment - simulated.attainment)
+    claim = f"{label}: SLO attainment, {_VERSUS}"
+    yield error_check(claim, _SOURCE, error, _ATTAINMENT_ERROR_MAX, "points")
+    error = abs(simulated.times.percentile_ms(0.5) / live.times.percentile_ms(0.5) - 1)
+    yield error_check(f"{label}: p50, {_VERSUS}", _SOURCE, error, _P50_ERROR_MAX)
 
 
 def run_rows(result: DemoResult) -> list[TextRow]:

@@ -12,7 +12,6 @@ of a live run: `read_times` calibrates the simulation with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from math import ceil
@@ -30,6 +29,7 @@ from headgate.core.model import MIB, FaasOffering, InstanceType, Profile
 from headgate.core.units import format_duration
 from headgate.functions.model import OnnxModel
 from headgate.functions.tensor import TensorSpec, TensorSpecsLike, parse_specs
+from headgate.lab.experiments import Progress
 from headgate.metrics.columns import Int64
 from headgate.metrics.from_log import read_columns
 from headgate.planning.capacity.latency_model import Characterisation, profile_of
@@ -83,7 +83,6 @@ _REFERENCE_INSTANCE: Final = "ml.c5.large"  # two cores: half of its price is th
 _ON_ONE_CORE: Final = Profile((MILLISECOND_NS,), slowdown=(1.0, 2.0))  # calls share the core
 _CALLS_MIN: Final = 10  # fewer calls give no reliable mean
 
-Progress = Callable[[str], None]
 Spec = dict[str, object]
 
 

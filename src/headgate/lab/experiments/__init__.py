@@ -72,7 +72,7 @@ class Result:
 
     @property
     def is_as_expected(self) -> bool:
-        """Whether every check holds, except those that are known not to, which do not."""
+        """Whether the checks that fail are exactly those that are known not to hold."""
         return not self.failing and not self.outdated
 
     def mark_known(self, known: Iterable[Known], *, quick: bool) -> Result:
@@ -96,8 +96,16 @@ def _form(quick: bool) -> str:
 
 
 def none_check(claim: str, source: str, exceptions: Sequence[str]) -> Check:
-    """Return a check that there are no exceptions to a claim; those that there are, it names."""
+    """Return a check that a claim has no exceptions; it names those that there are."""
     return Check(claim, source, "none", "; ".join(exceptions) or "none", not exceptions)
+
+
+def error_check(
+    claim: str, source: str, error: float, most: float, unit: Literal["%", "points"] = "%"
+) -> Check:
+    """Return a check that an error is at most `most`; both are fractions, printed in hundredths."""
+    expected, measured = f"within {100 * most:g} {unit}", f"{100 * error:.1f} {unit}"
+    return Check(claim, source, expected, measured, error <= most)
 
 
 class Experiment(Protocol):
@@ -126,7 +134,7 @@ def run_experiment(
 ) -> Result:
     """Run an experiment, and mark the claims that are known not to hold. Raises `ConfigError`.
 
-    `jobs` None: as many processes as it has by itself.
+    `jobs` None: the experiment's own number of processes.
     """
     options: dict[str, int] = {}
     if jobs is not None:

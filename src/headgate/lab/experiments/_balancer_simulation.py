@@ -51,68 +51,92 @@ Balancer = Callable[[Draws, int], Waits]
 
 
 def random_retry(delay: float) -> Balancer:
-    """A random backend; if it is busy, another after the delay.
+    """A random backend; if it is busy, another after the delay."""
+    return lambda draws, backends: _RandomRetry(draws, backends, delay).waits()
 
-    Near saturation nearly all probes are in vain, hundreds for each request, and they are skipped:
-    while nothing else happens, each probe finds an idle backend with the same probability, so the
-    number of vain ones is geometric. The next request to probe follows from the phase of its
-    probes, which does not change while it waits.
+
+@final
+class _RandomRetry:
+    """Backends that refuse while they are busy, and the requests that probe them.
+
+    Near saturation nearly all probes fail, hundreds for each request, and they are skipped: while
+    nothing else happens, each probe finds an idle backend with the same probability, so the number
+    of failed ones is geometric. The next request to probe follows from the phase of its probes
+    within the delay, which does not change while it waits.
     """
 
-    def simulate(draws: Draws, backends: int) -> Waits:
-        gaps, executions, uniform = draws.gaps, draws.executions, draws.uniform
-        others = max(backends - 1, 1)
-        idle_since = [-delay] * backends
-        idle = list(range(backends))
-        busy: list[tuple[float, int]] = []  # a heap
-        phases: list[float] = []  # of the requests that wait, sorted
-        arrivals: list[float] = []  # theirs, in the same order
-        turn = phase = 0.0  # now is their sum
-        arrival = next(gaps)
+    def __init__(self, draws: Draws, backends: int, delay: float) -> None:
+        self._executions, self._uniform, self._gaps = draws.executions, draws.uniform, draws.gaps
+        self._backends = backends
+        self._delay = delay
+        self._idle_since = [-delay] * backends
+        self._idle = list(range(backends))  # in random order
+        self._busy: list[tuple[float, int]] = []  # a heap
+        self._phases: list[float] = []  # of the requests that wait, sorted
+        self._arrivals: list[float] = []  # of these requests, in the same order
+        self._turn = self._phase = 0.0  # now is their sum
+        self._arrival = next(self._gaps)  # the next one
+
+    def waits(self) -> Waits:
+        """Yield the waits of one batch of requests after the other."""
         while True:
             waits: list[float] = []
             while len(waits) < BATCH:
-                event = min(arrival, busy[0][0]) if busy else arrival
-                if phases and idle:
-                    vain = 0
-                    if len(idle) < others:
-                        vain = int(log(1.0 - next(uniform)) / log1p(-len(idle) / others))
-                    turns, place = divmod(bisect_right(phases, phase) + vain, len(phases))
-                    now = turn + turns * delay + phases[place]
-                    if now < event:
-                        turn, phase = turn + turns * delay, phases[place]
-                        backend = idle[-1]
-                        # Whoever refused the probe before is not asked now; only a backend that
-                        # has become idle since then can be the one.
-                        if (
-                            idle_since[backend] > now - delay
-                            and backends > 1
-                            and next(uniform) * (backends - len(idle) + 1) < 1.0
-                        ):
-                            continue
-                        del phases[place]
-                        waits.append(now - arrivals.pop(place))
-                        idle.pop()
-                        heappush(busy, (now + next(executions), backend))
-                        continue
-                phase = event % delay
-                turn = event - phase
-                if event < arrival:
-                    _, backend = heappop(busy)
-                    idle_since[backend] = event
-                    idle.insert(int(next(uniform) * (len(idle) + 1)), backend)
+                event = min(self._arrival, self._busy[0][0]) if self._busy else self._arrival
+                if self._phases and self._idle and self._probe(event, waits):
                     continue
-                arrival += next(gaps)
-                if next(uniform) * backends < len(idle):
-                    waits.append(0.0)
-                    heappush(busy, (event + next(executions), idle.pop()))
+                self._phase = event % self._delay
+                self._turn = event - self._phase
+                if event < self._arrival:
+                    self._end(event)
                 else:
-                    place = bisect_right(phases, phase)
-                    phases.insert(place, phase)
-                    arrivals.insert(place, event)
+                    self._arrive(event, waits)
             yield waits
 
-    return simulate
+    def _probe(self, event: float, waits: list[float]) -> bool:
+        """Have the next probe that finds an idle backend; False if the event is before it."""
+        idle, phases = self._idle, self._phases
+        failed, others = 0, max(self._backends - 1, 1)
+        if len(idle) < others:
+            failed = int(log(1.0 - next(self._uniform)) / log1p(-len(idle) / others))
+        turns, place = divmod(bisect_right(phases, self._phase) + failed, len(phases))
+        now = self._turn + turns * self._delay + phases[place]
+        if now >= event:
+            return False
+        self._turn, self._phase = self._turn + turns * self._delay, phases[place]
+        if not self._has_just_refused(idle[-1], now):
+            del phases[place]
+            waits.append(now - self._arrivals.pop(place))
+            heappush(self._busy, (now + next(self._executions), idle.pop()))
+        return True
+
+    def _has_just_refused(self, backend: int, now: float) -> bool:
+        """Whether the backend refused the probe before this one, and so is not asked now.
+
+        It is among the idle ones only if it has become idle since then.
+        """
+        return (
+            self._idle_since[backend] > now - self._delay
+            and self._backends > 1
+            and next(self._uniform) * (self._backends - len(self._idle) + 1) < 1.0
+        )
+
+    def _end(self, now: float) -> None:
+        """An execution ends: its backend is idle."""
+        _, backend = heappop(self._busy)
+        self._idle_since[backend] = now
+        self._idle.insert(int(next(self._uniform) * (len(self._idle) + 1)), backend)
+
+    def _arrive(self, now: float, waits: list[float]) -> None:
+        """A request arrives: a random backend takes it, or it waits."""
+        self._arrival += next(self._gaps)
+        if next(self._uniform) * self._backends < len(self._idle):
+            waits.append(0.0)
+            heappush(self._busy, (now + next(self._executions), self._idle.pop()))
+        else:
+            place = bisect_right(self._phases, self._phase)
+            self._phases.insert(place, self._phase)
+            self._arrivals.insert(place, now)
 
 
 def global_queue(draws: Draws, backends: int) -> Waits:

@@ -45,6 +45,20 @@ def lambda_offering(network_ms: float) -> FaasOffering:
     return replace(offering, network_ns=round(network_ms * MILLISECOND_NS))
 
 
+def instance_pool(name: str, *, nodes: int, slots: int, boot_ns: int, usd_per_hour: float) -> Pool:
+    """Return instances of one type, rented up to a number of nodes."""
+    return Pool(
+        0,
+        name,
+        Tier.DEDICATED,
+        nodes=nodes,
+        slots=slots,
+        is_elastic=True,
+        boot_ns=boot_ns,
+        usd_per_hour=usd_per_hour,
+    )
+
+
 def function_pool(offering: FaasOffering, memory_mb: int) -> Pool:
     return Pool(
         1,

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 NAME = "esg"
 TITLE = "ESG and its rivals: pipelines on shareable GPUs"
 _PAGE: Final = "docs/papers/esg.md"
-_NOT_SO: Final = (  # whatever the profiles
+_NOT_SO: Final = (  # with any set of profiles
     "rivals that hit as often as ESG, by cell",
     "cells in which ESG's 95th percentile is not within 0.9 to 1.0 of the SLO",
     "policies that cost as much as INFless, by cell",

@@ -97,7 +97,7 @@ class TraceResult:
 
 @dataclass(frozen=True, slots=True)
 class _PrintedTrace:
-    """A trace as the thesis prints it. None is a line that is missing in the text."""
+    """A trace as the thesis prints it; None where the text lacks the line."""
 
     policy: PolicyCase
     schedule: str

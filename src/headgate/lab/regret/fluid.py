@@ -40,8 +40,8 @@ _FILL_STEPS: Final = 40  # halvings when the level of a max-min share is searche
 def maximise(gain: Floats, rows: Floats, limits: Floats) -> tuple[float, Floats]:
     """Return the largest `gain @ x` with `rows @ x <= limits` and `x >= 0`, and that x.
 
-    Needs `limits >= 0`, so that x = 0 is feasible. Raises `ValueError` if there is no largest.
-    Bland's rule: no cycles, whatever the ties.
+    Needs `limits >= 0`, so that x = 0 is feasible. Raises `ValueError` if it is unbounded.
+    Bland's rule: ties cause no cycles.
 
     >>> rows, limits = np.array([[1.0, 1.0], [1.0, 0.0]]), np.array([4.0, 3.0])
     >>> value, x = maximise(np.array([3.0, 2.0]), rows, limits)
@@ -407,7 +407,7 @@ class FluidModel:
         shares: Sequence[float],
         rising: set[int],
     ) -> list[float]:
-        """The shares with those that rise at the highest level that can be served."""
+        """The shares, with the rising ones raised to the highest level that can be served."""
         offered = [d.items * v for d, v in zip(classes, values, strict=True)]
 
         def at(level: float) -> list[float]:

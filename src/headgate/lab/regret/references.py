@@ -1,6 +1,6 @@
-"""References of the regret search: simple policies that the tried one must not lose to.
+"""References of the regret search: simple policies to which the tried policy must not lose.
 
-They are not registered, because nobody should use them, and they are not tuned: first come first
+They are not registered, because they are not for use, and they are not tuned: first come first
 served with five bounds on the queue, earliest deadline first without admission, and the fastest
 build of each function alone.
 """

@@ -6,11 +6,11 @@
 - The *share* is goodput over the fluid bound (`headgate.lab.regret.fluid`). Beside it, the share of
   a tighter bound, in which a class uses only the builds, shapes and batches that can be in time.
 - A policy *counts* if it gives each class, a tenant's requests for a pipeline, at least half of
-  the class's max-min fair share: goodput is easily had by starving somebody.
+  the class's max-min fair share: whoever starves a class has goodput easily.
 - *Kept* is, per pipeline, the share of the admitted requests that were answered in time. It fails
   if even the upper end of its 95 % Wilson interval is below the quantile of the objective. Requests
   count if their deadline is inside the window, so that it is known how each ended.
-- *Cost* is that of everything held during the window.
+- *Cost* is the cost of everything held during the window.
 - While requests without an objective wait, they must get 5 % of the capacity.
 """
 
@@ -35,7 +35,6 @@ from headgate.sim.clients import id_of
 from headgate.sim.run import Setup, simulate
 
 Bools = NDArray[np.bool_]
-Int64 = NDArray[np.int64]
 
 WARM_UP: Final = 0.1  # share of the window that is left out at its beginning
 LEAST_SHARE: Final = 0.5  # of its max-min share, for every class
@@ -85,7 +84,7 @@ class Score:
 
     goodput: float  # value of the requests in time
     share: float  # of the fluid bound
-    share_in_time: float  # of the fluid bound that minds deadlines
+    share_in_time: float  # of the tighter bound, with deadlines
     counts: bool  # whether each class has half of its max-min share
     starved: tuple[str, ...]  # classes that have not, as client/pipeline
     kept: tuple[Kept, ...]  # by pipeline with an objective
@@ -276,7 +275,7 @@ def _union(
 
 
 def features(world: LoadedWorld) -> list[str]:
-    """Words for what a world has, for people who look for a pattern in what is lost."""
+    """Words that describe a world, for people who look for a pattern in the lost ones."""
     app = world.app
     nodes = "+".join(str(p.nodes) for p in app.pools if p.faas is None)
     stages = max(len(p.stages) for p in app.pipelines)

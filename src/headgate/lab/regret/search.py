@@ -1,9 +1,9 @@
 """The regret search: a policy and its rivals in one random world after another.
 
 The rivals are the other registered policies that support the world, and the references. The *ratio*
-of a world is that of the policy's goodput to the best rival's, at most 1; only policies that count
-(see `headgate.lab.regret.scores`) compete, so a policy that starves somebody has the ratio 0. The
-*cost ratio* compares with the cheapest rival that has at least 0.99 of the policy's goodput.
+of a world is the policy's goodput over the best rival's, at most 1; only policies that count (see
+`headgate.lab.regret.scores`) compete, so a policy that starves a class has the ratio 0. The *cost
+ratio* compares with the cheapest rival that has at least 0.99 of the policy's goodput.
 
 A world with fewer than 1,000 requests with objectives is left out. A world in which no policy
 counts, or none serves anything in time, has no ratio, but a share of the fluid bound. Both are
@@ -73,7 +73,7 @@ class WorldResult:
 
     @property
     def ratio(self) -> float:
-        """Goodput over the best rival's, at most 1; NaN if nobody counts and serves anything."""
+        """Goodput over the best rival's, at most 1; NaN if none that counts serves anything."""
         best, own = self.best_rival, self.own.goodput if self.own.counts else 0.0
         if best is None:
             return 1.0 if own > 0 else nan
@@ -81,7 +81,7 @@ class WorldResult:
 
     @property
     def cost_ratio(self) -> float:
-        """Cost over that of the cheapest comparable rival; NaN if there is none."""
+        """Cost over the cheapest comparable rival's; NaN if there is none."""
         costs = [
             rival.cost_usd
             for rival in self.rivals.values()
@@ -126,7 +126,7 @@ class WorldResult:
             "admitted": own.admitted,
             "cost_usd": own.cost_usd,
             "best_effort": own.best_effort,
-            # Those that do not count can change no figure.
+            # Rivals that do not count change no figure.
             "rivals": {
                 name: {"goodput": rival.goodput, "cost_usd": rival.cost_usd}
                 for name, rival in self.rivals.items()
@@ -289,7 +289,7 @@ class RegretReport:
 
     @property
     def share_in_time(self) -> Extreme:
-        """Goodput over the fluid bound that minds deadlines."""
+        """Goodput over the tighter fluid bound, with deadlines."""
         return extreme(self.judged, lambda result: result.own.share_in_time)
 
     @property

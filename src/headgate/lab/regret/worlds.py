@@ -466,7 +466,7 @@ def _add_compute(rng: Random, pools: Spec, functions: Spec) -> None:
 
 
 def _add_shapes(rng: Random, pool: Spec, variant: Spec) -> None:
-    """Give a build one to eight shapes. The first drawn is its own, whatever its size."""
+    """Give a build one to eight shapes. The first one drawn is its own, of any size."""
     variant.pop("slowdown", None)
     variant["concurrency"] = 1 if rng.random() < 0.4 else pool["slots"]
     sevenths = _SHAPE_SEVENTHS if "gpu_share" in pool else (0,)

@@ -122,14 +122,7 @@ def outcomes_figure(run: RunColumns) -> Figure:
             )
         )
         labels.append(name)
-    axes.set_xlim(0, float(edges[-1]))
-    axes.set_ylim(bottom=0)
-    style_axes(
-        axes,
-        title="Outcomes",
-        x_label=f"time of arrival ({scale.unit})",
-        y_label="requests per second",
-    )
+    _style_rates(axes, edges, title="Outcomes", x_label=f"time of arrival ({scale.unit})")
     add_legend(axes, handles[::-1], labels[::-1])  # in the order of the stack
     return figure
 
@@ -150,16 +143,15 @@ def goodput_figure(run: RunColumns) -> Figure:
         window = run.window_ns / scale.unit_ns
         handles.append(axes.axvline(window, color=MUTED, linewidth=1, linestyle=":"))
         labels.append("end of window")
-    axes.set_xlim(0, float(edges[-1]))
-    axes.set_ylim(bottom=0)
-    style_axes(
-        axes,
-        title="Arrivals and goodput",
-        x_label=f"time ({scale.unit})",
-        y_label="requests per second",
-    )
+    _style_rates(axes, edges, title="Arrivals and goodput", x_label=f"time ({scale.unit})")
     add_legend(axes, handles, labels)
     return figure
+
+
+def _style_rates(axes: Axes, edges: Floats, *, title: str, x_label: str) -> None:
+    axes.set_xlim(0, float(edges[-1]))
+    axes.set_ylim(bottom=0)
+    style_axes(axes, title=title, x_label=x_label, y_label="requests per second")
 
 
 def waits_figure(run: RunColumns) -> Figure:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -80,18 +81,30 @@ class Client:
 
 
 @dataclass
-class Rig:
-    """Server, runtime and clients."""
+class Connected:
+    """A port, and the clients that were connected to it."""
 
-    runtime: FakeRuntime
-    server: GatewayServer
     port: int
-    clients: list[Client] = field(default_factory=list)
+    clients: list[Client] = field(default_factory=list, kw_only=True)
 
     async def connect(self) -> Client:
         client = Client(*await asyncio.open_connection("127.0.0.1", self.port))
         self.clients.append(client)
         return client
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until a condition holds."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+
+@dataclass
+class Rig(Connected):
+    """Server, runtime and clients."""
+
+    runtime: FakeRuntime
+    server: GatewayServer
 
     async def ask(self, data: bytes) -> Reply:
         """The response to one request on a connection of its own."""
@@ -109,12 +122,6 @@ class Rig:
             for (_, status, why), count in self.server.context.responses.counted()
             if status == code and reason in (None, why)
         )
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until a condition holds."""
-        async with asyncio.timeout(PATIENCE_S):
-            while not condition():
-                await asyncio.sleep(0.005)
 
 
 def request(method: str, path: str, body: bytes = b"", *lines: str) -> bytes:
@@ -160,22 +167,25 @@ def raw(size: int, *lines: str, model: str = "free", **more: object) -> bytes:
 
 @asynccontextmanager
 async def rig(
-    config: GatewayConfig = QUICK, runtime: FakeRuntime | None = None
+    config: GatewayConfig = QUICK,
+    runtime: FakeRuntime | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[Rig]:
     """A running server, closed afterwards with all its connections."""
     runtime = runtime or FakeRuntime()
     server = GatewayServer(runtime, config, lambda accept: (b"up 1\n", "text/plain"))
-    listener = await server.listen(host="127.0.0.1", port=0)
-    assert listener is not None
-    made = Rig(runtime, server, listener.sockets[0].getsockname()[1])
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    await server.listen(sock=listener, ssl=tls)
+    made = Rig(listener.getsockname()[1], runtime, server)
     try:
         yield made
     finally:
         for client in made.clients:
             client.writer.close()
         server.close()
-        await made.until(lambda: not server.connections)
-        await asyncio.sleep(0)
+        await made.until(lambda: not server.connections and not server.state.handshakes)
+        await asyncio.sleep(0 if tls is None else 0.01)
 
 
 def run(scenario: Callable[[Rig], Awaitable[None]], config: GatewayConfig = QUICK) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 import uvloop
 from gateway_rig import (
-    PATIENCE_S,
     QUICK,
-    Client,
+    Connected,
     Reply,
     body,
     infer,
@@ -45,18 +44,16 @@ RUNTIME = "/2018-06-01/runtime"
 
 
 @dataclass
-class Served:
+class Served(Connected):
     """A running server and its clients."""
 
     server: HttpServer
-    port: int
     quick: bytes  # answered at once, with `quick_status`
     quick_status: int
     held: bytes  # answered by `release`
     large: bytes  # with a large response
     waiting: Callable[[], int]  # requests that were held so far
     release: Callable[[], None]  # answers the oldest request that is held, if any, and later ones
-    clients: list[Client] = field(default_factory=list)
 
     def named(self, data: bytes) -> bytes:
         """Raw bytes with the path of `quick` for `/quick`, and a `Host` of this server."""
@@ -66,16 +63,6 @@ class Served:
     @property
     def _host_line(self) -> bytes:
         return self.quick.split(b"\r\n")[1]
-
-    async def connect(self) -> Client:
-        client = Client(*await asyncio.open_connection("127.0.0.1", self.port))
-        self.clients.append(client)
-        return client
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while not condition():
-                await asyncio.sleep(0.005)
 
     async def refused(self, data: bytes, status: int) -> None:
         """The only response has this status, and the connection is closed."""
@@ -130,8 +117,8 @@ async def _gateway(_: Path, limits: Mapping[str, float]) -> AsyncIterator[Served
                 runtime.complete(runtime.calls[0])
 
         yield Served(
-            made.server,
             made.port,
+            made.server,
             request("GET", "/livez"),
             200,
             infer(body()),
@@ -174,7 +161,7 @@ async def _open(
         for each, each_method in (("quick", method), ("held", "GET"), ("large", "GET"))
     }
     return Served(
-        server, port, ask["quick"], status, ask["held"], ask["large"], lambda: len(held), release
+        port, server, ask["quick"], status, ask["held"], ask["large"], lambda: len(held), release
     )
 
 

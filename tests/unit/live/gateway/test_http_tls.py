@@ -20,6 +20,7 @@ from gateway_rig import (
     infer,
     raw,
     request,
+    rig,
     run_on_loop,
     with_limits,
 )
@@ -49,21 +50,8 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def encrypted(certificate: Path, config: GatewayConfig) -> AsyncIterator[Rig]:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate / "cert.pem", certificate / "key.pem")
-    server = GatewayServer(FakeRuntime(), config, lambda accept: (b"", ""))
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    await server.listen(sock=listener, ssl=context)
-    serving = server.context.api
-    assert isinstance(serving, FakeRuntime)
-    made = Rig(serving, server, listener.getsockname()[1])
-    try:
+    async with rig(config, tls=context) as made:
         yield made
-    finally:
-        for client in made.clients:
-            client.writer.close()
-        server.close()
-        await made.until(lambda: not server.connections and not server.state.handshakes)
-        await asyncio.sleep(0.01)
 
 
 async def connect(rig: Rig, certificate: Path) -> Client:

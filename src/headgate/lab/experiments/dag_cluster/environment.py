@@ -14,7 +14,7 @@ that comes close is this one. Three functions side by side, each loaded in 1 ms:
 on two CPU nodes and one GPU node. A whole DAG on the GPU node takes 12 ms, and no CPU node runs a
 whole one. FIFO, which sends each function to the next free node, takes 5 ms. A CPU node costs
 1 unit per millisecond and the GPU node 5, so a whole DAG on the GPU costs 60 units: the cost
-objective, which nobody can miss, as in the table.
+objective, which is always met, as in the table.
 
 For the sweep of load the cluster is twice as large, GPU builds run batches of up to 16 (an item
 more takes 15 % of the time of the first), and there is a second DAG, `thumbnail`, which runs

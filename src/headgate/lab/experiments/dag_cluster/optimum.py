@@ -2,11 +2,11 @@
 
 A case has one DAG of two functions, one after the other or side by side, on a CPU and a GPU node,
 and a few requests with a latency and a cost objective. The optimum is the largest number of
-requests that a scheduler could serve within both that knows all arrivals: no batches, no
+requests that a scheduler that knows all arrivals could serve within both: no batches, no
 preemption. Every schedule in which no task can start earlier without changing the order is built by
 adding tasks in the order of their starts; so the search tries, at each step, every task that is
-ready next on every node, and keeps the best count. States that were met with as many requests
-served, and those that cannot beat the best any more, are not searched again.
+ready next on every node, and keeps the best count. A state is not searched if it was reached before
+with as many requests served, or if it can no longer beat the best count.
 """
 
 from __future__ import annotations

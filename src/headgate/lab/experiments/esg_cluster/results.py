@@ -359,7 +359,7 @@ class DynamicsTable:
 
 
 def condition_label(scenario: ClusterScenario) -> str:
-    """Return what is particular about a scenario.
+    """Return how a scenario differs from the normal one.
 
     >>> normal = Cell("moderate", "normal")
     >>> condition_label(ClusterScenario("measured", normal, 10.0, profile_errors=(0.7, 1.3)))

@@ -26,8 +26,8 @@ QUANTILES: Final = (0.5, 0.95, 0.99)
 _CURVE: Final = np.linspace(0.0, 1.0, 201)  # quantiles kept of a run, for figures
 
 
-# What planning is charged, in us: what the last table of `headgate bench planner` has in
-# docs/frontier.md, which a test compares. INFless's set, which the benchmark does not measure, is
+# The charges for planning, in us, from the last table of `headgate bench planner` in
+# docs/frontier.md: a test compares them. INFless's set, which the benchmark does not measure, is
 # charged as the measured one. `esg` and `orion` are charged their searches alone, each at the price
 # of its own expansions, and `aquatope`, which decides nothing, is charged nothing. The others
 # report no work, and are charged all that a Scheduler does for an event.
@@ -86,7 +86,7 @@ def run_changed(case: ClusterCase, seed: int) -> ClusterRun:
 def train_aquatope(case: TrainingCase, seed: int) -> Trained:
     """Train the configurations of a scenario on a seed that no run has. For worker processes.
 
-    The seed is that of the sampler: whatever it is, trials are run in the same environment.
+    The seed is that of the sampler; trials are run in the same environment with every seed.
     """
     return train(case.scenario, seeds=(_TRAINING_SEED,), trials=case.trials, seed=seed)
 

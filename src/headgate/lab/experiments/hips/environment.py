@@ -21,12 +21,13 @@ from typing import Final
 import numpy as np
 
 from headgate.core.clock import MILLISECOND_NS, MINUTE_NS, SECOND_NS
-from headgate.core.model import MIB, App, Pool, Profile, Slo, Tier
+from headgate.core.model import MIB, App, Profile, Slo
 from headgate.lab.experiments._hybrid_app import (
     SURROGATE,
     characterise,
     function_pool,
     hybrid_app,
+    instance_pool,
     lambda_offering,
     price_list,
 )
@@ -193,13 +194,10 @@ def _build_app(setting: Setting, memory_mb: int, instances_max: int, cold_start_
     """Return the application: an instance that shares its cores among requests, and functions."""
     types = price_list().instances_named([_INSTANCES], "the experiment")
     rented = next(each for each in types if each.cpus == setting.cores)
-    instances = Pool(
-        0,
+    instances = instance_pool(
         rented.name,
-        Tier.DEDICATED,
         nodes=instances_max,
         slots=MOST,
-        is_elastic=True,
         boot_ns=rented.boot_ns,
         usd_per_hour=rented.usd_per_hour,
     )

@@ -21,12 +21,13 @@ from typing import Final
 import numpy as np
 
 from headgate.core.clock import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS
-from headgate.core.model import MIB, App, Pool, Profile, Slo, Tier
+from headgate.core.model import MIB, App, Profile, Slo
 from headgate.lab.experiments._hybrid_app import (
     SURROGATE,
     characterise,
     function_pool,
     hybrid_app,
+    instance_pool,
     lambda_offering,
 )
 from headgate.lab.harness import Environment
@@ -111,13 +112,10 @@ LARGE: Final = InstanceSetting(
 
 def build_app(setting: InstanceSetting, warm: int) -> App:
     """Return the application, with `warm` instances ready at time 0."""
-    instances = Pool(
-        0,
+    instances = instance_pool(
         setting.name,
-        Tier.DEDICATED,
         nodes=INSTANCES_MAX,
         slots=setting.concurrency,
-        is_elastic=True,
         boot_ns=setting.boot_ns,
         usd_per_hour=setting.usd_per_hour,
     )
