@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from heapq import merge
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -138,14 +140,29 @@ def _check_together(logs: Sequence[Path], headers: Sequence[LogHeader]) -> None:
         if header.index in seen:
             problem = f"is the log of the same gateway as {seen[header.index]}"
             raise ConfigError(problem, where=str(path), allowed="one log of each gateway")
-        ours = (first.app, first.policy, first.settings, first.peers)
-        if (header.app, header.policy, header.settings, header.peers) != ours:
+        if _shared(header) != _shared(first):
             problem = f"is of another application, policy or number of gateways than {logs[0]}"
             raise ConfigError(problem, where=str(path), allowed="the logs of one server")
         seen[header.index] = path
     if 1 < len(logs) < first.peers:
         problem = f"these are the logs of {len(logs)} of {first.peers} gateways"
         raise ConfigError(problem, where=str(logs[0]), allowed="the logs of all gateways")
+
+
+def _shared(header: LogHeader) -> tuple[object, ...]:
+    """Return what the headers of all gateways of a server have in common.
+
+    A gateway has the times and sizes that the first worker it heard of has measured, so where
+    something was measured these may differ.
+    """
+    app: dict[str, Any] = copy.deepcopy(dict(header.app))
+    for function in app["functions"].values():
+        for section in (function, *function["variants"].values()):
+            if section["model"] or section["code"]:
+                for key in ("cold_start", "memory", "exec_time"):
+                    if key != "exec_time" or section["exec_time_estimated"]:
+                        del section[key]
+    return app, header.policy, header.settings, header.peers
 
 
 def _read_columns(logs: Sequence[tuple[LogHeader, LogReader]], app: App) -> LoggedColumns:

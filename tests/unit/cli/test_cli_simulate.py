@@ -42,6 +42,12 @@ def test_misses_at_the_start_are_named(tmp_path: Path) -> None:
     assert "misses are" not in headgate("simulate", warm, *arrivals).out
 
 
+def test_a_command_to_type_has_its_file_in_quotes(tmp_path: Path) -> None:
+    log = tmp_path / "a day.log"
+    out = headgate("simulate", KAAS, "--duration", "100ms", "--log", log).out
+    assert f"replay with: headgate replay '{log}'" in out
+
+
 def test_nan_is_null() -> None:
     nobody = ("--arrivals", "poisson:rate=0.001/h,pipeline=bert", "--duration", "1ms")
     found = headgate("simulate", KAAS, *nobody, "--json").json

@@ -340,6 +340,21 @@ def test_the_logs_of_several_gateways_are_read_as_one(logs: list[Path]) -> None:
     assert changed["predicted"]["p95_ms"]["value"] < predicted["p95_ms"]["value"]
 
 
+def test_gateways_may_have_the_measurements_of_different_workers(
+    logs: list[Path], tmp_path: Path
+) -> None:
+    """What was measured, and not declared, differs after a reload; then the first log's counts."""
+    changed: list[str] = []
+    for number, path in enumerate(logs):
+        header, *rest = path.read_text().splitlines()
+        content = json.loads(header)
+        for function in content["app"]["functions"].values():
+            function.update(code="module:name", exec_time_estimated=True)
+            function["exec_time"] = [f"{(5 + number) * (1 + size)}ms" for size in range(8)]
+        changed.append(write(tmp_path / path.name, "\n".join([json.dumps(content), *rest]) + "\n"))
+    assert headgate("calibrate", *changed, "--json").json["batches"] > 100
+
+
 def test_logs_of_several_gateways_that_do_not_belong_together(
     logs: list[Path], log: Path, tmp_path: Path
 ) -> None:

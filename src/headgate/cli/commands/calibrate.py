@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 
 import click
 import numpy as np
@@ -110,8 +111,8 @@ def _show(read: CalibratedLog, out: Path | None, trace: Path | None) -> None:
     if out is not None and trace is None and not read.config.workload.streams:
         show(Text(f"written: {out}; to simulate it, write the requests of the log: --trace FILE"))
     elif out is not None:
-        with_trace = f" --trace {trace}" if trace is not None else ""
+        with_trace = f" --trace {quote(str(trace))}" if trace is not None else ""
         with_gateways = f" --gateways {read.gateways}" if read.gateways > 1 else ""
-        show(Text(f"try it: headgate simulate {out}{with_trace}{with_gateways}"))
+        show(Text(f"try it: headgate simulate {quote(str(out))}{with_trace}{with_gateways}"))
     elif trace is not None:
         show(Text(f"trace: {trace}"))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from math import nan
 from pathlib import Path
+from shlex import quote
 from typing import Final
 
 import click
@@ -323,7 +324,7 @@ def _show(
         show(size_table(plan))
     show(*(hanging_indent("-", 2, sentence) for sentence in explanation))
     if write is not None:
-        show(Text(f"\ntry it: headgate simulate {write} --policy threshold"))
+        show(Text(f"\ntry it: headgate simulate {quote(str(write))} --policy threshold"))
 
 
 def instance_table(plan: CapacityPlan) -> ReportTable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Final
 
 import click
@@ -161,4 +162,4 @@ def _show_files(report: Path | None, log: Path | None, events: int | None) -> No
     if report is not None:
         show(Text(f"report: {report / 'report.html'}"))
     if log is not None:
-        show(Text(f"log: {log}, {events:,} events; replay with: headgate replay {log}"))
+        show(Text(f"log: {log}, {events:,} events; replay with: headgate replay {quote(str(log))}"))
