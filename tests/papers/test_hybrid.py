@@ -14,7 +14,8 @@ from headgate.core.clock import MINUTE_NS, SECOND_NS
 from headgate.core.errors import ConfigError
 from headgate.core.model import MIB
 from headgate.lab.experiments._hybrid_app import SURROGATE, characterise
-from headgate.lab.experiments.hips.environment import (
+from headgate.lab.experiments.hybrid_characterisation import best_threshold
+from headgate.lab.experiments.hybrid_waves.environment import (
     LEAST,
     MOST,
     BurstPhase,
@@ -27,8 +28,7 @@ from headgate.lab.experiments.hips.environment import (
     wave_sizes,
     waves,
 )
-from headgate.lab.experiments.hips.spill import cold_share
-from headgate.lab.experiments.hybrid_characterisation import best_threshold
+from headgate.lab.experiments.hybrid_waves.spill import cold_share
 from headgate.lab.harness import PolicyCase, RequestTimes, RunResult, TierUse, request_times
 from headgate.policies.threshold import Config as ThresholdConfig
 

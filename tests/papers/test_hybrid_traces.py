@@ -9,8 +9,8 @@ import pytest
 from paper_page import missed_goals, quick_result
 
 from headgate.lab.experiments import Result
-from headgate.lab.experiments.hybrid.environment import TRACES
-from headgate.lab.experiments.hybrid.sweep import BEST
+from headgate.lab.experiments.hybrid_renting.environment import TRACES
+from headgate.lab.experiments.hybrid_renting.sweep import BEST
 
 PAGE = "docs/papers/hybrid-traces.md"
 POLICIES = [*(policy.name for policy in BEST), "headgate", "clairvoyant"]

@@ -11,7 +11,7 @@ import pytest
 from headgate.core.clock import SECOND_NS
 from headgate.core.errors import ConfigError
 from headgate.lab.experiments._hybrid_app import SURROGATE
-from headgate.lab.experiments.hips.environment import BurstPhase, BurstScenario, setting_of
+from headgate.lab.experiments.hybrid_waves.environment import BurstPhase, BurstScenario, setting_of
 from headgate.lab.harness import (
     Environment,
     PolicyCase,

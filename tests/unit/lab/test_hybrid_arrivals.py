@@ -9,7 +9,7 @@ import pytest
 
 from headgate.core.clock import SECOND_NS
 from headgate.core.errors import ConfigError
-from headgate.lab.experiments.hybrid.environment import (
+from headgate.lab.experiments.hybrid_renting.environment import (
     PEAK_STEP_NS,
     TRACES,
     TraceSource,

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.lab.experiments.hybrid.environment import TRACES, TraceScenario
-from headgate.lab.experiments.hybrid.offline_optimum import Clairvoyant
-from headgate.lab.experiments.hybrid.results import OURS, ResultTable, tuned_check, tuned_rows
-from headgate.lab.experiments.hybrid.sweep import BEST, best_variants, sweep_cases, variants_of
+from headgate.lab.experiments.hybrid_renting.environment import TRACES, TraceScenario
+from headgate.lab.experiments.hybrid_renting.offline_optimum import Clairvoyant
+from headgate.lab.experiments.hybrid_renting.results import (
+    OURS,
+    ResultTable,
+    tuned_check,
+    tuned_rows,
+)
+from headgate.lab.experiments.hybrid_renting.sweep import (
+    BEST,
+    best_variants,
+    sweep_cases,
+    variants_of,
+)
 from headgate.lab.harness import Case, PolicyCase, RunResult, TierUse
 
 CHEAP, GOOD, DEAR = PolicyCase("cheap"), PolicyCase("good"), PolicyCase("dear")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core.clock import HOUR_NS, MILLISECOND_NS
-from headgate.lab.experiments.hybrid.environment import (
+from headgate.lab.experiments.hybrid_renting.environment import (
     LARGE,
     SMALL,
     TIME_SCALE,
@@ -16,7 +16,7 @@ from headgate.lab.experiments.hybrid.environment import (
     TraceScenario,
     TraceSource,
 )
-from headgate.lab.experiments.hybrid.figures import (
+from headgate.lab.experiments.hybrid_renting.figures import (
     STEP_NS,
     max_per_step,
     mean_per_step,

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.core.clock import HOUR_NS, MINUTE_NS, SECOND_NS
-from headgate.lab.experiments.hybrid.environment import SMALL, InstanceSetting
-from headgate.lab.experiments.hybrid.offline_optimum import Clairvoyant, clairvoyant
+from headgate.lab.experiments.hybrid_renting.environment import SMALL, InstanceSetting
+from headgate.lab.experiments.hybrid_renting.offline_optimum import Clairvoyant, clairvoyant
 
 # Five requests fit into a step of 1.8 s: the backlog is a whole number, and nothing is rounded.
 ENVIRONMENT = replace(SMALL, slo_ms=180, boot_ns=2 * SECOND_NS, start_ns=0)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from headgate.lab.experiments import Known, Progress, Result
-from headgate.lab.experiments.hips.spill import FUNCTIONS_IN_TIME, run_on
+from headgate.lab.experiments.hybrid_waves.spill import FUNCTIONS_IN_TIME, run_on
 
 NAME = "hybrid-200ms"
 TITLE = "Bursts on 2 cores with an SLA of 200 ms, without functions and with them"

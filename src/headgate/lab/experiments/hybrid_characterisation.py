@@ -17,7 +17,7 @@ from headgate.core.clock import MILLISECOND_NS
 from headgate.core.model import MIB
 from headgate.lab.experiments import Check, Progress, Result, Row
 from headgate.lab.experiments._hybrid_app import SURROGATE, characterise
-from headgate.lab.experiments.hips.environment import (
+from headgate.lab.experiments.hybrid_waves.environment import (
     MEASURED,
     MOST,
     PAPER_SLA_MS,
@@ -30,7 +30,12 @@ from headgate.lab.experiments.hips.environment import (
     plan_of,
     setting_of,
 )
-from headgate.lab.experiments.hips.figures import Trial, sizes_figure, surface_figure, trials_figure
+from headgate.lab.experiments.hybrid_waves.figures import (
+    Trial,
+    sizes_figure,
+    surface_figure,
+    trials_figure,
+)
 from headgate.lab.figures import write_figures
 from headgate.lab.harness import Case, PolicyCase, RunResult, best_setting, over_seeds, run_case
 from headgate.planning.capacity.latency_model import Characterisation

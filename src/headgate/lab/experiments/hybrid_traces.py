@@ -16,10 +16,14 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
 from headgate.lab.experiments import Check, Progress, Result, Row, none_check
-from headgate.lab.experiments.hybrid.environment import TRACES, TraceScenario
-from headgate.lab.experiments.hybrid.figures import cost_figure, record_timeline, timeline_figure
-from headgate.lab.experiments.hybrid.offline_optimum import Clairvoyant, clairvoyant
-from headgate.lab.experiments.hybrid.results import (
+from headgate.lab.experiments.hybrid_renting.environment import TRACES, TraceScenario
+from headgate.lab.experiments.hybrid_renting.figures import (
+    cost_figure,
+    record_timeline,
+    timeline_figure,
+)
+from headgate.lab.experiments.hybrid_renting.offline_optimum import Clairvoyant, clairvoyant
+from headgate.lab.experiments.hybrid_renting.results import (
     OURS,
     Limits,
     ResultTable,
@@ -27,7 +31,7 @@ from headgate.lab.experiments.hybrid.results import (
     tuned_check,
     tuned_rows,
 )
-from headgate.lab.experiments.hybrid.sweep import (
+from headgate.lab.experiments.hybrid_renting.sweep import (
     ATTAINED,
     BEST,
     best_variants,

@@ -8,9 +8,9 @@ from statistics import fmean
 from typing import Final, final
 
 from headgate.lab.experiments import Check, Row, none_check
-from headgate.lab.experiments.hybrid.environment import TraceScenario
-from headgate.lab.experiments.hybrid.offline_optimum import Clairvoyant
-from headgate.lab.experiments.hybrid.sweep import ATTAINED
+from headgate.lab.experiments.hybrid_renting.environment import TraceScenario
+from headgate.lab.experiments.hybrid_renting.offline_optimum import Clairvoyant
+from headgate.lab.experiments.hybrid_renting.sweep import ATTAINED
 from headgate.lab.harness import Case, PolicyCase, RunResult
 
 OURS: Final = PolicyCase("headgate")

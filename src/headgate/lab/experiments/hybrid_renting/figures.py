@@ -21,9 +21,9 @@ from headgate.core.events import (
     InstanceStarted,
     InstanceStopped,
 )
-from headgate.lab.experiments.hybrid.environment import TraceScenario
-from headgate.lab.experiments.hybrid.offline_optimum import Clairvoyant
-from headgate.lab.experiments.hybrid.results import TraceMeans
+from headgate.lab.experiments.hybrid_renting.environment import TraceScenario
+from headgate.lab.experiments.hybrid_renting.offline_optimum import Clairvoyant
+from headgate.lab.experiments.hybrid_renting.results import TraceMeans
 from headgate.lab.figures import label_rows
 from headgate.lab.harness import Case
 from headgate.metrics.report.style import (

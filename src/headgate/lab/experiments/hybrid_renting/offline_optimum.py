@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headgate.core.clock import HOUR_NS, SECOND_NS
-from headgate.lab.experiments.hybrid.environment import INSTANCES_MAX, InstanceSetting
+from headgate.lab.experiments.hybrid_renting.environment import INSTANCES_MAX, InstanceSetting
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]

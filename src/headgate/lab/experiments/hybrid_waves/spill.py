@@ -16,7 +16,7 @@ import numpy as np
 from headgate.core.clock import MINUTE_NS, SECOND_NS
 from headgate.lab.experiments import Check, Progress, Result, Row
 from headgate.lab.experiments._hybrid_app import SURROGATE
-from headgate.lab.experiments.hips.environment import (
+from headgate.lab.experiments.hybrid_waves.environment import (
     AUTOSCALE,
     DEDICATED,
     FAST_AUTOSCALE,
@@ -33,7 +33,11 @@ from headgate.lab.experiments.hips.environment import (
     plan_of,
     setting_of,
 )
-from headgate.lab.experiments.hips.figures import load_figure, responses_figure, violations_figure
+from headgate.lab.experiments.hybrid_waves.figures import (
+    load_figure,
+    responses_figure,
+    violations_figure,
+)
 from headgate.lab.figures import write_figures
 from headgate.lab.harness import RequestTimes, RunResult, over_seeds, request_times, run_case
 

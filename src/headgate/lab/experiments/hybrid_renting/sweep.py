@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Final
 
 from headgate.core.clock import SECOND_NS
-from headgate.lab.experiments.hybrid.environment import TRACES, TraceScenario
+from headgate.lab.experiments.hybrid_renting.environment import TRACES, TraceScenario
 from headgate.lab.harness import Case, PolicyCase, RunResult, Setting, Settings
 
 ATTAINED: Final = 0.99

@@ -1,1 +1,0 @@
-"""Shared by the comparison of hybrid policies on traces (`hybrid_traces`)."""
