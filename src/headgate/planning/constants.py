@@ -89,7 +89,8 @@ SENT_MARGIN: Final = 0.33
 MARGIN_UNIT: Final = 0.01
 # Part of a pipeline's time that its stages have in equal shares.
 EQUAL_SHARE: Final = 0.25
-# Objectives between two probes of a pipeline that is refused.
+# Objectives between two probes of a pipeline that is refused, where no promise of it is kept in
+# between.
 PROBE_EVERY: Final = 2
 # Longest time between two probes of a pipeline that estimated times rule out: they cost an idle
 # server little, and requests of a function that takes its time are late no more often than that.

@@ -220,6 +220,7 @@ class AdmissionControl:
         if was_kept:
             self._was_ever_kept[pipeline_id] = True
             self._probed_since_ns[pipeline_id] = None
+            self._probe_ns[pipeline_id] = 0  # what the last probe was to show is known
         if self._view.gateways > 1:
             self._builds.on_promise_settled(request.pipeline, was_kept=was_kept)
 
