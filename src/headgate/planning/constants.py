@@ -158,8 +158,6 @@ LOAD_RUNS: Final = 200
 LOAD_MIN: Final = 0.02
 # Load in lanes, below which a build is started on demand only.
 PRESTART_LOAD: Final = 0.05
-# Part of an objective that the backlog of a build may take for it to spare a node.
-SPARE_BACKLOG: Final = 0.3
 # Load per node that is left, up to which a build can spare one. The only value tried, on the world
 # with seed 400116.
 SPARE_LOAD: Final = 0.5

@@ -291,8 +291,6 @@ class Headgate(Policy):
             if not self._builds.is_usable(build):
                 for task in self._queues.drain(build):
                     self._dispatch.enqueue_with_others(task)
-                    if not task.stage.after:
-                        self._offer_ready()
                 self._offer_ready()
             self._offer_best_effort(build.function_id)
             self._offer_given_up()

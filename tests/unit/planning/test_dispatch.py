@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import final
 
-import pytest
 from planning_rig import CLOUD, MS, PlanningRig, make_app
 
 from headgate.core.events import BatchFinished, GatewaysChanged
@@ -134,22 +133,6 @@ def test_what_cannot_be_in_time_any_more_is_best_effort() -> None:
     assert rig.rig.admission.booked(task) is None
     assert rig.queues.given_up == [0]
     assert rig.send(rig.dispatch.to_node(rig.node())) == [task]
-
-
-@pytest.mark.parametrize(("usual", "is_given_up"), [(4.0, True), (1.5, False)])
-def test_a_task_is_given_up_for_a_small_batch_only_where_batches_are_large(
-    usual: float, is_given_up: bool
-) -> None:
-    """The head has time for a batch of one; if it runs alone, those behind it are late."""
-    rig = DispatchRig(ONE)
-    head = rig.admit(50)
-    for _ in range(3):
-        rig.admit(66)
-    build = rig.rig.build()
-    build.batch_mean = usual
-    rig.rig.view.now_ns = 39 * MS
-    rig.batching.prune(rig.queues.promised[build.id])
-    assert (rig.rig.admission.booked(head) is None) is is_given_up
 
 
 def test_a_queue_whose_head_is_given_up_does_not_go_before_a_more_urgent_one() -> None:

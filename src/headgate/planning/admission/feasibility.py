@@ -294,7 +294,7 @@ class Feasibility:
             for build in self._builds.of_function[call.function_id]
         )
 
-    def _start_ns(self, build: Build, latest_ns: int, alone_ns: float) -> int | None:
+    def _start_ns(self, build: Build, latest_ns: int) -> int | None:
         """Time that a batch which begins by `latest_ns` must wait for a node to hold the build.
 
         None if the nodes that hold it are full until then, and no other should.
@@ -304,7 +304,7 @@ class Feasibility:
         lanes = self._builds.lanes_by(build, latest_ns)
         if lanes == 0 and self._builds.must_leave_nodes(build):
             return build.cold_start_ns if self._builds.may_start_now(build) else None
-        if 0 < lanes < build.calendar.lanes and self._is_full(build, lanes, latest_ns, alone_ns):
+        if 0 < lanes < build.calendar.lanes and self._is_full(build, lanes, latest_ns):
             return build.cold_start_ns if self._builds.may_start_now(build) else None
         # Where the pool has not enough for all, functions would evict each other all the time.
         is_contended = self._shares[build.pool.id].is_contended
@@ -320,12 +320,9 @@ class Feasibility:
                 total_ns += other.cold_start_ns
         return total_ns // max(1, builds.nodes.node_count(build.pool.id))
 
-    def _is_full(self, build: Build, lanes: int, latest_ns: int, alone_ns: float) -> bool:
-        """Whether the lanes of a build have no room until then for the request at hand."""
+    def _is_full(self, build: Build, lanes: int, latest_ns: int) -> bool:
+        """Whether the lanes of a build have no room until then."""
         left_ns = latest_ns - self._view.now_ns
-        load = self._loads.get(build.pool.id)
-        if load is not None and self._must_yield(build.pool.id, load, alone_ns):
-            left_ns = int((1.0 - LEFT_TO_OTHERS) * left_ns)
         calendar, supply = build.calendar, lanes * build.calendar.part
         if build.pending_ns > supply * left_ns:
             now_ns = self._view.now_ns
@@ -381,7 +378,7 @@ class Feasibility:
         now_ns, calendar, narrowest = self._view.now_ns, build.calendar, build.narrowest
         alone_ns, before_ns = build.cautious_ns(items, z), 0
         if build.cold_start_ns > 0:
-            start_ns = self._start_ns(build, due_ns - int(alone_ns), alone_ns)
+            start_ns = self._start_ns(build, due_ns - int(alone_ns))
             if start_ns is None:
                 return None
             alone_ns += start_ns
@@ -446,7 +443,7 @@ class Feasibility:
         now_ns, calendar = self._view.now_ns, build.calendar
         window_ns = due_ns - ready_ns
         time_ns = build.lane_ns_in(size, shape_id, z)
-        start_ns = self._start_ns(build, due_ns - int(time_ns), time_ns)
+        start_ns = self._start_ns(build, due_ns - int(time_ns))
         if start_ns is None or start_ns + time_ns > window_ns:
             return None
         weight = build.weight_of(shape_id)

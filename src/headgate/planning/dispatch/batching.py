@@ -1,9 +1,8 @@
 """Batching: which waiting tasks go together, and which can no longer be in time.
 
-A batch is as large as the promises of its members allow. It may not be made small for the sake of
-one task that is behind its schedule where others would be late for it: then that task is given up,
-or one late task would make the next one late (the domino effect of EDF). Best-effort batches leave
-lanes to the requests that could not wait for them to end.
+A batch is as large as the promises of its members allow. A task that cannot be in time on any build
+is given up, or one late task would make the next one late (the domino effect of EDF). Best-effort
+batches leave lanes to the requests that could not wait for them to end.
 """
 
 from __future__ import annotations
@@ -207,7 +206,7 @@ class Batching:
         late: Promise | None = None
         while (task := queue.head()) is not None:
             promise = self._admission.booked(task)
-            if promise is None or not self._is_lost(queue, task, promise):
+            if promise is None or not self._is_lost(task, promise):
                 break
             late = late or promise
             queue.pop()
@@ -217,30 +216,15 @@ class Batching:
             late.build.narrowest.on_sent(self._view.now_ns - late.start_ns)
         return task
 
-    def _is_lost(self, queue: EdfQueue, task: Task, promise: Promise) -> bool:
-        """Whether a task cannot be in time, or only in a batch that would make others late."""
+    def _is_lost(self, task: Task, promise: Promise) -> bool:
+        """Whether a task cannot be in time."""
         now_ns, items, build = self._view.now_ns, task.request.items, promise.build
         if build.has_choice:
             return now_ns > promise.order_ns  # too late for its fastest shape
         left_ns = self._builds.latest_ns(task.request, task.id % STAGES_MAX) - now_ns
         # No build is faster than the fastest: where its own is in time, none need be compared.
         is_tight = build.lane_ns(items) > left_ns
-        if is_tight and self._builds.fastest_ns(task.function.id, items) > left_ns:
-            return True
-        if queue.items <= items:
-            return False
-        # What others have come to count on is a usual batch, not the largest that had time.
-        size = min(promise.size, build.usual_items)
-        if 2 * items > size:
-            return False
-        items_max = build.items_within(left_ns, 0.0)
-        if 2 * items_max >= size or queue.items <= items_max:
-            return False
-        # Does the calendar still balance with a batch of only these?
-        calendar = build.narrowest
-        share_ns = calendar.mean_batch_ns(build.lane_ns(1)) * items_max / build.items_best
-        least_ns = calendar.slack(now_ns, 0)[2]
-        return least_ns + share_ns < build.lane_ns(items_max)
+        return is_tight and self._builds.fastest_ns(task.function.id, items) > left_ns
 
 
 def take_batch(queue: deque[Task], node: Node, items_max: int) -> list[Task]:

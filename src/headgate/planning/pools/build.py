@@ -363,11 +363,6 @@ class Build:
             return latest_ns
         return self.open_start_ns if ready_ns <= self.open_start_ns < latest_ns else latest_ns
 
-    @property
-    def usual_items(self) -> int:
-        """The size of recent batches, rounded up."""
-        return int(self.batch_mean) + 1
-
     def likely_items(self) -> int:
         """The largest batch size to plan with: not far above recent batches."""
         return int(BATCH_GROWTH * self.batch_mean) + 1

@@ -17,7 +17,6 @@ from headgate.planning.constants import (
     HOLDERS_MAX,
     LOAD_MIN,
     MEMORY_REVIEW,
-    SPARE_BACKLOG,
     SPARE_LOAD,
     SPARE_UNUSED,
     WARM_MEMORY_NS,
@@ -324,9 +323,6 @@ class Builds:
         then than the other has now: shares may add up to more than fits the nodes together.
         """
         count = self.count_instances(build)
-        left_ns = (count - 1) * self.nodes.per_node[build.pool.id] * build.window_ns
-        if build.pending_ns > SPARE_BACKLOG * left_ns:
-            return False
         taken = self._loads[taker.id] / max(1, self.count_instances(taker))
         return count - 0.5 >= build.share or (
             count > 1 and self._loads[build.id] / (count - 1) < taken

@@ -344,15 +344,14 @@ class Calendar(Lanes):
         # What starts by its latest start may end after it: on average half a batch per lane.
         beyond = BEYOND * self.lanes
         beyond_ns = mean_ns * (beyond if beyond > 1.0 else 1.0) * self.part
-        needed_ns = work_ns
-        # Starts are counted up to the time at which all that runs now has ended; from then on the
-        # time of the lanes is what counts.
+        # Until all that runs now has ended, only starts count: a lane that is busy for long is no
+        # reason to refuse what others have time for.
         last_ns = self._ends_ns[-1] if self._ends_ns else 0
         if latest_ns >= last_ns and self.part == 1.0:
             # Where time is plenty, it fits even behind all that is booked: the tree is not asked.
             least_ns = self.lanes * (self._begins_ns(bucket) - now_ns) - self.busy_ns(now_ns)
             needed = inflation * booked_ns / mean_ns + batches
-            if least_ns - inflation * booked_ns + beyond_ns >= needed_ns and self.can_start(
+            if least_ns - inflation * booked_ns + beyond_ns >= work_ns and self.can_start(
                 now_ns, latest_ns, mean_ns, needed if needed > lanes else lanes
             ):
                 return True
@@ -362,12 +361,8 @@ class Calendar(Lanes):
         if not self.can_start(now_ns, latest_ns, mean_ns, needed):
             return False
         if latest_ns < last_ns and ahead_ns < booked_ns:
-            last_bucket = self.bucket(now_ns, last_ns)
-            by_then_ns, _, least_ns = self.slack(now_ns, last_bucket)
-            needed = inflation * (by_then_ns + work_ns) / mean_ns
-            if by_then_ns > ahead_ns and not self.can_start(now_ns, last_ns, mean_ns, needed):
-                return False
-        return least_ns + beyond_ns >= needed_ns
+            least_ns = self.slack(now_ns, self.bucket(now_ns, last_ns))[2]
+        return least_ns + beyond_ns >= work_ns
 
     def _of_lanes(self, time_ns: int) -> int:
         """The time of all lanes within a time, as far as it is for this gateway."""
