@@ -163,7 +163,10 @@ class StageOutputs:
         # By pipeline id and stage: all stages that it waits for, and those that wait for it.
         self._before = [[stages_before(p, i) for i in range(len(p.stages))] for p in app.pipelines]
         self._behind = [
-            [[later for later in range(len(row)) if index in row[later]] for index in range(len(row))]
+            [
+                [later for later in range(len(row)) if index in row[later]]
+                for index in range(len(row))
+            ]
             for row in self._before
         ]
         self._signatures = signatures  # by function id
@@ -205,7 +208,7 @@ class StageOutputs:
         return {spec.name for spec in self._signatures[stage.function.id].inputs}
 
     def store(self, call: Call, stage_index: int, outputs: list[Tensor]) -> None:
-        """Store the outputs of a stage, and drop those of others that only this stage still read."""
+        """Store the outputs of a stage, and drop those that only this stage had yet to read."""
         pipeline = self._pipelines[call.pipeline_id]
         if len(pipeline.stages) == 1:
             call.outputs = outputs

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import KW_ONLY, dataclass
 from operator import attrgetter
@@ -120,7 +119,7 @@ class Driver:
 
     def __post_init__(self) -> None:
         self._inbox: list[Event] = []  # without new requests, of which there may be many
-        self._arrivals: deque[RequestArrived] = deque()  # by number
+        self._arrivals: list[RequestArrived] = []  # those, by number
         self._is_drain_scheduled = False
         self._timers: dict[TimerKey, tuple[int, asyncio.TimerHandle]] = {}
         self._tasks_in_flight: dict[int, list[int]] = {}  # by batch in flight: its tasks
@@ -159,11 +158,8 @@ class Driver:
         wait at every stage for all that is refused, be late, and leave nothing to admit.
         """
         self._is_drain_scheduled = False
-        waiting = self._arrivals
-        turn: list[Event] = [
-            waiting.popleft() for _ in range(min(ARRIVALS_PER_TURN, len(waiting)))
-        ]
-        turn += self._inbox
+        turn: list[Event] = [*self._arrivals[:ARRIVALS_PER_TURN], *self._inbox]
+        del self._arrivals[:ARRIVALS_PER_TURN]
         self._inbox = []
         if len(turn) > 1:
             turn.sort(key=_RANK)  # a stable sort: requests arrive before they are cancelled
@@ -174,7 +170,7 @@ class Driver:
                 self._inbox.append(event)
             else:
                 self._handle(event)
-        if waiting:
+        if self._arrivals:
             self._schedule_drain()
 
     def _is_waiting(self, request_id: int) -> bool:

@@ -12,7 +12,6 @@ import pytest
 from headgate.system import busy_poll
 from headgate.system.busy_poll import BusyEpoll, BusyPoll
 
-
 NOW_NS = 10**15
 
 
