@@ -547,12 +547,13 @@ def calibrated(
     results: list[CalibrationResult],
     client_overheads_ns: Sequence[int] = (0,),
     arrival_ns: int = 0,
+    refusal_ns: int = 0,
 ) -> dict[str, object]:
     """Return a copy of an application file whose simulation has the measured service times.
 
     The client-side overheads, equally likely, are in no log. The cost of decisions is part of the
-    batch times already, so the overheads of decisions are 0. What arrivals take from batches
-    (`arrival_delay`) must not be in those times any more.
+    batch times already, so the overheads of decisions are 0. What arrivals and refusals take from
+    batches (`arrival_delay`) must not be in those times any more.
     """
     overheads = [f"{overhead_ns}ns" for overhead_ns in client_overheads_ns]
     calibrated_spec = deepcopy(dict(spec))
@@ -563,6 +564,7 @@ def calibrated(
         },
         "overheads": {
             "arrival": f"{arrival_ns}ns",
+            "refusal": f"{refusal_ns}ns",
             "client_overhead": overheads if len(overheads) > 1 else overheads[0],
         },
     }
