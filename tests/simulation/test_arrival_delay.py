@@ -13,12 +13,13 @@ import pytest
 
 from headgate.core.model import ONE_CPU_MILLI, Host, Pool
 from headgate.core.states import Outcome
-from headgate.metrics.arrival_delay import (
+from headgate.metrics.from_log import (
     ArrivalDelays,
+    LogColumnsReader,
+    LoggedColumns,
     find_arrival_delays,
     without_arrivals,
 )
-from headgate.metrics.from_log import LogColumnsReader, LoggedColumns
 from headgate.policies import find_policy
 from headgate.sim.faults import Fault
 from headgate.sim.ground_truth import GroundTruthConfig

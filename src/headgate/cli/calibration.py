@@ -21,17 +21,15 @@ from headgate.core.errors import ConfigError
 from headgate.core.event_log import LogEntry, LogHeader, LogReader, read_log
 from headgate.core.model import App
 from headgate.core.units import format_duration, parse_duration
-from headgate.metrics.arrival_delay import (
-    ArrivalDelays,
-    find_arrival_delays,
-    without_arrivals,
-)
 from headgate.metrics.from_log import (
+    ArrivalDelays,
     CalibrationResult,
     LogColumnsReader,
     LoggedColumns,
     calibrate,
     calibrated,
+    find_arrival_delays,
+    without_arrivals,
 )
 from headgate.workload import Arrivals, RequestTerms
 

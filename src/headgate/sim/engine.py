@@ -67,8 +67,7 @@ from headgate.sim.event_queue import (
     TimerDue,
 )
 from headgate.sim.faas import SimFaasPlatform, SimInvocation
-from headgate.sim.gateway_work import GatewayWork
-from headgate.sim.gateways import Gateways
+from headgate.sim.gateways import Gateways, GatewayWork
 from headgate.sim.ground_truth import GroundTruth
 from headgate.sim.interfaces import Observer, SimClient
 from headgate.sim.node import RESTART_NS, EventInTransit, NodeJob, SimNode

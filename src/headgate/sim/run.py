@@ -25,8 +25,7 @@ from headgate.sim.engine import Engine
 from headgate.sim.event_queue import ArrivalCursor, EventQueue
 from headgate.sim.faas import SimFaasPlatform
 from headgate.sim.faults import FaultAction
-from headgate.sim.gateway_work import GatewayWork
-from headgate.sim.gateways import Gateways
+from headgate.sim.gateways import Gateways, GatewayWork
 from headgate.sim.ground_truth import GroundTruth, GroundTruthConfig, has_cascades
 from headgate.sim.host import SimHost
 from headgate.sim.interfaces import Observer, SimClient
