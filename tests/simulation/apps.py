@@ -123,6 +123,7 @@ def run(
     membership_delay_ns: int = 0,
     decision_ns: int = 0,
     arrival_ns: int = 0,
+    refusal_ns: int = 0,
     drain_ns: int = 0,
 ) -> tuple[RunColumns, RecordingObserver]:
     """Simulate in `validate` mode, under all checkers, until nothing is in flight.
@@ -138,6 +139,7 @@ def run(
         membership_delay_ns=membership_delay_ns,
         decision_ns=decision_ns,
         arrival_ns=arrival_ns,
+        refusal_ns=refusal_ns,
         validate=True,
         records_spans=True,
         faults=plan.actions(),

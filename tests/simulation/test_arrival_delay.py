@@ -12,8 +12,14 @@ import numpy as np
 import pytest
 
 from headgate.core.model import ONE_CPU_MILLI, Host, Pool
-from headgate.metrics.arrival_delay import delay_per_arrival_ns, without_arrivals
-from headgate.metrics.from_log import LogColumnsReader, LoggedColumns
+from headgate.core.states import Outcome
+from headgate.metrics.from_log import (
+    ArrivalDelays,
+    LogColumnsReader,
+    LoggedColumns,
+    find_arrival_delays,
+    without_arrivals,
+)
 from headgate.policies import find_policy
 from headgate.sim.faults import Fault
 from headgate.sim.ground_truth import GroundTruthConfig
@@ -61,14 +67,34 @@ def test_a_batch_that_was_lengthened_is_lost_with_its_node() -> None:
     assert waits_ms(columns)[0] == 8.0
 
 
+def test_a_refusal_takes_more() -> None:
+    """A third request would be late, behind the one that waits."""
+    app = make_app(latency_ms=22)
+    columns, _ = run(
+        app, at_ms(0, 4, 5), policy=find_policy("headgate"), arrival_ns=MS, refusal_ns=MS // 2
+    )
+    assert columns.requests.outcome.tolist() == [Outcome.MET, Outcome.MET, Outcome.REJECTED]
+    assert waits_ms(columns)[:2] == [12.5, 18.5]
+
+
 def logged(
-    arrivals: Arrivals, arrival_ns: int, *, nodes: int = 2, distribution: str = "exponential"
+    arrivals: Arrivals,
+    delays: ArrivalDelays,
+    *,
+    distribution: str = "lognormal",
+    policy: str = "balance",
+    latency_ms: int | None = None,
 ) -> LoggedColumns:
-    """Columns of a simulated log, with service times that scatter widely."""
-    app = make_app(pools=(replace(GPU, nodes=nodes),))
+    """Columns of the log of a simulation on two nodes."""
+    app = make_app(pools=(replace(GPU, nodes=2),), latency_ms=latency_ms)
     observer = RecordingObserver()
-    truth = GroundTruthConfig(distribution, cv=0.3)
-    setup = Setup(app, find_policy("balance"), truth=truth, arrival_ns=arrival_ns)
+    setup = Setup(
+        app,
+        find_policy(policy),
+        truth=GroundTruthConfig(distribution, cv=0.2),
+        arrival_ns=delays.arrival_ns,
+        refusal_ns=delays.refusal_ns,
+    )
     simulate(setup, arrivals, observer=observer)
     reader = LogColumnsReader(app)
     for now_ns, event, actions in observer.entries:
@@ -76,36 +102,42 @@ def logged(
     return reader.columns()
 
 
-BURSTS = gamma(60.0, 2.0, 120 * S, seed=3)
+STEADY, BURSTS = poisson(60.0, 120 * S, seed=3), gamma(60.0, 2.0, 120 * S, seed=3)
+ONE_MS = ArrivalDelays(MS)
 
 
 def test_a_log_tells_how_long_the_delay_is() -> None:
-    columns = logged(BURSTS, MS, distribution="lognormal")
-    assert delay_per_arrival_ns(columns) == pytest.approx(MS, rel=0.1)
+    found = find_arrival_delays(logged(BURSTS, ONE_MS))
+    assert found.arrival_ns == pytest.approx(MS, rel=0.1)
+    assert found.refusal_ns == 0
 
 
-@pytest.mark.parametrize("arrivals", [poisson(60.0, 120 * S, seed=3), BURSTS])
+def test_a_log_tells_what_a_refusal_takes() -> None:
+    delays = ArrivalDelays(MS // 2, MS)
+    found = find_arrival_delays(logged(BURSTS, delays, policy="headgate", latency_ms=30))
+    assert found.arrival_ns == pytest.approx(delays.arrival_ns, rel=0.2)
+    assert found.refusal_ns == pytest.approx(delays.refusal_ns, rel=0.2)
+
+
+@pytest.mark.parametrize("arrivals", [STEADY, BURSTS])
 def test_longer_batches_see_more_arrivals_without_a_delay(arrivals: Arrivals) -> None:
     """Where times scatter, a regression of times on arrivals finds milliseconds."""
-    columns = logged(arrivals, 0)
-    batches = columns.batches
-    took_ns = batches.ended_ns - batches.sent_ns
-    times_ns = columns.requests.arrival_ns
+    columns = logged(arrivals, ArrivalDelays(), distribution="exponential")
+    batches, times_ns = columns.batches, columns.requests.arrival_ns
     seen = np.searchsorted(times_ns, batches.ended_ns) - np.searchsorted(times_ns, batches.sent_ns)
-    assert np.polyfit(seen, took_ns, 1)[0] > MS
-    assert delay_per_arrival_ns(columns) == 0
+    assert np.polyfit(seen, batches.ended_ns - batches.sent_ns, 1)[0] > MS
+    assert find_arrival_delays(columns) == ArrivalDelays()
 
 
-def test_nothing_is_found_without_batches_or_requests() -> None:
+def test_nothing_is_found_without_batches_or_arrivals_beside_them() -> None:
     empty = LogColumnsReader(make_app()).columns()
-    assert delay_per_arrival_ns(empty) == 0
-    assert len(without_arrivals(empty, MS).batches) == 0
-    alone = logged(at_ms(*range(0, 3_000, 100)), MS)
-    assert delay_per_arrival_ns(alone) == 0
+    assert find_arrival_delays(empty) == ArrivalDelays()
+    assert len(without_arrivals(empty, ONE_MS).batches) == 0
+    alone = logged(at_ms(*range(0, 3_000, 100)), ONE_MS)
+    assert find_arrival_delays(alone) == ArrivalDelays()
 
 
 def test_times_without_arrivals_are_those_of_the_profile() -> None:
-    columns = logged(poisson(60.0, 120 * S, seed=3), MS, distribution="exact")
-    batches = columns.batches
-    assert (batches.alone_ns > 10 * MS).any()
-    assert set(without_arrivals(columns, MS).batches.alone_ns.tolist()) == {10 * MS}
+    columns = logged(STEADY, ONE_MS, distribution="exact")
+    assert (columns.batches.alone_ns > 10 * MS).any()
+    assert set(without_arrivals(columns, ONE_MS).batches.alone_ns.tolist()) == {10 * MS}

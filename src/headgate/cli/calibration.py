@@ -23,13 +23,15 @@ from headgate.core.errors import ConfigError
 from headgate.core.event_log import LogEntry, LogHeader, LogReader, read_log
 from headgate.core.model import App
 from headgate.core.units import format_duration, parse_duration
-from headgate.metrics.arrival_delay import delay_per_arrival_ns, without_arrivals
 from headgate.metrics.from_log import (
+    ArrivalDelays,
     CalibrationResult,
     LogColumnsReader,
     LoggedColumns,
     calibrate,
     calibrated,
+    find_arrival_delays,
+    without_arrivals,
 )
 from headgate.workload import Arrivals, RequestTerms
 
@@ -62,13 +64,19 @@ class CalibratedLog:
     config: AppConfig  # as it was served
     columns: LoggedColumns
     results: list[CalibrationResult]
-    arrival_ns: int  # by which an arriving request lengthens the batches on nodes
+    delays: ArrivalDelays
     missing: str  # which part of the log is gone; empty: none
     gateways: int = 1  # whose logs these are
 
     def spec(self, client_overheads_ns: Sequence[int]) -> dict[str, object]:
         """Return an application file that simulates the log."""
-        spec = calibrated(self.header.app, self.results, client_overheads_ns, self.arrival_ns)
+        spec = calibrated(
+            self.header.app,
+            self.results,
+            client_overheads_ns,
+            self.delays.arrival_ns,
+            self.delays.refusal_ns,
+        )
         for variant_id, start_ns in self.columns.start_ns.items():
             # A worker has loaded its functions before it is ready, which was before the log began:
             # a simulation must not wait for that again.
@@ -124,13 +132,13 @@ def read_calibrated(*logs: Path) -> CalibratedLog:
             columns = _read_columns(list(zip(headers, readers, strict=True)), config.app)
         missing = "; ".join(reader.missing for reader in readers if reader.missing)
     name = ", ".join(str(path) for path in logs)
-    arrival_ns = delay_per_arrival_ns(columns)
-    columns = without_arrivals(columns, arrival_ns)
+    delays = find_arrival_delays(columns)
+    columns = without_arrivals(columns, delays)
     results = calibrate(config.app, columns.batches)
     if not results:
         problem = "no batch completed in the log: there is nothing to calibrate with"
         raise ConfigError(problem, where=name)
-    return CalibratedLog(name, header, config, columns, results, arrival_ns, missing, gateways)
+    return CalibratedLog(name, header, config, columns, results, delays, missing, gateways)
 
 
 def _check_together(logs: Sequence[Path], headers: Sequence[LogHeader]) -> None:

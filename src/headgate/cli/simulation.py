@@ -77,6 +77,7 @@ def run(
         decision_ns=options.decision_ns,
         work_unit_ns=options.per_work_unit_ns,
         arrival_ns=options.arrival_ns,
+        refusal_ns=options.refusal_ns,
         client_overheads_ns=options.client_overheads_ns,
         schedulers=gateways,
         platforms=platforms,

@@ -78,6 +78,7 @@ class SimulationOptions:
     decision_ns: int
     per_work_unit_ns: int
     arrival_ns: int  # by which an arriving request lengthens the batches on nodes
+    refusal_ns: int  # and a refused one besides
     # Equally likely times of a request outside of the Scheduler's sight.
     client_overheads_ns: tuple[int, ...]
 
@@ -162,6 +163,7 @@ def simulation_options(spec: SimulationSpec, app: App, where: str) -> Simulation
         decision_ns=spec.overheads.decision_ns,
         per_work_unit_ns=spec.overheads.per_work_unit_ns,
         arrival_ns=spec.overheads.arrival_ns,
+        refusal_ns=spec.overheads.refusal_ns,
         client_overheads_ns=overheads_ns if isinstance(overheads_ns, tuple) else (overheads_ns,),
     )
 

@@ -594,9 +594,12 @@ class OverheadsSpec(Section, frozen=True):
     arrival_ns: Annotated[
         DurationNs,
         about(
-            "Time that receiving a request takes from each batch on a node: by so much a batch "
-            "is longer for each request that arrives while it runs."
+            "Time that receiving a request takes from the batches on nodes: by so much each is "
+            "longer for every request that arrives while it runs."
         ),
+    ] = 0
+    refusal_ns: Annotated[
+        DurationNs, about("Time that refusing a request takes from them besides.")
     ] = 0
     client_overhead_ns: Annotated[
         DurationNs | Annotated[tuple[DurationNs, ...], Meta(min_length=1, max_length=10_000)],

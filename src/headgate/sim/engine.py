@@ -67,7 +67,7 @@ from headgate.sim.event_queue import (
     TimerDue,
 )
 from headgate.sim.faas import SimFaasPlatform, SimInvocation
-from headgate.sim.gateways import Gateways
+from headgate.sim.gateways import Gateways, GatewayWork
 from headgate.sim.ground_truth import GroundTruth
 from headgate.sim.interfaces import Observer, SimClient
 from headgate.sim.node import RESTART_NS, EventInTransit, NodeJob, SimNode
@@ -98,7 +98,7 @@ class Engine:
         observer: Observer | None = None,
         decision_ns: int = 0,
         work_unit_ns: int = 0,
-        arrival_ns: int = 0,
+        gateway_work: GatewayWork | None = None,
         limit_ns: int = NEVER_NS,
         survives_faults: bool = False,
         membership_delay_ns: int = 0,
@@ -119,7 +119,7 @@ class Engine:
         self._is_alone = len(gateways.schedulers) == 1  # one gateway, which has never crashed
         self._decision_ns = decision_ns
         self._work_unit_ns = work_unit_ns
-        self._arrival_ns = arrival_ns
+        self._gateway_work = gateway_work
         self._has_decision_cost = decision_ns > 0 or work_unit_ns > 0
         self._network_ns = [pool.network_ns for pool in app.pools]
         self._is_direct = self._is_alone and not any(self._network_ns)
@@ -180,9 +180,6 @@ class Engine:
         recorder.count = request_id + 1
         if recorder.records_arrivals:
             recorder.arrived(now_ns, pipeline, client, timeout_ns)
-        if self._arrival_ns:
-            for node in self.nodes:
-                node.delay_batches(now_ns, self._arrival_ns)
         index = 0
         if not self._is_alone:
             receiver = self.gateways.receiver(request_id)
@@ -262,8 +259,7 @@ class Engine:
             event,
             InstanceStarted | InstanceStopped | InstanceUseChanged | WeightsLoaded | WeightsEvicted,
         )
-        instance_id = event.instance_id
-        own = owner(instance_id)
+        instance_id, own = event.instance_id, owner(event.instance_id)
         if isinstance(event, InstanceStarted):
             if instance_id not in self.nodes[event.node_id].backend.instances:
                 return  # the node has crashed since, and every Scheduler knows
@@ -300,6 +296,8 @@ class Engine:
             actions = self._actions_after(error)
         if self._observer is not None:
             self._observer.on_event(now_ns, index, event, actions)
+        if self._gateway_work is not None:
+            self._gateway_work.on_event(now_ns, event, actions)
         for action in actions:
             if isinstance(action, Settle):
                 self.recorder.settled(now_ns, action.request_id, action.settlement)
@@ -350,6 +348,8 @@ class Engine:
             actions = self._actions_after(error)
         if self._observer is not None:
             self._observer.on_event(now_ns, index, event, actions)
+        if self._gateway_work is not None:
+            self._gateway_work.on_event(now_ns, event, actions)
         if isinstance(event, NodeLost):
             self.gateways.lives[index][event.node_id] += 1
         cost_ns = self._decision_ns + (scheduler.work - work) * self._work_unit_ns
@@ -581,8 +581,7 @@ class Engine:
         for instance in node.backend.instances.values():
             if instance.is_ready and not instance.stop_reason and instance.id in self._announced:
                 flat += (instance.id, instance.variant.id, instance.shape_id)
-        joined = NodeJoined(node.id, node.pool.id, node.name, tuple(flat))
-        self.handle_event(now_ns, index, joined)
+        self.handle_event(now_ns, index, NodeJoined(node.id, node.pool.id, node.name, tuple(flat)))
 
     def _count_gateways(self, now_ns: int) -> None:
         """Tell all gateways how many they are, after the time that it takes to notice."""

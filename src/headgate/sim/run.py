@@ -25,7 +25,7 @@ from headgate.sim.engine import Engine
 from headgate.sim.event_queue import ArrivalCursor, EventQueue
 from headgate.sim.faas import SimFaasPlatform
 from headgate.sim.faults import FaultAction
-from headgate.sim.gateways import Gateways
+from headgate.sim.gateways import Gateways, GatewayWork
 from headgate.sim.ground_truth import GroundTruth, GroundTruthConfig, has_cascades
 from headgate.sim.host import SimHost
 from headgate.sim.interfaces import Observer, SimClient
@@ -49,6 +49,7 @@ class Setup:
     decision_ns: int = 0  # time per decision
     work_unit_ns: int = 0  # time per unit of work that the policy reports
     arrival_ns: int = 0  # by which an arriving request lengthens the batches on nodes
+    refusal_ns: int = 0  # and a refused one besides
     # Client-side latency on top of what the Scheduler sees: equally likely values, or none.
     client_overheads_ns: tuple[int, ...] = ()
     announces: bool = False  # announce every open-loop request to the policy before the run
@@ -98,7 +99,7 @@ def simulate(
         observer=observer,
         decision_ns=setup.decision_ns,
         work_unit_ns=setup.work_unit_ns,
-        arrival_ns=setup.arrival_ns,
+        gateway_work=_gateway_work(setup, nodes),
         limit_ns=setup.limit_ns,
         survives_faults=setup.survives_faults,
         membership_delay_ns=setup.membership_delay_ns,
@@ -111,6 +112,12 @@ def simulate(
     if window_ns is None:
         window_ns = engine.now_ns if arrivals is None else arrivals.duration_ns
     return _columns(engine, cursor, window_ns, setup)
+
+
+def _gateway_work(setup: Setup, nodes: Sequence[SimNode]) -> GatewayWork | None:
+    if not setup.arrival_ns and not setup.refusal_ns:
+        return None
+    return GatewayWork(nodes, setup.arrival_ns, setup.refusal_ns)
 
 
 def _places(

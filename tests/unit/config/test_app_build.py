@@ -283,7 +283,12 @@ def load_pipelines() -> AppConfig:
         },
         simulation={
             "service_times": {"distribution": "lognormal", "cv": 0.1, "scale": {"m2": 1.2}},
-            "overheads": {"decision": "5us", "per_work_unit": "100ns", "arrival": "0.2ms"},
+            "overheads": {
+                "decision": "5us",
+                "per_work_unit": "100ns",
+                "arrival": "0.2ms",
+                "refusal": "0.4ms",
+            },
         },
     )
 
@@ -317,7 +322,7 @@ def test_policy_workload_and_simulation_options() -> None:
     assert (simulation.distribution, simulation.cv) == ("lognormal", 0.1)
     assert simulation.scale == (1.0, 1.2)
     assert (simulation.decision_ns, simulation.per_work_unit_ns) == (5_000, 100)
-    assert simulation.arrival_ns == 200_000
+    assert (simulation.arrival_ns, simulation.refusal_ns) == (200_000, 400_000)
 
 
 def test_never_and_unlimited_may_be_written_out() -> None:

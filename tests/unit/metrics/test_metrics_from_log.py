@@ -153,7 +153,7 @@ def test_calibrated_application_file() -> None:
     changed = calibrated(spec, calibrate(APP, day().batches), client_overheads_ns=[400_000])
     assert changed["simulation"] == {
         "service_times": {"distribution": "observed", "observed": {"f": {1: [2.0], 2: [1.5]}}},
-        "overheads": {"arrival": "0ns", "client_overhead": "400000ns"},
+        "overheads": {"arrival": "0ns", "refusal": "0ns", "client_overhead": "400000ns"},
     }
     assert spec["simulation"] == {}
 

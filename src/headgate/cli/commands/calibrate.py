@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from pathlib import Path
 from shlex import quote
 
@@ -80,7 +80,7 @@ def _to_json(read: CalibratedLog) -> dict[str, object]:
         "own_deadlines": int(np.count_nonzero(columns.timeout_ns)),
         "cancelled_by_clients": int(np.count_nonzero(columns.cancel_ns)),
         "batches": len(columns.batches),
-        "arrival_ns": read.arrival_ns,
+        **asdict(read.delays),
         "functions": [asdict(result) for result in read.results],
     }
 
@@ -103,9 +103,10 @@ def _show(read: CalibratedLog, out: Path | None, trace: Path | None) -> None:
             ]
         )
     )
-    if read.arrival_ns:
-        delay_ms = read.arrival_ns / MILLISECOND_NS
-        show(Text(f"each request that arrives lengthens the batches that run by {delay_ms:.2g} ms"))
+    if read.delays.arrival_ns:
+        delays_ms = [ns / MILLISECOND_NS for ns in astuple(read.delays)]
+        lengthens = "a request that arrives lengthens the batches that run by {:.2g} ms"
+        show(Text(f"{lengthens}, and by {{:.2g}} ms more if it is refused".format(*delays_ms)))
     for line in unseen_lines(read):
         show(Text(line, "yellow"))
     if out is not None and trace is None and not read.config.workload.streams:

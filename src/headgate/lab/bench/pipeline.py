@@ -8,8 +8,8 @@ so that the prediction of the simulator stands beside the measurement. The ways 
 several rounds, because machines are noisy, and means over the rounds count.
 
 Core time is that of the worker processes, as the kernel counts it. Beside it stands the core time
-of the gateway and the sender: on a machine with few cores they take it from the workers, which the
-simulator, whose nodes have cores of their own, knows only on average, from the service times.
+of the gateway and the sender: on a machine with few cores they take it from the workers. Of that
+the simulator knows what calibration finds: what an arrival, or a refusal, takes from batches.
 Requests that are rejected count as missed.
 
 The stages: `resize` turns bytes into numbers and halves the size, `features` convolves, and
