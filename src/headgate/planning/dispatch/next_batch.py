@@ -380,12 +380,17 @@ class Dispatcher:
     def _leaves_lanes(self, node: Node, task: Task, build: Build) -> bool:
         """Whether a task of best effort leaves lanes to those who cannot wait for it, or need not.
 
+        A start that evicts what others ask for keeps the lane from them until that is loaded again.
         Otherwise it is offered a node again when it need not.
         """
         items, now_ns = task.request.items, self._view.now_ns
-        if self._admission.feasibility.unblocking_items(build, items, node) > 0:
+        reload_ns = self._placement.reload_ns(node, build)
+        if reload_ns == 0 and self._admission.feasibility.unblocking_items(build, items, node) > 0:
             return True
-        may_block_ns = self._queues.may_block_from_ns(now_ns, build, build.lane_ns(items))
+        lane_ns = build.lane_ns(items)
+        if reload_ns > 0:
+            lane_ns += reload_ns + self._builds.start_ns(build, node)
+        may_block_ns = self._queues.may_block_from_ns(now_ns, build, lane_ns)
         if now_ns < may_block_ns:
             self._hold(build, may_block_ns)
             return False

@@ -411,7 +411,7 @@ class Placement:
             ):
                 continue
             if (
-                _is_left_to_plan(node)
+                _is_left_to_plan(node, build)
                 or node.running >= self._builds.lanes_on(node, build)
                 or not self._can_take(node, build)
             ):
@@ -435,7 +435,7 @@ class Placement:
 
     def _may_start(self, node: Node, build: Build) -> bool:
         """Whether a build may be started on a node that could take it."""
-        if _is_left_to_plan(node):
+        if _is_left_to_plan(node, build):
             return False
         if self._has_room(node, build):
             return self._may_take_room(build, is_urgent=self._cannot_wait(build))
@@ -511,6 +511,16 @@ class Placement:
                 waiting_ns += other.pending_ns / max(1, self._builds.lanes_of(other))
         return waiting_ns or inf
 
+    def reload_ns(self, node: Node, build: Build) -> int:
+        """Time to load again what a start evicts though requests with an objective ask for it."""
+        beside, now_ns, reload_ns = self._builds.on_pool[node.pool.id], self._view.now_ns, 0
+        for instance in self.to_evict(node, build):
+            other = beside[instance.variant.function_id]
+            if other is not None and other.window_ns > 0.0:
+                is_asked_for = other.load.erlangs(now_ns) >= PRESTART_LOAD
+                reload_ns += _reload_ns(instance) if is_asked_for else 0
+        return reload_ns
+
     def spares_by_waiting(self, node: Node, build: Build) -> bool:
         """Whether what runs on a node would be loaded again sooner than what is evicted now.
 
@@ -572,9 +582,12 @@ def _missing_bytes(node: Node, build: Build) -> int:
     return node.memory_used_bytes + build.variant.profile.memory_bytes - node.pool.memory_bytes
 
 
-def _is_left_to_plan(node: Node) -> bool:
-    """Whether a node is not rented yet: that is left to the plan."""
-    return node.pool.is_elastic and not node.instances
+def _is_left_to_plan(node: Node, build: Build) -> bool:
+    """Whether a node is not rented yet, or nothing is promised to a build: plans decide on those.
+
+    What a plan does not want it stops, perhaps before it is ready, so that it would start for ever.
+    """
+    return node.pool.is_elastic and (not node.instances or build.pending_items == 0)
 
 
 def _compute_used(node: Node) -> tuple[int, int]:
