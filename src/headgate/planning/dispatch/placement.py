@@ -21,11 +21,7 @@ from headgate.core.model import Compute, Variant
 from headgate.core.records import Instance, Node, Task
 from headgate.core.states import INSTANCE_STARTING, ON_HOST
 from headgate.core.view import View, has_free_room, is_evictable
-from headgate.planning.constants import (
-    CANDIDATES_MAX,
-    PRESTART_LOAD,
-    SPARE_LOAD,
-)
+from headgate.planning.constants import CANDIDATES_MAX, PRESTART_LOAD, SPARE_LOAD
 from headgate.planning.dispatch.busy_nodes import BusyNodes
 from headgate.planning.pools.build import Build
 from headgate.planning.pools.builds import Builds
@@ -513,13 +509,13 @@ class Placement:
 
     def reload_ns(self, node: Node, build: Build) -> int:
         """Time to load again what a start evicts though requests with an objective ask for it."""
-        beside, now_ns, reload_ns = self._builds.on_pool[node.pool.id], self._view.now_ns, 0
-        for instance in self.to_evict(node, build):
-            other = beside[instance.variant.function_id]
-            if other is not None and other.window_ns > 0.0:
-                is_asked_for = other.load.erlangs(now_ns) >= PRESTART_LOAD
-                reload_ns += _reload_ns(instance) if is_asked_for else 0
-        return reload_ns
+        return sum(_reload_ns(i) for i in self.to_evict(node, build) if self._is_asked_for(i))
+
+    def _is_asked_for(self, instance: Instance) -> bool:
+        build = self._builds.on_pool[instance.pool.id][instance.variant.function_id]
+        if build is None or build.window_ns == 0.0:  # no request with an objective uses it
+            return False
+        return build.load.erlangs(self._view.now_ns) >= PRESTART_LOAD
 
     def spares_by_waiting(self, node: Node, build: Build) -> bool:
         """Whether what runs on a node would be loaded again sooner than what is evicted now.
@@ -583,10 +579,7 @@ def _missing_bytes(node: Node, build: Build) -> int:
 
 
 def _is_left_to_plan(node: Node, build: Build) -> bool:
-    """Whether a node is not rented yet, or nothing is promised to a build: plans decide on those.
-
-    What a plan does not want it stops, perhaps before it is ready, so that it would start for ever.
-    """
+    """Whether a node is not rented yet, or a plan may stop a build there before it is ready."""
     return node.pool.is_elastic and (not node.instances or build.pending_items == 0)
 
 
