@@ -307,7 +307,7 @@ def test_probes_do_not_make_the_calendar_strict(seed: int) -> None:
     Those that the calendar refuses on an idle node are tried all the same. What they teach is about
     themselves: with a calendar that is made stricter for them, no others were admitted.
     """
-    stages = {"s0": {"function": "f"}}
+    stages: dict[str, dict[str, object]] = {"s0": {"function": "f"}}
     stages |= {f"s{i}": {"function": "f", "after": [f"s{i - 1}"]} for i in range(1, 5)}
     config = declare(
         functions={"f": {"exec_time": "30ms"}},
