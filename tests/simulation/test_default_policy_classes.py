@@ -11,7 +11,7 @@ import pytest
 from headgate.config import declare
 from headgate.sim.ground_truth import GroundTruthConfig
 
-from .worlds import SEEDS, Stream, run_world
+from .worlds import MOST_URGENT, SEEDS, Stream, run_world
 
 pytestmark = pytest.mark.long
 
@@ -147,3 +147,26 @@ def test_no_time_is_given_to_a_stage_for_a_build_that_is_never_in_time(seed: int
     score = run_world(config, streams, 100.0, policy="headgate", seed=seed, truth=TRUTH)
     assert score.goodput_per_s() >= 9.0  # of 10/s
     assert score.kept() >= 0.99
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("gain", [0.95, 0.97, 1.0])
+def test_batches_that_hardly_pay_keep_no_urgent_requests_out(seed: int, gain: float) -> None:
+    """A tenant floods with the deadline of a minute beside one that has 300 ms and little load.
+
+    What is admitted of the flood is to run in the batch of an urgent request that waits already. If
+    that batch is sent without it, it is due in a minute again, and not for ever overdue: its work
+    was booked before all that is urgent, and three quarters of the urgent requests were refused.
+    """
+    per_item_ms = (10.7, 10.9, 10.7 * gain)
+    exec_time = {n: f"{int(1e3 * n * ms)}us" for n, ms in zip((1, 2, 4), per_item_ms, strict=True)}
+    config = declare(
+        functions={"f": {"exec_time": exec_time}},
+        pools={"gpu": {"nodes": 1, "network_delay": "50us"}},
+        clients={"quiet": {}, "flood": {}},
+        slo={"latency": "300ms"},
+    )
+    flood = Stream("poisson:rate=500/s", "f", "flood", priority=MOST_URGENT, timeout_s=60.0)
+    streams = (Stream("poisson:rate=10/s", "f", "quiet", begins_s=2.0), flood)
+    score = run_world(config, streams, 30.0, policy="headgate", seed=seed, truth=TRUTH)
+    assert score.attainment(client="quiet", warm_up=0.0) >= 0.99

@@ -189,6 +189,28 @@ def test_the_work_of_who_joins_a_batch_is_due_when_the_batch_starts() -> None:
     assert due_ns == calendar.work_ns, "nothing is due later"
 
 
+def test_what_is_left_by_its_batch_is_due_at_its_own_time() -> None:
+    """The batch of the first request is gone: nobody joins it any more, and who did is on its own.
+
+    What is overdue in the calendar goes before all that is urgent, for as long as it waits.
+    """
+    rig = PlanningRig(make_app([BATCHES], Pool(0, "node")))
+    calendar = rig.build().calendar
+    calendar.occupy(20 * MS)
+    requests = [rig.ask(due_ms=due_ms) for due_ms in (70, 500, 600)]
+    assert rig.admission.admit(requests[0]) and rig.admission.admit(requests[1])
+    (first,), (second,) = promises_of(rig, requests[0]), promises_of(rig, requests[1])
+    assert second.begin_ns == first.start_ns
+    first.release()
+    first.rebook_joined(0)
+    assert second.begin_ns == second.start_ns > first.start_ns
+    assert calendar.slack(0, calendar.bucket(0, first.start_ns))[0] == 0
+    assert calendar.work_ns == second.work_ns
+    assert rig.admission.admit(requests[2])
+    (third,) = promises_of(rig, requests[2])
+    assert third.begin_ns == third.start_ns, "the batch that it would join has no first task"
+
+
 def test_a_stage_joins_no_batch_that_starts_before_it_is_ready() -> None:
     """The batch of the second function must start at once; a stage of it comes after 10 ms."""
     shapes: list[Shape] = [[(1, ())], [(0, ()), (1, (0,))]]

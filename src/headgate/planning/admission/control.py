@@ -165,6 +165,7 @@ class AdmissionControl:
         promise = self._promises[task.request][task.id % STAGES_MAX]
         if promise.is_booked:
             promise.release()
+            promise.rebook_joined(self._view.now_ns)
         promise.is_given_up = True
 
     def confirm(self, task: Task) -> Promise | None:
@@ -213,6 +214,7 @@ class AdmissionControl:
         for promise in promises:
             if promise.is_booked:
                 promise.release()
+                promise.rebook_joined(self._view.now_ns)
         if outcome not in _JUDGED:
             return
         pipeline_id, was_kept = request.pipeline.id, outcome == _MET

@@ -143,8 +143,10 @@ class Feasibility:
         for promise in promises:
             build = promise.build
             load = self._loads.get(build.pool.id)
-            if promise.begin_ns == promise.start_ns:  # others will join it
-                build.open_start_ns, build.open_items = promise.start_ns, promise.size
+            if promise.begin_ns == promise.start_ns:
+                build.open_batch = promise  # others will join it
+            elif build.open_batch is not None:
+                build.open_batch.join(promise)
             if load is not None:
                 load.tokens_ns -= promise.work_ns
             if not self._builds.may_start_now(build) and not self._builds.count_instances(build):

@@ -15,7 +15,7 @@ from typing import Final, final
 
 from headgate.core.clock import SECOND_NS
 from headgate.core.records import STAGES_MAX, Batch, Node, Task
-from headgate.core.states import TASK_READY
+from headgate.core.states import ON_HOST, TASK_READY
 from headgate.core.view import View, has_free_compute
 from headgate.planning.admission.control import AdmissionControl
 from headgate.planning.admission.spillover import Spillover
@@ -349,10 +349,25 @@ class Dispatcher:
         promise, node = self._admission.booked(task), send.node
         if promise is None or node is None:
             return False
-        if self._view.now_ns + self._placement.waiting_ns(node, send.build) < promise.start_ns:
+        waiting_ns = self._placement.waiting_ns(node, send.build)
+        if self._view.now_ns + waiting_ns < promise.start_ns and self._has_work(node):
             return True
         ready_ns = self._builds.nodes.end_ns(node) + send.start_ns
         return ready_ns <= promise.start_ns and self._placement.spares_by_waiting(node, send.build)
+
+    def _has_work(self, node: Node) -> bool:
+        """Whether something that is promised and ready waits for what a node holds.
+
+        What is promised may also wait for an earlier stage, and that one for this node.
+        """
+        builds = self._builds.on_pool[node.pool.id]
+        held = [i for i in node.instances.values() if i.residency != ON_HOST]
+        return any(
+            queue.items > 0
+            for build in (builds[instance.variant.function_id] for instance in held)
+            if build is not None
+            for queue in self._queues.promised_on(build, node.id)
+        )
 
     def _should_wait_elsewhere(self, task: Task, send: Send) -> bool:
         """Whether the start of a build would make a task late, and another node is ready sooner."""

@@ -92,8 +92,7 @@ class Build:
         "narrowest",
         "network_ns",
         "observations",
-        "open_items",
-        "open_start_ns",
+        "open_batch",
         "overrun",
         "own",
         "pending_batches",
@@ -181,8 +180,8 @@ class Build:
         self._dearest: dict[int, int] = {}  # by items: the batch in which they cost most
         self.pending_ns = self.pending_items = 0  # promised to this build and not sent
         self.pending_batches = 0.0
-        # Of the batch that the next task may join: its first task's latest start, and most items.
-        self.open_start_ns = self.open_items = 0
+        # Of the first task of the batch that the next task may join; None if it is sent.
+        self.open_batch: Promise | None = None
 
     def _fastest_times_ns(self) -> list[float]:
         """By number of items, the time in the fastest of the shapes that a dispatch can choose."""
@@ -358,10 +357,10 @@ class Build:
         Those that wait fill batches of `size`. It joins the last one, unless its first task must
         start before this one is ready, or would be late in so large a batch.
         """
-        filled = self.pending_items % size
-        if filled == 0 or filled + items > size or filled + items > self.open_items:
+        first, filled = self.open_batch, self.pending_items % size
+        if first is None or filled == 0 or filled + items > size or filled + items > first.size:
             return latest_ns
-        return self.open_start_ns if ready_ns <= self.open_start_ns < latest_ns else latest_ns
+        return first.start_ns if ready_ns <= first.start_ns < latest_ns else latest_ns
 
     def likely_items(self) -> int:
         """The largest batch size to plan with: not far above recent batches."""
@@ -430,6 +429,7 @@ class Promise:
         "is_booked",
         "is_given_up",
         "items",
+        "joined",
         "order_ns",
         "own_bucket",
         "probability",
@@ -460,6 +460,7 @@ class Promise:
         # When its work is due: with those that it joins, who may have to start sooner.
         self.begin_ns = begin_ns
         self.bucket = bucket  # of that
+        self.joined: list[Promise] | None = None  # of tasks that are due then to run with its own
         self.own_bucket = 0  # in the build's own calendar, if it has one
         self.work_ns = work_ns
         self.batches = batches
@@ -503,6 +504,8 @@ class Promise:
         """Take it out of them: its task is sent, or its request is settled."""
         self.is_booked = False
         build, work_ns, batches = self.build, self.work_ns, self.batches
+        if build.open_batch is self:
+            build.open_batch = None
         build.pending_items -= self.items
         build.pending_ns -= work_ns
         build.pending_batches -= batches
@@ -510,6 +513,22 @@ class Promise:
         own = build.own
         if own is not None:
             own.add(self.own_bucket, -int(work_ns / build.weight), -batches / build.weight)
+
+    def join(self, other: Promise) -> None:
+        """Another task will run with its own, and is due when that must start."""
+        if self.joined is None:
+            self.joined = []
+        self.joined.append(other)
+
+    def rebook_joined(self, now_ns: int) -> None:
+        """Its batch is gone: what was to join it and did not is due at its own latest start."""
+        joined, self.joined = self.joined or (), None
+        for other in joined:
+            if other.is_booked:
+                other.release()
+                other.begin_ns = other.start_ns
+                other.bucket = other.build.calendar.bucket(now_ns, other.start_ns)
+                other.book(now_ns)
 
 
 @final
