@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headgate.config import declare
+from headgate.core.clock import SECOND_NS
 from headgate.sim.ground_truth import GroundTruthConfig
 
 from .worlds import Score, Stream, run_world
@@ -235,3 +236,49 @@ def test_no_function_starts_on_rented_nodes_that_the_plan_would_stop(seed: int) 
     score = run_world(config, streams, 200.0, policy="headgate", seed=seed, truth=TRUTH)
     assert sum(use.cold_starts for use in score.columns.resources) <= 60
     assert score.goodput_per_s() >= 1.1
+
+
+@over_seeds
+@pytest.mark.parametrize(("cold_start", "other"), [("2s", 0.0), ("500ms", 0.0), ("2s", 2.0)])
+def test_a_node_that_holds_one_function_is_not_loaded_with_another_by_every_plan(
+    seed: int, cold_start: str, other: float
+) -> None:
+    """Of two functions that exclude each other one has less work, or is never asked for.
+
+    Every plan wanted an instance of each, and the start of one evicted the other: nothing ran.
+    """
+    function = {"exec_time": "100ms", "cold_start": cold_start, "memory": "500MB"}
+    config = declare(
+        functions={"busy": function, "other": function},
+        pools={"rented": {"nodes": 1, "elastic": True, "memory": "800MB"}},
+        slo={"latency": "1s"},
+    )
+    streams = [Stream("poisson:rate=3/s", "busy")]
+    if other:
+        streams.append(Stream(f"poisson:rate={other}/s", "other"))
+    score = run_world(config, streams, 120.0, policy="headgate", seed=seed)
+    assert score.attainment("busy") >= 0.97
+
+
+@over_seeds
+def test_best_effort_on_rented_nodes_is_run_to_its_end(seed: int) -> None:
+    """It waits for nodes after the arrivals have ended: as long as it does, one is rented."""
+    config = declare(
+        functions={"first": {"exec_time": "10ms"}, "second": {"exec_time": "1ms"}},
+        pools={
+            "rented": {"nodes": 1, "elastic": True, "boot_time": "40ms", "idle_timeout": "600ms"}
+        },
+        pipelines={
+            "bulk": {
+                "stages": {
+                    "first": {"function": "first"},
+                    "second": {"function": "second", "after": ["first"]},
+                }
+            }
+        },
+    )
+    score = run_world(
+        config, (Stream("poisson:rate=150/s", "bulk"),), 1.0, policy="headgate", seed=seed
+    )
+    assert score.attainment(warm_up=0.0) == 1.0
+    assert score.columns.end_ns <= 4 * SECOND_NS

@@ -6,7 +6,9 @@ from headgate.core.actions import StartInstance, StopInstance
 from headgate.core.events import BatchRefused, InstanceAppeared, InstanceStarted, InstanceStopped
 from headgate.core.model import Limits, Pool
 from headgate.core.states import Outcome
+from headgate.policies import find_policy
 from headgate.sim.faults import Fault
+from headgate.sim.run import Setup, simulate
 
 from .apps import MS, at_ms, make_app, run, waits_ms
 from .policies import SHARE
@@ -93,3 +95,17 @@ def test_a_start_event_in_transit_is_dropped_after_a_crash() -> None:
     assert set(columns.requests.outcome.tolist()) == {Outcome.MET}
     first = next(now_ns for now_ns, event in observer.events if isinstance(event, InstanceAppeared))
     assert first > 9 * MS
+
+
+def test_every_gateway_uses_what_another_started_on_a_node_that_holds_one() -> None:
+    """Both start the function on the node at once. Who is refused learns of the other's instance.
+
+    Where a node has no room for two, the news of it came too soon and was dropped: every batch of
+    that gateway was refused until its requests failed.
+    """
+    pool = Pool(0, "gpu", nodes=4, memory_bytes=100)
+    limits = Limits(refusals_max=1_000)
+    app = make_app(exec_ms=(20,), start_ms=300, pools=(pool,), memory_bytes=80, limits=limits)
+    setup = Setup(app, find_policy("balance"), schedulers=2)
+    columns = simulate(setup, at_ms(*range(0, 2_000, 10)))
+    assert set(columns.requests.outcome.tolist()) == {Outcome.MET}

@@ -19,7 +19,12 @@ from headgate.cli.options import writing
 from headgate.config import AppConfig, from_spec, load, make_config
 from headgate.config.build import variant_spec
 from headgate.config.loader import without_defaults
-from headgate.config.options import least_factor, slo_key, unreachable_objectives
+from headgate.config.options import (
+    cascades_beyond_objectives,
+    least_factor,
+    slo_key,
+    unreachable_objectives,
+)
 from headgate.core.errors import ConfigError, import_problem, unknown_name_error
 from headgate.core.event_log import is_log
 from headgate.core.model import App
@@ -103,7 +108,7 @@ def load_for_simulation(where: str, assumed_ns: int | None) -> tuple[AppConfig, 
     )
     config = with_known_times(config, where, assumed_ns)
     warn_of_unreachable_objectives(config, where)
-    warn_of_unused_pools(config, where)
+    warn_of_what_is_overlooked(config, where)
     _warn_of_client_limits(config, where)
     return config, assumed
 
@@ -137,16 +142,17 @@ def warn_of_unreachable_objectives(config: AppConfig, where: str) -> None:
         click.echo(f"headgate: warning: {error}", err=True)
 
 
-def unused_pools(config: AppConfig) -> list[str]:
-    """Return a sentence for each pool on which no function runs, which are easily overlooked."""
+def easily_overlooked(config: AppConfig) -> list[str]:
+    """Return a sentence for each pool on which no function runs, and each cascade too long."""
     used = {pool_id for variant in config.app.variants for pool_id in variant.pool_ids}
     why = "no function runs on it; each needs more than it has, or names other pools"
-    return [f"pools.{pool.name}: {why}" for pool in config.app.pools if pool.id not in used]
+    unused = [f"pools.{pool.name}: {why}" for pool in config.app.pools if pool.id not in used]
+    return [*unused, *cascades_beyond_objectives(config)]
 
 
-def warn_of_unused_pools(config: AppConfig, where: str) -> None:
-    """Warn on stderr of pools on which no function runs."""
-    for sentence in unused_pools(config):
+def warn_of_what_is_overlooked(config: AppConfig, where: str) -> None:
+    """Warn on stderr of pools on which no function runs, and of cascades that are too long."""
+    for sentence in easily_overlooked(config):
         click.echo(f"headgate: warning: {where}: {sentence}", err=True)
 
 

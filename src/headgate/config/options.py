@@ -250,6 +250,29 @@ def unreachable_objectives(config: AppConfig, where: str) -> list[ConfigError]:
     return errors
 
 
+def cascades_beyond_objectives(config: AppConfig) -> list[str]:
+    """Return a sentence for each pipeline that is in time only if its cascade ends early.
+
+    Its objective can be met, by requests that do not need the last stages.
+    """
+    times_ns = [_shortest_ns(config, function) for function in config.app.functions]
+    sentences = []
+    for pipeline in config.app.pipelines:
+        stages_ns = [times_ns[stage.function.id] for stage in pipeline.stages]
+        always_ns = [
+            0 if stage.only_if_unsure else time_ns
+            for stage, time_ns in zip(pipeline.stages, stages_ns, strict=True)
+        ]
+        total_ns, latency_ns = max(pipeline.longest_to(stages_ns)), pipeline.slo.latency_ns
+        if max(pipeline.longest_to(always_ns)) <= latency_ns < total_ns:
+            total, latency = format_duration(int(total_ns)), format_duration(latency_ns)
+            sentences.append(
+                f"pipelines.{pipeline.name}: a request that needs every stage takes {total} or "
+                f"more, beyond the objective of {latency}; policies that promise a time reject all"
+            )
+    return sentences
+
+
 def least_factor(config: AppConfig, function: Function) -> float:
     """Return the least that the times of a function may be of its profile, at most 1."""
     simulation = config.simulation

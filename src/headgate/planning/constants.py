@@ -199,6 +199,9 @@ DISPERSION_MEMORY_NS: Final = 30 * MINUTE_NS
 MISS_COST: Final = 20.0
 # Time constant of the parts that functions have in the work of a pool.
 WORK_MEMORY_NS: Final = 5 * MINUTE_NS
+# Work of a function that is loaded, in that of one that is not and would take its place on rented
+# nodes which cannot hold both.
+LOADED_WORK: Final = 2.0
 # A function that was asked for so recently is on rented nodes.
 IN_USE_NS: Final = 15 * MINUTE_NS
 # Objective, in times from a cold start to the answer, that can wait for a start.

@@ -156,6 +156,29 @@ workload: {duration: 1s, arrivals: [{pipeline: f, process: "deterministic:rate=5
     assert headgate("simulate", app).err == ""
 
 
+def test_cascades_that_are_in_time_only_if_they_end_early_are_named(tmp_path: Path) -> None:
+    """The second stage hardly ever runs, but a promise has to hold if it does."""
+    text = """
+functions: {f: {exec_time: 100ms}}
+pipelines:
+  q:
+    stages:
+      a: {function: f}
+      b: {function: f, after: [a], only_if_unsure: true, unsure_probability: 1%}
+    slo: {latency: 150ms}
+pools: {cpu: {nodes: 1}}
+workload: {duration: 1s, arrivals: [{pipeline: q, process: "deterministic:rate=1/s"}]}
+"""
+    app = write(tmp_path / "app.yaml", text)
+    why = "pipelines.q: a request that needs every stage takes 200ms or more, beyond the objective"
+    ended = headgate("check", app)
+    assert (ended.code, ended.err) == (0, "")
+    assert why in " ".join(ended.out.split())
+    assert why in headgate("simulate", app).err
+    app = write(tmp_path / "app.yaml", text.replace("150ms", "200ms"))
+    assert headgate("simulate", app).err == ""
+
+
 def test_objectives_that_cannot_be_met_together_are_reported_the_same_way(tmp_path: Path) -> None:
     """12 ms cost $12/1M, and 14 ms with two to a batch of the second stage $9.5/1M."""
     text = IMPOSSIBLE.replace("b: {exec_time: 7ms}", "b: {exec_time: [7ms, 9ms]}")

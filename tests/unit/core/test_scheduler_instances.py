@@ -13,8 +13,8 @@ from headgate.core.actions import (
     StartInstance,
     StopInstance,
 )
-from headgate.core.backend import NO_ROOM
-from headgate.core.errors import InvariantError
+from headgate.core.backend import NO_ROOM, STARTED_ALREADY
+from headgate.core.errors import DriverError, InvariantError
 from headgate.core.events import (
     BatchFinished,
     BatchLost,
@@ -272,6 +272,30 @@ def test_a_node_that_comes_back_may_hold_our_own_instances(make_rig: type[Rig]) 
     assert sorted(rig.view.instances) == [1]
 
 
+def test_what_a_peer_started_is_there_once_our_own_start_is_refused(make_rig: type[Rig]) -> None:
+    """The node has room for one. What was started there first had no room beside our start."""
+    rig = make_rig(make_app(*BIG, pools=one_at_a_time()), Scripted, nodes=1, index=0, peers=2)
+    rig.order(0, lambda p: p.orders.start(p.view.app.variants[0], p.view.nodes[0]))
+    rig.at(1, InstanceAppeared(THEIRS, 0, 0))
+    assert list(rig.view.instances) == [0]
+    rig.at(2, InstanceStopped(0, STARTED_ALREADY))
+    assert list(rig.view.instances) == [THEIRS]
+    assert rig.view.nodes[0].instances == {0: rig.view.instances[THEIRS]}
+    assert rig.scripted.hooks_called[-2:] == [("started", THEIRS), ("capacity", 0)]
+    with pytest.raises(DriverError, match="appeared twice"):
+        rig.at(3, InstanceAppeared(THEIRS, 0, 0))
+
+
+@pytest.mark.parametrize("what", ["it", "its node"])
+def test_what_a_peer_started_and_is_gone_is_not_there_later(make_rig: type[Rig], what: str) -> None:
+    rig = make_rig(make_app(*BIG, pools=one_at_a_time()), Scripted, nodes=1, index=0, peers=2)
+    rig.order(0, lambda p: p.orders.start(p.view.app.variants[0], p.view.nodes[0]))
+    rig.at(1, InstanceAppeared(THEIRS, 0, 0))
+    rig.at(2, InstanceStopped(THEIRS, "retired") if what == "it" else NodeLost(0))
+    rig.at(3, InstanceStopped(0, STARTED_ALREADY))
+    assert rig.view.instances == {}
+
+
 def test_a_start_for_which_a_peer_left_no_memory_is_no_failed_load(make_rig: type[Rig]) -> None:
     """The node is left alone for a while, and the variant may be started elsewhere at once."""
     app = make_app(*BIG, pools=one_at_a_time(), limits=Limits(start_backoff_ns=100))
@@ -323,7 +347,7 @@ def test_news_of_a_peers_instance_may_come_too_late_or_beside_a_start_of_ours(
     rig.at(4, InstanceStarted(0, 0))
     assert list(rig.view.instances) == [0]
     rig.at(5, InstanceStopped(THEIRS + 1, "retired"))
-    assert rig.view.events_ignored == 3
+    assert rig.view.events_ignored == 2
 
 
 def test_a_granted_node_that_is_lost_before_the_news_of_the_start(make_rig: type[Rig]) -> None:

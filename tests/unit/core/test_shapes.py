@@ -18,7 +18,7 @@ from headgate.core.events import (
 from headgate.core.ids import first_id
 from headgate.core.model import App, Compute, Function, Pool, Profile, Shape, ShapeTimes, Variant
 from headgate.core.policy import Plan, Target
-from headgate.core.scheduler.fleet import reconcile
+from headgate.core.scheduler.reconcile import reconcile
 from headgate.core.scheduler.validate import Validator
 
 from .rig import Rig, wires
@@ -277,14 +277,16 @@ def test_a_plan_starts_no_more_than_resident_compute_allows(make_rig: type[Rig])
     assert used(rig) == (3_000, 6)
 
 
-def test_news_of_an_instance_that_has_no_compute_is_of_no_use(make_rig: type[Rig]) -> None:
+def test_an_instance_for_which_there_is_no_compute_is_not_there_yet(make_rig: type[Rig]) -> None:
     rig = make_rig(make(Compute.RESIDENT), Scripted, nodes=1, index=0, peers=2)
     start(rig, 0, 1)
     theirs = first_id(1)
     rig.at(1, InstanceAppeared(theirs, 1, 0))
     assert used(rig) == (3_000, 7)
     rig.at(2, InstanceAppeared(theirs + 1, 1, 0))
-    assert (list(rig.view.instances), rig.view.events_ignored) == ([0, theirs], 1)
+    assert list(rig.view.instances) == [0, theirs]
+    rig.at(3, InstanceStopped(theirs, "retired"))
+    assert list(rig.view.instances) == [0, theirs + 1]
 
 
 def test_an_instance_of_another_scheduler_has_the_shape_that_it_was_started_with(

@@ -88,6 +88,19 @@ def test_lanes_are_divided_max_min_fair_by_weight(seed: int) -> None:
     assert shares.is_contended == (len(loads) > 1 and sum(offered) > lanes)
 
 
+def test_what_a_pipeline_of_a_client_leaves_is_for_its_other_pipelines_first() -> None:
+    """Two clients have a lane each, and one of them offers 0.2 to a pipeline and 1.0 to another."""
+    shares = PoolShares()
+    little = observe(shares, 0, (0, 0), S, S, 1.0, 0.1 * S, 2, S)
+    much = observe(shares, 0, (0, 1), S, S, 1.0, 0.5 * S, 2, S)
+    flood = observe(shares, 0, (1, 0), S, S, 1.0, 5.0 * S, 2, S)
+    offered = [load.offered(0) for load in (little, much, flood)]
+    assert offered[0] < 0.5 < sum(offered[:2]) and offered[2] > 2.0
+    assert little.allotted == pytest.approx(offered[0])
+    assert much.allotted == pytest.approx(min(offered[1], 1.0 - offered[0]))
+    assert flood.allotted == pytest.approx(2.0 - little.allotted - much.allotted)
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_reserved_is_what_others_with_shorter_objectives_will_bring(seed: int) -> None:
     rng = Random(seed)
@@ -96,6 +109,9 @@ def test_reserved_is_what_others_with_shorter_objectives_will_bring(seed: int) -
         load, window_ns = rng.choice(loads), rng.uniform(0.0, 12.0) * S
         others = [o for o in loads if o is not load and o.objective_ns < window_ns]
         expected_ns = sum(o.allotted * (window_ns - o.objective_ns) for o in others)
+        if shares.is_contended:  # less what is left of its own share, for its bursts
+            expected_ns -= (load.entitled - load.allotted) * window_ns
+        expected_ns = max(0.0, expected_ns)
         assert shares.reserved_ns(load, window_ns) == pytest.approx(expected_ns, abs=1.0)
 
 

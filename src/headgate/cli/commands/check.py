@@ -11,10 +11,10 @@ from rich.text import Text
 from headgate.cli.app_loading import (
     base_directory,
     check_support,
+    easily_overlooked,
     known_policy,
     load_app,
     objective_errors,
-    unused_pools,
 )
 from headgate.cli.options import WorkloadOptions, app_argument, json_option, traces_option
 from headgate.cli.output import show, show_json
@@ -86,7 +86,7 @@ def _show(name: str, config: AppConfig) -> None:
         duration = format_duration(config.workload.duration_ns)
         show(rows_table(streams, f"Workload of {duration}"))
     show(Text(_supported_by(app, config.policy.name)))
-    for sentence in unused_pools(config):
+    for sentence in easily_overlooked(config):
         show(Text(sentence, "yellow"))
     if config.unmeasured:
         names = ", ".join(config.unmeasured)

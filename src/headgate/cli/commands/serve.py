@@ -23,7 +23,7 @@ from headgate.cli.app_loading import (
     select_policy,
     shared_by_gateways,
     warn_of_unreachable_objectives,
-    warn_of_unused_pools,
+    warn_of_what_is_overlooked,
 )
 from headgate.cli.options import admission_option
 from headgate.config import AppConfig, ServeSpec, from_spec
@@ -128,7 +128,7 @@ def command(
     from_command = {*given, *([] if log is None else ["log"])}
     first = prepare()
     warn_of_unreachable_objectives(first.load(), app)
-    warn_of_unused_pools(first.load(), app)
+    warn_of_what_is_overlooked(first.load(), app)
     _warn_of_shared_cores(first.nodes, app)
     _warn_of_clients_without_keys(first.load(), app)
     serve = first.load().serve

@@ -1,11 +1,10 @@
-"""Handlers of the events about nodes, instances and weights, start back-off, and plans."""
+"""Handlers of the events about nodes, instances and weights, and start back-off."""
 
 from __future__ import annotations
 
 from typing import Final, final
 
 from headgate.core.backend import NEVER_TRIED, NO_ROOM, STARTED_ALREADY
-from headgate.core.clock import NEVER_NS
 from headgate.core.errors import DriverError
 from headgate.core.events import (
     GatewaysChanged,
@@ -19,19 +18,16 @@ from headgate.core.events import (
     WeightsEvicted,
     WeightsLoaded,
 )
-from headgate.core.model import UNLIMITED, Variant
-from headgate.core.orders import Orders
-from headgate.core.policy import Plan, Target
+from headgate.core.model import Variant
 from headgate.core.records import Instance, LoadFailure, Node
 from headgate.core.scheduler.policy_hooks import PolicyHooks
 from headgate.core.scheduler.requests import RequestHandlers
 from headgate.core.scheduler.state import InstanceWriter, StateWriter
 from headgate.core.states import InstanceState, NodeState, RequestState, Residency, TaskState
-from headgate.core.view import View, has_free_room, has_ready, room_bytes
+from headgate.core.view import View, has_free_room, has_ready
 
 PROBE: Final = "probe"  # the timer, by variant id
 _WAITING: Final = (TaskState.BLOCKED, TaskState.READY, TaskState.HELD)
-_STOPPED: Final = (InstanceState.DRAINING, InstanceState.GONE)
 _DOUBLINGS_MAX: Final = 30  # bounds the shift; the back-off reaches its own bound long before
 
 
@@ -255,6 +251,8 @@ class FleetHandlers:
         self._instances = instances
         self._hooks = hooks
         self._failures = failures
+        # By instance id: what other Schedulers have started, and what had no room on its node yet.
+        self._crossed: dict[int, InstanceAppeared] = {}
 
     def node_joined(self, now_ns: int, event: NodeJoined) -> None:
         """Add a node that joined or came back, with the instances on it."""
@@ -312,6 +310,8 @@ class FleetHandlers:
         if node.state != NodeState.UP:
             self._view.events_ignored += 1
             return
+        for event_id in [id for id, each in self._crossed.items() if each.node_id == node.id]:
+            del self._crossed[event_id]
         gone = self._instances.lose_node(node)
         for instance in gone:
             self._failures.instance_gone(instance, True, "its node died")
@@ -368,8 +368,12 @@ class FleetHandlers:
         if not 0 <= event.shape_id < len(variant.shapes):
             raise DriverError(f"instance {event.instance_id}: unknown shape {event.shape_id}")
         self._view.now_ns = now_ns
-        if node.state != NodeState.UP or not has_free_room(node, variant, event.shape_id):
-            self._view.events_ignored += 1  # it crossed the loss of its node, or our own start
+        if node.state != NodeState.UP:
+            self._view.events_ignored += 1  # it crossed the loss of its node
+            return
+        if not has_free_room(node, variant, event.shape_id):
+            # It crossed our own start, which the node will refuse, or the end of another instance.
+            self._crossed[event.instance_id] = event
             return
         instance = self._instances.adopt_instance(event.instance_id, variant, node, event.shape_id)
         self._failures.started(variant)
@@ -380,20 +384,35 @@ class FleetHandlers:
         """Remove an instance, whatever the reason."""
         instance = self._known_instance(event.instance_id)
         self._view.now_ns = now_ns
+        self._crossed.pop(event.instance_id, None)
         if instance is None:
             return
         was_starting = instance.state == InstanceState.STARTING
         self._instances.instance_gone(instance)
         self._failures.instance_gone(instance, was_starting, event.reason)
         node = instance.node
+        adopted = [] if node is None else self._adopt_crossed(node)
         if was_starting and node is not None:
             is_unknown = instance.variant.id not in node.instances  # the one that was started
             if event.reason == NO_ROOM or (event.reason == STARTED_ALREADY and is_unknown):
                 self._instances.back_off_from(node)  # or it would be ordered again at once
         self._hooks.instance_gone(instance)
         self._failures.review()
+        for other in adopted:
+            self._failures.started(other.variant)
+            self._hooks.instance_started(other)
         if instance.node is not None:
             self._hooks.capacity(instance.node)
+
+    def _adopt_crossed(self, node: Node) -> list[Instance]:
+        """Add what other Schedulers have started on a node, as far as there is room for it now."""
+        adopted: list[Instance] = []
+        for event in [each for each in self._crossed.values() if each.node_id == node.id]:
+            id, variant = event.instance_id, self._view.app.variants[event.variant_id]
+            if has_free_room(node, variant, event.shape_id):
+                del self._crossed[id]
+                adopted.append(self._instances.adopt_instance(id, variant, node, event.shape_id))
+        return adopted
 
     def use_changed(self, now_ns: int, event: InstanceUseChanged) -> None:
         """Mark an instance as in use, or as not in use."""
@@ -446,151 +465,3 @@ class FleetHandlers:
             return
         if instance.residency == Residency.DEVICE:
             self._instances.mark_on_host(instance, instance.node)
-
-
-def reconcile(view: View, orders: Orders, plan: Plan) -> list[Instance]:
-    """Start the instances that a plan lacks, stop those that it does not want; return starts.
-
-    This is the slow time scale, and the same for every policy. O(targets + instances of their
-    variants + instances on free nodes); for each target that lacks instances it looks at the free
-    nodes of its pool that have memory left for any target.
-    """
-    reconciliation = _Reconciliation(view, orders, plan)
-    for target in plan.targets:
-        reconciliation.apply(target)
-    return reconciliation.started
-
-
-@final
-class _Candidate:
-    """A free node, and the memory that it has or can free."""
-
-    __slots__ = ("node", "room_bytes")
-
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.room_bytes = room_bytes(node)
-
-
-@final
-class _Reconciliation:
-    """One pass over the targets of a plan: instances and nodes are listed once for all of them."""
-
-    def __init__(self, view: View, orders: Orders, plan: Plan) -> None:
-        self._view = view
-        self._orders = orders
-        variants = view.app.variants
-        sizes = [variants[target.variant_id].profile.memory_bytes for target in plan.targets]
-        self._size_min_bytes = min(sizes, default=0)  # of an instance of any target
-        self._grouped: set[int] = set()  # variant ids
-        # By variant, pool and shape id, oldest first.
-        self._groups: dict[tuple[int, int, int], list[Instance]] = {}
-        self._candidates: dict[int, list[_Candidate]] = {}  # by pool id, in the order of free nodes
-        self.started: list[Instance] = []
-
-    def apply(self, target: Target) -> None:
-        """Start or stop instances of one target."""
-        group = self._group(target)
-        # Orders for earlier targets may have stopped some to make room.
-        present = [i for i in group if i.state not in _STOPPED]
-        missing = target.count - len(present)
-        if missing > 0 and target.is_shared:
-            self._start_anywhere(target, len(present), group)
-        elif missing > 0:
-            self._start(target, missing, group)
-        elif missing < 0:
-            has_order = target.is_shared or target.rented_max < UNLIMITED
-            order = _common_stop_order if has_order else _stop_order
-            for instance in sorted(present, key=order)[:-missing]:
-                if instance.running == 0 or target.drains:
-                    self._orders.stop(instance)
-                    self._candidates.pop(target.pool_id, None)  # its node has room again
-
-    def _group(self, target: Target) -> list[Instance]:
-        variant_id = target.variant_id
-        if variant_id not in self._grouped:
-            self._grouped.add(variant_id)
-            for instance in self._view.instances_of[variant_id].values():
-                key = (variant_id, instance.pool.id, instance.shape_id)
-                self._groups.setdefault(key, []).append(instance)
-        return self._groups.setdefault((variant_id, target.pool_id, target.shape_id), [])
-
-    def _start(self, target: Target, count: int, group: list[Instance]) -> None:
-        view, shape_id = self._view, target.shape_id
-        variant = view.app.variants[target.variant_id]
-        if variant.id in view.load_failures:
-            return
-        free, need_bytes = view.free_by_pool[target.pool_id], variant.profile.memory_bytes
-        before = count
-        may_rent = target.rented_max - self._rented(target)
-        for held_max in range(target.per_node_max):  # first one to every node, then a second one
-            for candidate in self._candidates_of(target.pool_id):
-                node = candidate.node
-                if count == 0:
-                    break
-                if need_bytes > candidate.room_bytes or node.id not in free:
-                    continue
-                if variant.id in node.instances and _count(node, variant.id, shape_id) > held_max:
-                    continue
-                if not node.instances and may_rent <= 0:
-                    continue
-                if view.can_make_room(node, variant, shape_id):
-                    may_rent -= not node.instances
-                    group.append(self._orders.start(variant, node, shape_id))
-                    self.started.append(group[-1])
-                    candidate.room_bytes = room_bytes(node)
-                    count -= 1
-        if count < before:
-            self._keep_candidates(target.pool_id, self._candidates_of(target.pool_id))
-
-    def _rented(self, target: Target) -> int:
-        """Number of nodes of a pool that hold instances, where that matters."""
-        if target.rented_max == UNLIMITED:
-            return 0
-        nodes = self._view.nodes.values()
-        return sum(1 for node in nodes if node.pool.id == target.pool_id and node.instances)
-
-    def _start_anywhere(self, target: Target, present: int, group: list[Instance]) -> None:
-        """Order the instances that a shared pool lacks, each by its number."""
-        view = self._view
-        variant = view.app.variants[target.variant_id]
-        pool = view.app.pools[target.pool_id]
-        if variant.id not in view.load_failures:
-            for nth in range(present + 1, target.count + 1):
-                group.append(self._orders.start_anywhere(variant, pool, target.shape_id, nth))
-                self.started.append(group[-1])
-
-    def _candidates_of(self, pool_id: int) -> list[_Candidate]:
-        if pool_id not in self._candidates:
-            nodes = list(self._view.free_by_pool[pool_id].values())
-            if self._view.app.pools[pool_id].is_elastic:
-                nodes.sort(key=lambda node: (not node.instances, node.id))  # rented ones first
-            self._keep_candidates(pool_id, [_Candidate(node) for node in nodes])
-        return self._candidates[pool_id]
-
-    def _keep_candidates(self, pool_id: int, candidates: list[_Candidate]) -> None:
-        """Keep those that have memory for the smallest target. Starts only ever take memory."""
-        least = self._size_min_bytes
-        self._candidates[pool_id] = [c for c in candidates if c.room_bytes >= least]
-
-
-def _count(node: Node, variant_id: int, shape_id: int) -> int:
-    return sum(1 for i in node.by_variant.get(variant_id, ()) if i.shape_id == shape_id)
-
-
-def _common_stop_order(instance: Instance) -> tuple[int, int, int]:
-    """The same for all Schedulers and variants: those without a node first, then node by node.
-
-    So Schedulers stop the same instances, and nodes that are rented become empty.
-    """
-    node_id = NEVER_NS if instance.node is None else instance.node.id
-    return (-node_id, 0, instance.id)
-
-
-def _stop_order(instance: Instance) -> tuple[int, int, int]:
-    """Starting instances stop first, warm idle ones next; among equals the least recently used."""
-    if instance.running:
-        order = 2
-    else:
-        order = 0 if instance.state == InstanceState.STARTING else 1
-    return (order, instance.last_used_ns, instance.id)

@@ -62,8 +62,9 @@ from headgate.core.model import App
 from headgate.core.orders import Orders
 from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind
 from headgate.core.scheduler.batches import BatchHandlers, Quarantine
-from headgate.core.scheduler.fleet import PROBE, FleetHandlers, LoadFailures, reconcile
+from headgate.core.scheduler.fleet import PROBE, FleetHandlers, LoadFailures
 from headgate.core.scheduler.policy_hooks import FORGOTTEN, OFFER_AGAIN, PolicyHooks, PolicyRecovery
+from headgate.core.scheduler.reconcile import reconcile
 from headgate.core.scheduler.requests import RequestHandlers
 from headgate.core.scheduler.state import InstanceWriter, StateWriter
 from headgate.core.scheduler.validate import Validator

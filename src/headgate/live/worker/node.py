@@ -236,7 +236,7 @@ class SharedNode:
         if blocked:
             connection.report(InstanceStopped(action.instance_id, blocked))
         elif not self._has_memory(variants[action.variant_id]):
-            self._refuse_start(connection, instance_id)
+            connection.report(InstanceStopped(instance_id, NO_ROOM))
         else:
             variant_id, shape_id, nth = action.variant_id, action.shape_id, action.nth
             self._starters[instance_id] = connection
@@ -255,14 +255,6 @@ class SharedNode:
         ]
         size_bytes = self._size_bytes
         return sum(map(size_bytes, staying)) + size_bytes(variant) <= self.pool.memory_bytes
-
-    def _refuse_start(self, connection: GatewayConnection, instance_id: int) -> None:
-        """Tell a gateway what is here instead: it had no room for the news, with its own start."""
-        connection.report(InstanceStopped(instance_id, NO_ROOM))
-        for each in self.backend.instances.values():
-            if self._stage(each) == "ready":
-                id, variant_id, shape_id = each.id, each.variant.id, each.shape_id
-                connection.report(InstanceAppeared(id, variant_id, self.id, shape_id))
 
     def _stop_instance(self, connection: GatewayConnection, instance_id: int) -> None:
         """Stop an instance as soon as its work has ended.

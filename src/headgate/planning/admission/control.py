@@ -160,6 +160,13 @@ class AdmissionControl:
         promise = promises[task.id % STAGES_MAX]
         return promise if promise.is_booked else None
 
+    def on_sent(self, tasks: Sequence[Task]) -> None:
+        """A batch is formed: what was to join it and did not is due at its own time."""
+        for task in tasks:
+            promises = self._promises.get(task.request)
+            if promises is not None:
+                promises[task.id % STAGES_MAX].rebook_joined(self._view.now_ns)
+
     def give_up(self, task: Task) -> None:
         """A task cannot be in time any more: it is best effort from now on."""
         promise = self._promises[task.request][task.id % STAGES_MAX]

@@ -28,6 +28,7 @@ from headgate.planning.frontier.candidates import visits
 from headgate.planning.pools.build import Build, Promise
 from headgate.planning.pools.builds import Builds
 
+_BATCH_TIMES: Final = (1.0, 0.5)  # parts of a window in which batches are tried
 _SHAPE_TIMES: Final = (1.0, 0.7, 0.5, 0.35, 0.25)  # parts of a window in which shapes are tried
 _DEFAULT_OBJECTIVE_NS: Final = 1e9  # where no pipeline has one, and clients claim deadlines
 
@@ -59,6 +60,7 @@ class Feasibility:
         self._offered: set[tuple[int, int]] = set()  # likewise: their ids, and its stages
         self._stage = 0  # likewise: the one that is fitted
         self._preferred: list[Build | None] = []  # likewise: the builds that it prefers, by stage
+        self._stage_works: list[float] = []  # likewise: what its stages offer to their pools
         self._priority = 0  # likewise
         # By pool id, by build id: builds that were promised when no node held them.
         self._to_start: list[dict[int, Build]] = [{} for _ in view.app.pools]
@@ -75,10 +77,12 @@ class Feasibility:
         self._elsewhere.clear()
         works.clear()
         preferred.clear()
+        self._stage_works.clear()
         stages, window_ns = len(tasks), float(request.deadline_ns - self._view.now_ns)
         for task, probability in zip(tasks, self._visits[request.pipeline.id], strict=True):
             builds = self._budgets.affordable(task)
             preferred.append(builds[0] if builds else None)
+            work_ns = 0.0
             if builds:
                 build = builds[0]
                 size = build.items_within(window_ns / stages, 0.0)
@@ -86,6 +90,7 @@ class Feasibility:
                 self._builds.observe_load(build, work_ns)
                 pool_id = build.pool.id
                 works[pool_id] = works.get(pool_id, 0.0) + work_ns
+            self._stage_works.append(work_ns)
         self._loads.clear()
         for pool_id, work_ns in works.items():
             self._loads[pool_id] = self._observe_class(request, pool_id, window_ns, work_ns)
@@ -140,8 +145,11 @@ class Feasibility:
         if self._view.gateways > 1:
             for pool_id, work_ns in self._works.items():
                 self._builds.observe_admitted(pool_id, work_ns)
-        for promise in promises:
-            build = promise.build
+        for stage, promise in enumerate(promises):
+            build, preferred = promise.build, self._preferred[stage]
+            is_elsewhere = preferred is not None and build.pool is not preferred.pool
+            if preferred is not None and is_elsewhere and build.warm_pool is None:
+                self._loads[preferred.pool.id].on_placed_elsewhere(self._stage_works[stage])
             load = self._loads.get(build.pool.id)
             if promise.begin_ns == promise.start_ns:
                 build.open_batch = promise  # others will join it
@@ -266,8 +274,15 @@ class Feasibility:
     def _must_yield(self, pool_id: int, load: ClassLoad, work_ns: float) -> bool:
         """Whether the request at hand must leave room: to other classes, or to more urgent ones."""
         shares = self._shares[pool_id]
-        has_used = shares.is_contended and shares.has_used_its_share(load, work_ns)
-        return has_used or load.has_more_urgent(self._priority)
+        if shares.has_used_its_share(load, work_ns):
+            return True
+        # Where others fill the calendar, a client within its share need not choose among its own.
+        return load.has_more_urgent(self._priority) and not shares.has_share_to_spare(load)
+
+    def _wants_more(self, pool_id: int) -> bool:
+        """Whether the class of the request at hand offers more than its share of a pool."""
+        load = self._loads.get(pool_id)
+        return load is not None and self._shares[pool_id].wants_more(load)
 
     def _ranked(self, task: Task, window_ns: int) -> list[Build]:
         """The builds of a task, the one that costs others least first, and calls last.
@@ -389,26 +404,31 @@ class Feasibility:
         if ready_ns + before_ns + alone_ns > due_ns:
             return None
         window_ns = (due_ns - ready_ns) * narrowest.lanes / (narrowest.lanes + 1.0)
-        size, base_ns, batches = self._marginal(build, items, window_ns, z)
-        work_ns = base_ns * build.overrun
-        # It will run with what waits already; with more, the batch starts sooner or is smaller.
-        latest_ns = due_ns - int(alone_ns)
-        if size > items and build.pending_items > 0:
-            waiting = build.pending_items + items
-            together_ns = build.cautious_ns(waiting if waiting < size else size, z)
-            sooner_ns = due_ns - int(together_ns if together_ns > alone_ns else alone_ns)
-            latest_ns = sooner_ns if sooner_ns >= ready_ns else latest_ns
-        begin_ns = build.joined_ns(items, size, ready_ns, latest_ns)
-        bucket = calendar.bucket(now_ns, begin_ns)
         is_idle = calendar.work_ns == 0 and narrowest.has_free_lane(now_ns)
-        if not is_idle and not self._balances(
-            build, latest_ns - before_ns, begin_ns, bucket, work_ns, batches, build.weight
-        ):
-            return None
-        return Promise(
-            build, due_ns, latest_ns, begin_ns, bucket, int(work_ns), batches, items, size,
-            int(base_ns),
-        )  # fmt: skip
+        tried = 0
+        for part in _BATCH_TIMES:
+            size, base_ns, batches = self._marginal(build, items, part * window_ns, z)
+            if size == tried or (tried > 0 and self._wants_more(build.pool.id)):
+                break
+            tried = size
+            work_ns = base_ns * build.overrun
+            # It will run with what waits already; with more, the batch starts sooner or is smaller.
+            latest_ns = due_ns - int(alone_ns)
+            if size > items and build.pending_items > 0:
+                waiting = build.pending_items + items
+                together_ns = build.cautious_ns(waiting if waiting < size else size, z)
+                sooner_ns = due_ns - int(together_ns if together_ns > alone_ns else alone_ns)
+                latest_ns = sooner_ns if sooner_ns >= ready_ns else latest_ns
+            begin_ns = build.joined_ns(items, size, ready_ns, latest_ns)
+            bucket = calendar.bucket(now_ns, begin_ns)
+            if is_idle or self._balances(
+                build, latest_ns - before_ns, begin_ns, bucket, work_ns, batches, build.weight
+            ):
+                return Promise(
+                    build, due_ns, latest_ns, begin_ns, bucket, int(work_ns), batches, items, size,
+                    int(base_ns),
+                )  # fmt: skip
+        return None
 
     def _fit_shape(
         self, build: Build, items: int, ready_ns: int, due_ns: int, z: float, most_usd: float

@@ -1,13 +1,15 @@
 """Shares of a pool among classes of requests: a class is one client's requests to one pipeline.
 
 The load that each class offers, admitted or not, is forecast from the recent past, and the pool's
-lanes are divided among the classes that are active: max-min fair by the weights of the clients, so
-a class that offers less than its share gets all it asks for, and what it leaves is lent. The shares
-serve three purposes, the first two where the pool is contended:
+lanes are divided among the clients that are active, max-min fair by weight, and what a client may
+use among its pipelines. So a class that offers less than its share gets all it asks for, and what
+it leaves is lent, to the same client's other pipelines first. The shares serve three purposes, the
+first two where the pool is contended:
 
 - *Protection.* A newcomer with a long deadline sees, beside what is booked, the work that classes
   with shorter objectives will bring until then, up to their shares (Littlewood's rule). Otherwise
-  bulk requests would book the future, and interactive ones would find it full.
+  bulk requests would book the future, and interactive ones would find it full. A class that offers
+  less than its share has the rest of it for its bursts: so much less is reserved for others.
 - *Fairness.* A class that has used up its share must leave part of the calendar to the others, and
   one that asks for more than its share a smaller part, even while it has not used it up.
 - *Feedback.* What keeps a class from its share need not be work of others that is booked: it may be
@@ -25,7 +27,7 @@ the claim of a minute would be found too low for many seconds, and the pool not 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import Counter
+from collections.abc import Sequence
 from math import exp, inf
 from operator import attrgetter
 from typing import final
@@ -106,6 +108,10 @@ class ClassLoad:
             self._updated_ns = now_ns
         self._work_ns += work_ns
 
+    def on_placed_elsewhere(self, work_ns: float) -> None:
+        """The arrival that brought this much work runs in another pool."""
+        self._work_ns = max(0.0, self._work_ns - work_ns)
+
     def on_refused(self, work_ns: float) -> None:
         """The arrival that brought this much work is refused."""
         self._refused_ns += work_ns
@@ -144,7 +150,6 @@ class PoolShares:
 
     def __init__(self) -> None:
         self._classes: dict[tuple[int, int], ClassLoad] = {}  # by (client, pipeline) id
-        self._pipelines: Counter[int] = Counter()  # by client id: how many of them it uses
         self._arrivals = 0
         self._by_objective: list[ClassLoad] = []  # all classes
         self._by_window: list[ClassLoad] = []
@@ -167,7 +172,6 @@ class PoolShares:
     def add(self, key: tuple[int, int], load: ClassLoad) -> None:
         """A class has come: the pool is divided anew with its first arrival."""
         self._classes[key] = load
-        self._pipelines[key[0]] += 1
         insort(self._by_objective, load, key=attrgetter("objective_ns"))
         insort(self._by_window, load, key=attrgetter("window_ns"))
         self._arrivals = 0
@@ -199,6 +203,10 @@ class PoolShares:
         """
         return self.is_contended and load.allotted >= load.entitled and not load.is_starved
 
+    def has_share_to_spare(self, load: ClassLoad) -> bool:
+        """Whether a class offers less than its share of a pool that has not enough for all."""
+        return self.is_contended and load.allotted < load.entitled
+
     @property
     def has_several(self) -> bool:
         """Whether several classes have used the pool; one that is only declared has not."""
@@ -213,6 +221,8 @@ class PoolShares:
         reserved_ns = lanes * window_ns - moment
         if load.objective_ns < window_ns:
             reserved_ns -= load.allotted * (window_ns - load.objective_ns)
+        if self.is_contended:
+            reserved_ns -= (load.entitled - load.allotted) * window_ns
         return reserved_ns if reserved_ns > 0.0 else 0.0
 
     def blocked(self, now_ns: int, lanes: float, busy_ns: float) -> tuple[float, float]:
@@ -223,27 +233,25 @@ class PoolShares:
         return self._window_lanes[index], self._windows_ns[0] if index else busy_ns
 
     def _divide(self, now_ns: int, lanes: float) -> None:
-        """Divide the lanes: max-min fair by weight (progressive filling). O(n log n)."""
-        offered = [load.offered(now_ns) for load in self._classes.values()]
-        offered_lanes = sum(offered)
+        """Divide the lanes among the clients, and each one's among its pipelines. O(n log n)."""
+        offered = {key: load.offered(now_ns) for key, load in self._classes.items()}
+        offered_lanes = sum(offered.values())
         self.is_contended = offered_lanes > lanes
         if not self.is_contended:
             self._calm += 1
             step = max(USUAL_STEP, 1.0 / self._calm)
             self.usual_lanes += step * (offered_lanes - self.usual_lanes)
-        # A client's weight is divided among its pipelines.
-        weights = [
-            load.weight / self._pipelines[client_id]
-            for (client_id, _), load in self._classes.items()
-        ]
-        left, weight_sum = lanes, sum(weights)
-        loads = list(self._classes.values())
-        needs = [need / weight for need, weight in zip(offered, weights, strict=True)]
-        for index in sorted(range(len(loads)), key=needs.__getitem__):
-            load = loads[index]
-            load.allot(left * weights[index] / weight_sum, offered[index])
-            left -= load.allotted
-            weight_sum = max(1e-9, weight_sum - weights[index])
+        of_client: dict[int, list[tuple[int, int]]] = {}
+        for key in self._classes:
+            of_client.setdefault(key[0], []).append(key)
+        clients = list(of_client.values())
+        needs = [sum([offered[key] for key in keys]) for keys in clients]
+        weights = [self._classes[keys[0]].weight for keys in clients]
+        for keys, entitled in zip(clients, _entitled(lanes, needs, weights), strict=True):
+            own_needs = [offered[key] for key in keys]
+            own = _entitled(entitled, own_needs, [1.0] * len(keys))
+            for key, own_entitled in zip(keys, own, strict=True):
+                self._classes[key].allot(own_entitled, offered[key])
         self._sums = []
         self._sum_up_active(now_ns)
 
@@ -274,3 +282,21 @@ class PoolShares:
                 window_lanes.append(lanes)
         self._stale_ns = stale_ns
         self._windows_ns, self._window_lanes = windows_ns, window_lanes
+
+
+def _entitled(lanes: float, needs: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """The lanes that each may use: max-min fair by weight (progressive filling).
+
+    Who needs least relative to its weight comes first, and what it leaves is for the others.
+
+    >>> _entitled(10.0, [2.0, 9.0, 9.0], [1.0, 1.0, 1.0])
+    [3.3333333333333335, 4.0, 4.0]
+    """
+    entitled = [0.0] * len(needs)
+    left, weight_sum = lanes, sum(weights)
+    relative = [need / weight for need, weight in zip(needs, weights, strict=True)]
+    for index in sorted(range(len(needs)), key=relative.__getitem__):
+        entitled[index] = left * weights[index] / max(1e-9, weight_sum)
+        left -= min(needs[index], entitled[index])
+        weight_sum -= weights[index]
+    return entitled

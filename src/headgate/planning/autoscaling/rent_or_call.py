@@ -382,6 +382,14 @@ class NodeAutoscaler:
             )
         return tuple(targets)
 
+    def is_scarce(self, pool_id: int) -> bool:
+        """Whether a node of an elastic pool cannot hold all functions of the pool at once."""
+        return self._is_scarce.get(pool_id, False)
+
+    def recent_work_ns(self, pool_id: int, function_id: int) -> float:
+        """The time of nodes of a pool that a function was asked to take lately."""
+        return self._work.get((pool_id, function_id), 0.0)
+
     def nodes_filled(self, pool_id: int, function_id: int, items: int) -> float:
         """The nodes that so many items of a function fill, in the batches that are counted with."""
         return items / self._node_items.get((pool_id, function_id), 1)

@@ -57,9 +57,8 @@ class Batching:
     ) -> tuple[list[Task], int]:
         """Dequeue the most urgent task and those that run with it; their bookings are released.
 
-        Return them and the shape of the batch. `start_ns` is the time that the build needs before
-        it can run. With a `choice`, those join for whom it is the best one too; if they are fewer,
-        the shape is chosen again.
+        Return them and the shape of the batch. The build needs `start_ns` before it can run. With a
+        `choice`, those join for whom it is best too; if they are fewer, the shape is chosen again.
         """
         admission, head = self._admission, queue.head()
         assert head is not None
@@ -71,7 +70,6 @@ class Batching:
             items_max = 1  # every further input would have to be moved first, too
         bytes_max = UNLIMITED if build.pool.faas is None else build.pool.faas.payload_bytes_max
         batch: list[Task] = []
-        joined: list[Promise] = []  # promises that others were to run with
         items = booked_ns = 0
         task: Task | None = head
         while task is not None:
@@ -93,13 +91,10 @@ class Batching:
             if booked is not None:
                 booked.release()
                 booked_ns += booked.base_ns
-                if booked.joined is not None:
-                    joined.append(booked)
             if task.must_run_alone or queue.items == 0 or items >= items_max:
                 break
             task = queue.head()
-        for first in joined:
-            first.rebook_joined(self._view.now_ns)
+        admission.on_sent(batch)
         if choice is not None and items < choice.items and promise is not None:
             left_ns, z = admission.left_ns(head) - start_ns, admission.sent_z(head)
             shape_id = self._shapes.refine(build, head, items, left_ns, z, node, choice)

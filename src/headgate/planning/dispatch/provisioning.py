@@ -22,10 +22,12 @@ from headgate.core.records import Node, Request
 from headgate.core.view import View
 from headgate.planning.admission.control import AdmissionControl
 from headgate.planning.autoscaling.rent_or_call import NodeAutoscaler
+from headgate.planning.constants import LOADED_WORK
 from headgate.planning.dispatch.placement import Placement
 from headgate.planning.dispatch.task_queues import TaskQueues
 from headgate.planning.pools.build import Build
 from headgate.planning.pools.builds import Builds
+from headgate.planning.pools.node_room import room_of, within_room
 
 
 @final
@@ -96,7 +98,45 @@ class Provisioner:
         now_ns, gateways = self._view.now_ns, self._view.gateways
         targets = self._autoscaler.targets(now_ns, without_place, waiting, gateways)
         filled = self._filled() if gateways == 1 else {}
-        return tuple(self._builds.as_promised(self._to_keep(each, filled)) for each in targets)
+        promised = [self._builds.as_promised(self._to_keep(each, filled)) for each in targets]
+        return self._within_room(promised)
+
+    def _within_room(self, targets: list[Target]) -> tuple[Target, ...]:
+        """The targets, without starts for which nothing waits and no node has room beside the rest.
+
+        Every plan would start again what the last start has evicted. The functions with most work
+        come first, and what is loaded gives way only to those that have far more.
+        """
+        app, within = self._view.app, list(targets)
+        for pool in app.pools:
+            if not self._autoscaler.is_scarce(pool.id):
+                continue
+            own = [index for index, each in enumerate(targets) if each.pool_id == pool.id]
+            own.sort(key=lambda index: self._precedence(targets[index]), reverse=True)
+            wanted = [
+                (room_of(pool, app.variants[each.variant_id], each.shape_id), each.count)
+                for each in map(targets.__getitem__, own)
+            ]
+            for index, count in zip(own, within_room(wanted, pool.nodes), strict=True):
+                target = targets[index]
+                if count < target.count and not self._is_awaited(target):
+                    present = len(self._view.instances_in(target.variant_id, target.pool_id))
+                    within[index] = replace(target, count=min(target.count, max(count, present)))
+        return tuple(within)
+
+    def _is_awaited(self, target: Target) -> bool:
+        """Whether tasks wait for an instance of a target."""
+        function_id = self._view.app.variants[target.variant_id].function_id
+        build = self._builds.on_pool[target.pool_id][function_id]
+        is_promised = build is not None and build.pending_items > 0
+        return is_promised or self._queues.has_best_effort(function_id)
+
+    def _precedence(self, target: Target) -> tuple[bool, float]:
+        """Whether tasks wait for an instance of a target, and how much work there is for it."""
+        function_id = self._view.app.variants[target.variant_id].function_id
+        work_ns = self._autoscaler.recent_work_ns(target.pool_id, function_id)
+        is_loaded = bool(self._view.instances_in(target.variant_id, target.pool_id))
+        return self._is_awaited(target), work_ns * (LOADED_WORK if is_loaded else 1.0)
 
     def _filled(self) -> dict[int, float]:
         """By elastic pool: the nodes that would be full of what runs and what is promised."""

@@ -393,14 +393,22 @@ class TaskQueues:
         """One of `given_up`."""
         return self.given_up.pop()
 
+    def has_best_effort(self, function_id: int) -> bool:
+        """Whether a task of best effort of a function waits."""
+        queues = self.best_effort[function_id]
+        return any(queue.items > 0 for queue in queues) or self.has_limited(function_id)
+
     def needing_nodes(self) -> list[int]:
         """The functions with a task that waits and that no call can carry."""
-        return [
-            id
-            for id, queues in enumerate(self.best_effort)
-            if queues[NODES_ONLY].items > 0
-            or any(queue.items > 0 for queue in self.limited(id, NODES_ONLY))
-        ]
+        return [id for id, queues in enumerate(self.best_effort) if self._needs_nodes(id, queues)]
+
+    def _needs_nodes(self, function_id: int, queues: list[EdfQueue]) -> bool:
+        places = (NODES_ONLY,) if self._builds.faas[function_id] else (NODES_ONLY, ANYWHERE)
+        return any(
+            queue.items > 0
+            for place in places
+            for queue in (queues[place], *self.limited(function_id, place))
+        )
 
     def update_heads(self, queue: EdfQueue, function_id: int, promise: Promise | None) -> None:
         """Note that a queue has a new head."""

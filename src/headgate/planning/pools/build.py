@@ -522,7 +522,9 @@ class Promise:
 
     def rebook_joined(self, now_ns: int) -> None:
         """Its batch is gone: what was to join it and did not is due at its own latest start."""
-        joined, self.joined = self.joined or (), None
+        if self.joined is None:
+            return
+        joined, self.joined = self.joined, None
         for other in joined:
             if other.is_booked:
                 other.release()

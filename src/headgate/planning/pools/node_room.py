@@ -10,12 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heapreplace
+from typing import Final
 
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import App, Compute, Pool, Shape, Variant
 from headgate.planning.constants import BATCH_SHARE
 from headgate.planning.frontier.candidates import visits
 from headgate.planning.pools.concurrency import has_replicas
+
+_ROUNDING: Final = 1e-9
 
 
 @dataclass(frozen=True)
@@ -158,6 +162,22 @@ def room_of(pool: Pool, variant: Variant, shape_id: int) -> float:
             shape.gpu_sevenths / max(1, pool.gpu_sevenths),
         )
     return part
+
+
+def within_room(wanted: Sequence[tuple[float, int]], nodes: int) -> list[int]:
+    """How many instances of each function fit on so many nodes, if the first come first.
+
+    `wanted` has of each the part of a node that one instance holds, and the number of instances.
+    """
+    left = [-1.0] * nodes  # a heap: less what is left of each node
+    fitting: list[int] = []
+    for room, count in wanted:
+        placed = 0
+        while left and placed < min(count, nodes) and room <= _ROUNDING - left[0]:
+            heapreplace(left, left[0] + room)
+            placed += 1
+        fitting.append(placed)
+    return fitting
 
 
 def replicas_of(pool: Pool, variant: Variant, lanes: int, room: float, room_left: float) -> int:
