@@ -14,17 +14,13 @@ The general-purpose policy, with one configuration. Its parts in `headgate.plann
 - *Dispatch* (`next_batch`, `spillover`). Which queue goes next to a free node. What no node can do
   in time is promised a call of a FaaS platform, which keeps as many warm as such calls need.
 - *Provisioning* (`provisioning`, `rent_or_call`, `fleet_size`). What was refused starts what it
-  lacked. A node is rented when the calls that it saves are worth it; without a platform, when the
+  lacked. A node is rented if the calls that it saves are worth it; without a platform, if the
   objective needs it at the forecast rate, or at U times that rate.
 - *Several gateways* (`node_lanes`, `busy_nodes`). Each promises its part of a pool, and scales for
   all. A node that is busy with others' batches refuses, and is asked again, the sooner if urgent.
 
 A promise binds: another pool takes a task only if it is in time there and nothing waits there.
 Cost per decision: O(log of what waits + builds of the function), O(nodes) where memory is scarce.
-
->>> from headgate.policies import find_policy
->>> find_policy("headgate").capabilities.batches
-True
 """
 
 from __future__ import annotations
@@ -204,10 +200,7 @@ class Headgate(Policy):
             self.orders.set_timer(name, at_ns, number)
 
     def _call(self, function_id: int) -> None:
-        """Call for tasks that were promised a call, or run nowhere else: the most urgent first.
-
-        Those of other functions may be more urgent and wait for the same concurrency.
-        """
+        """Call for what was promised a call, or runs nowhere else: the most urgent of the pool."""
         build = self._builds.faas[function_id]
         if build is None:
             return
