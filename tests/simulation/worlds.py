@@ -71,7 +71,7 @@ class Stream:
         return replace(named(arrivals, self.pipeline, self.client), items=items)
 
 
-class _ClaimingSender(SimClient):
+class ClaimingSender(SimClient):
     """Sends the requests of a stream with its priority and timeout, which arrivals do not have."""
 
     def __init__(self, config: AppConfig, stream: Stream, arrivals: Arrivals) -> None:
@@ -198,7 +198,7 @@ def run_world(
     ]
     plain = [part for one, part in zip(streams, parts, strict=True) if not one.has_claims]
     senders = [
-        _ClaimingSender(config, one, part)
+        ClaimingSender(config, one, part)
         for one, part in zip(streams, parts, strict=True)
         if one.has_claims
     ]

@@ -1,7 +1,6 @@
 """Promises from a capacity calendar, kept in the order of their latest starts.
 
 The general-purpose policy, with one configuration. Its parts in `headgate.planning` return values:
-
 - *Admission* (`control`, `calendar`, `cost_budgets`, `shares`). A request is admitted if every
   stage can start in time, within the cost objective, and so can everything promised before. The
   promise has a build (a variant on a pool) and a time per stage. Tenants have max-min fair shares.
@@ -178,26 +177,29 @@ class Headgate(Policy):
         self._call(function_id)
 
     def _offer_given_up(self) -> None:
-        """Offer what was given up to the free nodes of its other pools, for no event follows."""
+        """Offer what was given up to the free nodes of its other pools: no event follows."""
         while self._queues.given_up:
             self._offer_best_effort(self._queues.take_given_up())
 
     def _offer(self, build: Build, task: Task | None = None) -> bool:
-        """Offer a free node that can take a build to the most urgent tasks of its pool."""
-        node = self._placement.node_for(build, task)
-        if node is not None:
-            self._serve(node)
-        return node is not None
+        """Offer free nodes to the most urgent tasks of a pool, until the task at hand is sent."""
+        node = first = self._placement.node_for(build, task)
+        while node and self._serve(node) and (task is None or task.state == TASK_READY):
+            node = self._placement.node_for(build, task)
+        return first is not None
 
-    def _serve(self, node: Node, retry_at_ns: int | None = None) -> None:
+    def _serve(self, node: Node, retry_at_ns: int | None = None) -> bool:
         """Send a node what should run on its free slots; if it is held back, ask it again later."""
+        has_sent = False
         if retry_at_ns is not None:
             self.orders.set_timer(TRY_AGAIN, retry_at_ns, node.id)
         while node.running < node.slots and (send := self._dispatch.to_node(node)) is not None:
             self._send(send)
+            has_sent = True
         timers = self._dispatch.take_timers(node) if self._dispatch.has_timers else ()
         for name, at_ns, number in timers:
             self.orders.set_timer(name, at_ns, number)
+        return has_sent
 
     def _call(self, function_id: int) -> None:
         """Call for what was promised a call, or runs nowhere else: the most urgent of the pool."""
