@@ -214,3 +214,29 @@ def test_a_free_slot_starts_what_no_node_holds(seed: int) -> None:
     score = run_world(config, streams, 40.0, policy="headgate", seed=seed)
     assert score.attainment("short") >= 0.85  # 0.9 without its start, 0.7 after the other's
     assert score.attainment("long") >= 0.75
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_stages_side_by_side_run_on_as_many_nodes_as_are_free(seed: int) -> None:
+    """World 2000366: both become ready together, and the second of them is the more urgent one.
+
+    The node that the first was offered took the second, which was then passed over: the first one
+    waited beside nodes that did nothing.
+    """
+    config = declare(
+        functions={"first": {"exec_time": "5ms"}, "twice": {"exec_time": "60ms"}},
+        pools={"one": {"nodes": 1}, "many": {"nodes": 4}},
+        pipelines={
+            "fork": {
+                "stages": {
+                    "a": {"function": "first"},
+                    "b": {"function": "twice", "after": ["a"]},
+                    "c": {"function": "twice", "after": ["a"]},
+                },
+                "slo": {"latency": "100ms"},
+            }
+        },
+    )
+    streams = (Stream("poisson:rate=5/s", "fork"),)
+    score = run_world(config, streams, 30.0, policy="headgate", seed=seed)
+    assert score.attainment(warm_up=0.0) >= 0.97
