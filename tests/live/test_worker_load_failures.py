@@ -154,6 +154,7 @@ def test_failing_load_runs_once_per_backoff(base: Path, name: str, problem: str)
             assert start(gateway, number + 1, 1) == problem
         assert gateway.arrays(gateway.ask(row(5))[0])["y"].tolist() == [5]
         assert len(loads(base, name)) <= 2 + (time.monotonic() - began_s)
+        assert process.has_logged("Traceback")
         assert process.errors().count("Traceback") == 1
         assert process.errors().count(problem) <= 4
 

@@ -13,13 +13,14 @@ The general-purpose policy, with one configuration. Its parts in `headgate.plann
 - *Dispatch* (`next_batch`, `spillover`). Which queue goes next to a free node. What no node can do
   in time is promised a call of a FaaS platform, which keeps as many warm as such calls need.
 - *Provisioning* (`provisioning`, `rent_or_call`, `fleet_size`). What was refused starts what it
-  lacked. A node is rented if the calls that it saves are worth it; without a platform, if the
-  objective needs it at the forecast rate, or at U times that rate.
-- *Several gateways* (`node_lanes`, `busy_nodes`). Each promises its part of a pool, and scales for
-  all. A node that is busy with others' batches refuses, and is asked again, the sooner if urgent.
+  lacked. Nodes are rented for the calls that they save, or for the objective at the forecast rate.
+- *Several gateways* (`node_lanes`, `busy_nodes`). Each has a part of a pool; busy nodes refuse.
 
 A promise binds: another pool takes a task only if it is in time there and nothing waits there.
 Cost per decision: O(log of what waits + builds of the function), O(nodes) where memory is scarce.
+
+>>> POLICY.capabilities.batches
+True
 """
 
 from __future__ import annotations
@@ -196,9 +197,8 @@ class Headgate(Policy):
         while node.running < node.slots and (send := self._dispatch.to_node(node)) is not None:
             self._send(send)
             has_sent = True
-        timers = self._dispatch.take_timers(node) if self._dispatch.has_timers else ()
-        for name, at_ns, number in timers:
-            self.orders.set_timer(name, at_ns, number)
+        for timer in self._dispatch.take_timers(node) if self._dispatch.has_timers else ():
+            self.orders.set_timer(*timer)
         return has_sent
 
     def _call(self, function_id: int) -> None:

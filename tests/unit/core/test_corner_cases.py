@@ -18,7 +18,7 @@ from headgate.core.events import (
 )
 from headgate.core.model import Pool, Shape, Slo, Stage
 from headgate.core.policy import Context, Plan, PolicyConfig, Target
-from headgate.core.scheduler.reconcile import reconcile
+from headgate.core.scheduler.scheduler import reconcile
 from headgate.core.states import Outcome
 
 from .rig import Rig, wires

@@ -27,8 +27,7 @@ from headgate.core.ids import IDS_PER_SCHEDULER, SCHEDULERS_MAX, first_id, owner
 from headgate.core.model import UNLIMITED, Limits
 from headgate.core.policy import Capabilities, Context, Plan, PolicyConfig, PolicyKind, Target
 from headgate.core.records import STAGES_MAX, Batch, Task
-from headgate.core.scheduler.reconcile import reconcile
-from headgate.core.scheduler.scheduler import Scheduler
+from headgate.core.scheduler.scheduler import Scheduler, reconcile
 from headgate.core.states import Outcome, Settlement
 
 from .rig import Rig, wires

@@ -7,7 +7,7 @@ from headgate.core.events import InstanceStarted, RequestArrived, TimerFired
 from headgate.core.model import Pool
 from headgate.core.policy import Plan, Target
 from headgate.core.records import Instance
-from headgate.core.scheduler.reconcile import reconcile
+from headgate.core.scheduler.scheduler import reconcile
 
 from .rig import Rig, wires
 from .sample_apps import Scripted, make_app, make_function

@@ -18,7 +18,7 @@ from headgate.core.events import (
 from headgate.core.ids import first_id
 from headgate.core.model import App, Compute, Function, Pool, Profile, Shape, ShapeTimes, Variant
 from headgate.core.policy import Plan, Target
-from headgate.core.scheduler.reconcile import reconcile
+from headgate.core.scheduler.scheduler import reconcile
 from headgate.core.scheduler.validate import Validator
 
 from .rig import Rig, wires
