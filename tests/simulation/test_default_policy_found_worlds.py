@@ -52,6 +52,37 @@ def test_a_function_that_runs_elsewhere_does_not_limit_the_slots_of_a_node(seed:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+def test_a_short_stage_beside_a_long_one_does_not_limit_the_slots_of_a_node(seed: int) -> None:
+    """World 2100101. The long stage runs two batches in little more than the time of one.
+
+    A short one takes twice as long beside another batch. Within its own part of the objective it
+    would be late; the pipeline has the time.
+    """
+    config = declare(
+        functions={
+            "long": {"exec_time": "2s", "concurrency": 4, "slowdown": [1.0, 1.1, 1.2, 1.3]},
+            "short": {"exec_time": "400ms", "concurrency": 4, "slowdown": [1.0, 1.9, 2.8, 3.7]},
+        },
+        pools={"nodes": {"nodes": 2, "slots": 4}},
+        pipelines={
+            "chain": {
+                "stages": {
+                    "a": {"function": "long"},
+                    "b": {"function": "short", "after": ["a"]},
+                    "c": {"function": "short", "after": ["b"]},
+                    "d": {"function": "short", "after": ["c"]},
+                },
+                "slo": {"latency": "8s"},
+            }
+        },
+    )
+    streams = (Stream("poisson:rate=0.6/s", "chain"),)  # 0.63/s is all with one batch at once
+    score = run_world(config, streams, 400.0, policy="headgate", seed=seed, truth=TRUTH)
+    assert score.attainment() >= 0.9
+    assert score.kept() >= 0.99
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_function_that_all_requests_need_is_started_on_many_nodes(seed: int) -> None:
     """Seed 70008. The second takes 10 s to start, longer than any request waits.
 

@@ -240,3 +240,38 @@ def test_stages_side_by_side_run_on_as_many_nodes_as_are_free(seed: int) -> None
     streams = (Stream("poisson:rate=5/s", "fork"),)
     score = run_world(config, streams, 30.0, policy="headgate", seed=seed)
     assert score.attainment(warm_up=0.0) >= 0.97
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_all_nodes_of_a_pool_start_what_they_have_slots_for(seed: int) -> None:
+    """World 2100060: a node runs one batch at once, and has slots for four.
+
+    So a node that runs one still counts as free. Of those only the first few were asked: with more
+    than 16 nodes, all others never held the function.
+    """
+    config = declare(
+        functions={
+            "linear": {"exec_time": "20ms", "concurrency": 4, "slowdown": [1.0, 2.0, 3.0, 4.0]}
+        },
+        pools={"nodes": {"nodes": 40, "slots": 4}},
+        slo={"latency": "45ms"},
+    )
+    streams = (Stream("poisson:rate=1500/s", "linear"),)  # three quarters of the capacity
+    score = run_world(config, streams, 3.0, policy="headgate", seed=seed, truth=TRUTH)
+    assert score.attainment() >= 0.97
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_start_that_takes_longer_than_the_objective_begins_on_all_nodes(seed: int) -> None:
+    """World 2100073: nodes that were starting did not count, so half of the others had to wait.
+
+    The starts of a pool took four times as long as one start.
+    """
+    config = declare(
+        functions={"slow_start": {"exec_time": "100ms", "cold_start": "4s"}},
+        pools={"nodes": {"nodes": 16}},
+        slo={"latency": "500ms"},
+    )
+    streams = (Stream("poisson:rate=120/s", "slow_start"),)
+    score = run_world(config, streams, 12.0, policy="headgate", seed=seed, truth=TRUTH)
+    assert score.attainment(warm_up=0.5) >= 0.97

@@ -101,6 +101,41 @@ def test_a_stage_that_can_be_a_call_leaves_the_node_to_one_that_cannot(seed: int
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+def test_a_call_comes_before_nodes_in_demand_whatever_other_nodes_there_are(seed: int) -> None:
+    """World 2000053. The same, and a slow node that has nothing else to do either.
+
+    That one should take what it can, and the platform the rest; but the pool where the first stage
+    runs came before the platform.
+    """
+    second = {
+        "node": {"exec_time": "600ms", "pools": ["gpu"]},
+        "slow": {"exec_time": "900ms", "pools": ["old"]},
+        "call": {"exec_time": "500ms", "cold_start": "400ms", "pools": ["cloud"]},
+    }
+    config = declare(
+        functions={
+            "first": {"exec_time": "500ms", "pools": ["gpu"]},
+            "second": {"variants": second},
+        },
+        pools={
+            "gpu": {"nodes": 10},
+            "old": {"nodes": 1},
+            "cloud": {"tier": "serverless", "memory": "1GiB", "concurrency": 30},
+        },
+        pipelines={
+            "chain": {
+                "stages": {"a": {"function": "first"}, "b": {"function": "second", "after": ["a"]}},
+                "slo": {"latency": "8s"},
+            }
+        },
+    )
+    streams = (Stream("poisson:rate=17/s", "chain"),)  # the first takes 0.85 of its nodes
+    score = run_world(config, streams, 200.0, policy="headgate", seed=seed, truth=TRUTH)
+    assert score.attainment() >= 0.95
+    assert score.kept() >= 0.99
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_long_wait_for_one_stage_leaves_the_others_the_time_they_take(seed: int) -> None:
     """Seed 700317. The second and third stage share a node, in batches of 11 to 15 s.
 

@@ -46,10 +46,10 @@ class Feasibility:
         self._spillover = spillover
         self._shares = [PoolShares() for _ in view.app.pools]
         # By pool id: whether some function runs in time nowhere else.
-        self._is_bound = [
-            any(build is not None and not _has_others(build, builds) for build in row)
-            for row in builds.on_pool
-        ]
+        self._is_bound = [False for _ in view.app.pools]
+        for build in builds.all:
+            if not _has_others(build, builds):
+                self._is_bound[build.pool.id] = True
         self._declared_ns = _declared_ns(view.app)  # by pipeline id
         # By pipeline id and stage: the probability that it runs, which is 1 but for cascades.
         self._visits = [visits(pipeline) for pipeline in view.app.pipelines]
@@ -285,31 +285,37 @@ class Feasibility:
         return load is not None and self._shares[pool_id].wants_more(load)
 
     def _ranked(self, task: Task, window_ns: int) -> list[Build]:
-        """The builds of a task, the one that costs others least first, and calls last.
+        """The builds of a task, the one that costs others least first, and calls after nodes.
 
         The price of a pool's time is its backlog within the task's window: a task leaves a pool
-        that is in demand to those that can run nowhere else. For their sake calls may come first.
+        that is in demand to those that can run nowhere else. For their sake calls may come before
+        its nodes.
         """
         builds = self._builds.of_function[task.function.id]
-        return sorted(builds, key=lambda build: self._cost(build, task.request.items, window_ns))
+        has_call = builds[-1].warm_pool is not None
+        items = task.request.items
+        return sorted(
+            builds,
+            key=lambda build: (
+                self._rank(build) if has_call else 0,
+                self._cost(build, items, window_ns),
+            ),
+        )
+
+    def _rank(self, build: Build) -> int:
+        """Nodes come before calls, and before both what has not enough time for its own."""
+        pool_id = build.pool.id
+        if self._is_bound[pool_id] and self._shares[pool_id].is_contended:
+            return 2
+        return 0 if build.warm_pool is None else 1
 
     def _cost(self, build: Build, items: int, window_ns: int) -> float:
         calendar = build.narrowest
-        if build.warm_pool is not None:
-            return 0.0 if self._must_leave_nodes(build) else inf
-        if calendar.lanes <= 0 or items > build.items_max:
+        if build.warm_pool is not None or calendar.lanes <= 0 or items > build.items_max:
             return inf
         backlog_ns = calendar.work_ns + calendar.busy_ns(self._view.now_ns)
         price = PRICE_MIN + backlog_ns / (calendar.supply * max(1, window_ns))
         return build.lane_ns(items) * build.weight / calendar.supply * price
-
-    def _must_leave_nodes(self, call: Build) -> bool:
-        """Whether nodes that have not enough time for all are left to those who cannot be calls."""
-        return all(
-            build.warm_pool is not None
-            or (self._is_bound[build.pool.id] and self._shares[build.pool.id].is_contended)
-            for build in self._builds.of_function[call.function_id]
-        )
 
     def _start_ns(self, build: Build, latest_ns: int) -> int | None:
         """Time that a batch which begins by `latest_ns` must wait for a node to hold the build.
@@ -545,11 +551,20 @@ def _work_beside_ns(build: Build, beside: Sequence[Promise]) -> int:
 
 
 def _has_others(build: Build, builds: Builds) -> bool:
-    """Whether another build of its function can be in time, too."""
-    return any(
-        other is not build and other.lane_ns(1) <= build.window_ns
+    """Whether other builds of its function can be in time, for all that it can run."""
+    others = [
+        other
         for other in builds.of_function[build.function_id]
-    )
+        if other is not build and other.lane_ns(1) <= build.window_ns
+    ]
+    return sum(map(_rate, others)) >= _rate(build)
+
+
+def _rate(build: Build) -> float:
+    """Items that a pool can run of a build in a nanosecond, if it runs nothing else."""
+    pool = build.pool
+    lanes = build.lanes * pool.nodes if pool.faas is None else pool.faas.concurrency_max
+    return lanes * build.items_best / build.lane_ns(build.items_best)
 
 
 def _declared_ns(app: App) -> list[float]:

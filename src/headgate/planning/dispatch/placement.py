@@ -392,25 +392,18 @@ class Placement:
 
         An urgent task cannot wait: the build is started if that takes nothing from others.
         """
-        view = self._view
         roomy: Node | None = None
         fallback: Node | None = None
         least = inf  # of what a start displaces on a node with room
         may_take_room: bool | None = None  # asked once: it is the same for all nodes with room
-        for node in islice(view.free_by_pool[build.pool.id].values(), CANDIDATES_MAX):
-            if build.variant.id in node.instances and not self._is_on_host(node, build):
-                continue
+        for node in islice(self._without(build), CANDIDATES_MAX):
             if is_ahead and (
                 node.running >= max(1, node.slots - 1)
                 or build.variant.id in node.instances
                 or self._keeps_others_waiting(node, build)
             ):
                 continue
-            if (
-                _is_left_to_plan(node, build)
-                or node.running >= self._builds.lanes_on(node, build)
-                or not self._can_take(node, build)
-            ):
+            if _is_left_to_plan(node, build) or not self._can_take(node, build):
                 continue
             if not self._has_room(node, build):
                 if fallback is None and self._may_evict(node, build):
@@ -423,6 +416,16 @@ class Placement:
                     return node
                 roomy, least = node, displaced
         return fallback if roomy is None else roomy
+
+    def _without(self, build: Build) -> Iterator[Node]:
+        """The nodes of its pool that do not hold a build and have a lane free for it.
+
+        Where a node has more slots than lanes, it counts as free whatever holds its lanes.
+        """
+        for node in self._view.free_by_pool[build.pool.id].values():
+            holds = build.variant.id in node.instances and not self._is_on_host(node, build)
+            if not holds and node.running < self._builds.lanes_on(node, build):
+                yield node
 
     def _keeps_others_waiting(self, node: Node, build: Build) -> bool:
         """Whether one more start of a build takes longer than what a node holds can wait."""

@@ -13,6 +13,7 @@ from headgate.core.records import Batch, Instance, Node, Request, Task
 from headgate.core.states import BATCH_FINISHED, INSTANCE_STARTING, ON_HOST
 from headgate.core.view import View
 from headgate.planning.constants import (
+    ELSEWHERE_MARGIN,
     END_CAUTION,
     HOLDERS_MAX,
     LOAD_MIN,
@@ -284,15 +285,17 @@ class Builds:
     def must_leave_nodes(self, build: Build) -> bool:
         """Whether a build that no node of its pool holds must take none from the others there.
 
-        Another pool holds its function and can be in time, and no build of this pool has a node to
-        spare: it has one at most, or its load would keep the others busy. What nothing was sent to
-        for long is spared: where all is refused because the other pool is in time only by its
-        profile, this one would stand idle for ever.
+        Another pool holds its function and is in time as a rule, and no build of this pool has a
+        node to spare: it has one at most, or its load would keep the others busy. What nothing was
+        sent to for long is spared: where all is refused because the other pool is in time only by
+        its profile, this one would stand idle for ever.
         """
         others = [
             b
             for b in self.of_function[build.function_id]
-            if b is not build and b.warm_pool is None and b.lane_ns(1) <= build.window_ns
+            if b is not build
+            and b.warm_pool is None
+            and b.cautious_ns(1, ELSEWHERE_MARGIN) <= build.window_ns
         ]
         if not any(self.has_instance(other) for other in others):
             return False

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from math import inf
 from typing import final
 
 from headgate.core.clock import NEVER_NS
-from headgate.core.model import UNLIMITED, App, Pipeline, Pool, Profile, Variant
+from headgate.core.model import UNLIMITED, App, Function, Pipeline, Pool, Profile, Variant
 from headgate.planning.constants import BATCH_SHARE, EQUAL_SHARE, KNEE_THROUGHPUT, LATENCY_SHARE
 from headgate.planning.frontier.candidates import visits
 
@@ -57,9 +58,17 @@ class KneeLimits(ConcurrencyLimits):
         ]
         self._budgets_ns = budgets_ns(app)
         self._visits = [0.0 for _ in app.functions]  # per request of every pipeline
+        # By function id: the pipelines with an objective that use it, and its stages there.
+        self._uses: list[list[tuple[Pipeline, list[int]]]] = [[] for _ in app.functions]
         for pipeline in app.pipelines:
-            for stage, often in zip(pipeline.stages, visits(pipeline), strict=True):
-                self._visits[stage.function.id] += often
+            stages_of: dict[int, list[int]] = {}
+            for index, often in enumerate(visits(pipeline)):
+                function_id = pipeline.stages[index].function.id
+                self._visits[function_id] += often
+                stages_of.setdefault(function_id, []).append(index)
+            if pipeline.slo.latency_ns < NEVER_NS:
+                for function_id, stages in stages_of.items():
+                    self._uses[function_id].append((pipeline, stages))
 
     def _allowed(self, pool: Pool, variant: Variant, items: int, most: int) -> int:
         return knee_concurrency(variant.profile, most, self._latency_ns[variant.function_id])
@@ -117,23 +126,74 @@ class KneeLimits(ConcurrencyLimits):
     def _rate(self, pool: Pool, variant: Variant, concurrency: int) -> float:
         """Items per nanosecond of a node at a concurrency, in batches that leave time to wait.
 
-        A stage that is late even alone can only be one of a pipeline that has more time.
+        None are in time where neighbours make a pipeline of the function too slow.
         """
-        profile, budget_ns = variant.profile, self._budgets_ns[variant.function_id]
+        profile, network_ns = variant.profile, 2 * pool.network_ns
+        slowdown = _slowdown(pool, variant, concurrency)
+        if concurrency > 1 and slowdown > 1.0 and self._is_late(pool, variant, concurrency):
+            return 0.0
         if len(profile.slowdown) > 1:
             concurrency = min(concurrency, variant.concurrency)
-        slowdown, network_ns = profile.slowdown_at(concurrency), 2 * pool.network_ns
-        if pool.host is not None:
-            together = max(1, pool.nodes) * concurrency
-            slowdown *= pool.host.slowdown(together * variant.wanted_cpu_milli())
-        alone_ns = profile.exec_ns[0] * slowdown + network_ns
-        is_late = profile.exec_ns[0] + network_ns > budget_ns
-        has_neighbours = concurrency > 1 and slowdown > 1.0
-        if has_neighbours and alone_ns > LATENCY_SHARE * budget_ns and not is_late:
-            return 0.0
-        allowed_ns = BATCH_SHARE * budget_ns - network_ns
+        allowed_ns = BATCH_SHARE * self._budgets_ns[variant.function_id] - network_ns
         items = max(1, bisect_right(profile.exec_ns, allowed_ns / slowdown))
         return concurrency * items / max(1.0, profile.exec_ns[items - 1] * slowdown + network_ns)
+
+    def _is_late(self, pool: Pool, variant: Variant, concurrency: int) -> bool:
+        """Whether a concurrency leaves a pipeline of the variant's function no time to wait.
+
+        All its stages count, for what one takes longer another may take less. One that is late
+        even without neighbours is no reason to have none.
+        """
+        for pipeline, stages in self._uses[variant.function_id]:
+            least_ns = self._path_ns(pool, pipeline, stages, 1)
+            path_ns = self._path_ns(pool, pipeline, stages, concurrency)
+            if path_ns > LATENCY_SHARE * pipeline.slo.latency_ns >= LATENCY_SHARE * least_ns:
+                return True
+        return False
+
+    def _path_ns(
+        self, pool: Pool, pipeline: Pipeline, stages: Sequence[int], concurrency: int
+    ) -> float:
+        """Time of the longest path through some stages of a function that runs on a pool.
+
+        The nodes of the pool run as much at once, and other stages run wherever they are fastest.
+        """
+        times_ns = []
+        for index, stage in enumerate(pipeline.stages):
+            elsewhere_ns = inf
+            if index not in stages:
+                elsewhere_ns = self._elsewhere_ns(pool, stage.function)
+            variant = self._app.variants_on(pool.id)[stage.function.id]
+            if variant is not None:
+                slowdown = _slowdown(pool, variant, concurrency)
+                time_ns = variant.profile.exec_ns[0] * slowdown + 2 * pool.network_ns
+                elsewhere_ns = min(elsewhere_ns, time_ns)
+            times_ns.append(elsewhere_ns)
+        to_ns, from_ns = pipeline.longest_to(times_ns), pipeline.longest_from(times_ns)
+        return max(to_ns[index] + from_ns[index] - times_ns[index] for index in stages)
+
+    def _elsewhere_ns(self, pool: Pool, function: Function) -> float:
+        """The shortest time of a function on other pools than one, network included."""
+        return min(
+            (
+                variant.profile.exec_ns[0] + 2 * self._app.pools[id].network_ns
+                for variant in function.variants
+                for id in variant.pool_ids
+                if id != pool.id
+            ),
+            default=inf,
+        )
+
+
+def _slowdown(pool: Pool, variant: Variant, concurrency: int) -> float:
+    """By how much a variant is slower where so many batches run on each node of a pool."""
+    if len(variant.profile.slowdown) > 1:
+        concurrency = min(concurrency, variant.concurrency)
+    slowdown = variant.profile.slowdown_at(concurrency)
+    if pool.host is not None:
+        together = max(1, pool.nodes) * concurrency
+        slowdown *= pool.host.slowdown(together * variant.wanted_cpu_milli())
+    return slowdown
 
 
 @final

@@ -74,6 +74,7 @@ class NodeLanes:
         self._owned = [[b for b in row if b is not None and b.own is not None] for row in on_pool]
         self._longest_ns = longest_ns
         self._counted: set[int] = set()  # node ids
+        self._nodes = [0 for _ in per_node]  # of those, by pool id
         self._starts: dict[int, _Start] = {}  # by instance id
         # By node id: the predicted ends of its starts.
         self._node_starts_ns: dict[int, list[int]] = {}
@@ -87,8 +88,8 @@ class NodeLanes:
         self._start_ends_ns: list[list[int]] = [[] for _ in view.app.variants]
 
     def node_count(self, pool_id: int) -> int:
-        """Number of nodes of a pool that count."""
-        return self._calendars[pool_id].lanes // max(1, self.per_node[pool_id])
+        """Number of nodes of a pool that count, those included that start something."""
+        return self._nodes[pool_id]
 
     def lane_in_ns(self, instance: Instance) -> int:
         """Time until the node of an instance has a lane that starts nothing; 0 if it has one."""
@@ -192,6 +193,7 @@ class NodeLanes:
 
     def _resize(self, pool_id: int, nodes: int) -> None:
         """A pool has so many nodes more, or less."""
+        self._nodes[pool_id] += nodes
         calendar = self._calendars[pool_id]
         calendar.resize(calendar.lanes + nodes * self.per_node[pool_id])
         for build in self._owned[pool_id]:
