@@ -52,6 +52,7 @@ PLANNING = (
     "forecast",
     "dispatch/batching",
     "dispatch/busy_nodes",
+    "dispatch/calls",
     "dispatch/next_batch",
     "dispatch/placement",
     "dispatch/provisioning",
@@ -74,7 +75,7 @@ REUSED = {
     "core/events": ("BatchFinished", "RequestArrived"),
     "core/records": ("Batch", "Request", "Task"),
     "planning/pools/build": ("Promise",),
-    "planning/dispatch/next_batch": ("Send",),
+    "planning/dispatch/batching": ("Send",),
     "sim/node": ("NodeJob",),
 }
 

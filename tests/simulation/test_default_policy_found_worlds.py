@@ -433,3 +433,39 @@ def test_best_effort_has_its_share_of_a_platform_that_is_full(seed: int) -> None
     assert score.answered_per_s("bulk") >= 3.2
     assert score.goodput_per_s("p") >= 55
     assert score.kept("p") >= 0.98
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_those_who_came_first_run_first_in_batches_of_one_function(seed: int) -> None:
+    """World 2200243. The latest start of a request depends on how many wait when it is promised.
+
+    In that order those that came last went first. What was left of the others could only run in
+    small batches, which made the next ones late: 30/s were in time, and what is late waited 8 s.
+    """
+    config = declare(
+        functions={"f": {"exec_time": {1: "115ms", 32: "695ms"}}},
+        pools={"nodes": {"nodes": 1, "network_delay": "68ms"}},
+        slo={"latency": "1.92s"},
+    )
+    streams = (Stream("poisson:rate=104/s", "f"),)  # 38.5/s is all, in full batches
+    score = run_world(config, streams, 60.0, policy="headgate", seed=seed, truth=TRUTH)
+    assert score.goodput_per_s() >= 33.0
+    assert score.kept() >= 0.985
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_all_that_waits_runs_in_one_batch_if_that_is_in_time(seed: int) -> None:
+    """A full batch takes three fifths of the objective, so none may be full if all must be in time.
+
+    A batch of half the objective is in time whenever it begins. Where all were to be so small,
+    and each request that waits was to begin one, 55 % were in time at 0.8 of the capacity.
+    """
+    config = declare(
+        functions={"f": {"exec_time": {1: "25ms", 8: "60ms"}}},
+        pools={"nodes": {"nodes": 1, "network_delay": "6ms"}},
+        slo={"latency": "115ms"},
+    )
+    streams = (Stream("poisson:rate=89/s", "f"),)
+    score = run_world(config, streams, 60.0, policy="headgate", seed=seed, truth=TRUTH)
+    assert score.attainment() >= 0.65
+    assert score.kept() >= 0.985

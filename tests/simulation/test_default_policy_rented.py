@@ -282,3 +282,27 @@ def test_best_effort_on_rented_nodes_is_run_to_its_end(seed: int) -> None:
     )
     assert score.attainment(warm_up=0.0) == 1.0
     assert score.columns.end_ns <= 4 * SECOND_NS
+
+
+@over_seeds
+def test_a_rented_node_that_the_plan_wants_no_more_is_left_to_stop(seed: int) -> None:
+    """World 2200137. The node that is always there can do twice what comes, the other costs more.
+
+    The other one was up from the start, got its part of the work, and so was never idle.
+    """
+    variants = {
+        "own": {"exec_time": {1: "25ms", 16: "168ms"}, "pools": ["own"]},
+        "rented": {"exec_time": {1: "1s", 16: "6.6s"}, "cold_start": "85ms", "pools": ["rented"]},
+    }
+    config = declare(
+        functions={"f": {"variants": variants, "prewarm_nodes": 2}},
+        pools={
+            "own": {"nodes": 1, "network_delay": "20ms"},
+            "rented": {"nodes": 1, "elastic": True, "boot_time": "600ms", "idle_timeout": "9s"},
+        },
+        slo={"latency": "2.5s"},
+    )
+    streams = (Stream("poisson:rate=38/s", "f"),)
+    score = run_world(config, streams, 100.0, policy="headgate", seed=seed, truth=TRUTH)
+    assert score.attainment() >= 0.99
+    assert nodes_up(score) <= 1.3

@@ -43,8 +43,9 @@ from headgate.core.states import TASK_READY, Settlement
 from headgate.planning.admission.control import AdmissionControl
 from headgate.planning.admission.refusals import Refusals
 from headgate.planning.admission.spillover import Spillover
+from headgate.planning.dispatch.batching import Send
 from headgate.planning.dispatch.busy_nodes import TRY_AGAIN, BusyNodes
-from headgate.planning.dispatch.next_batch import MORE, Dispatcher, Send
+from headgate.planning.dispatch.next_batch import MORE, Dispatcher
 from headgate.planning.dispatch.placement import Placement, fits_host
 from headgate.planning.dispatch.provisioning import Provisioner
 from headgate.planning.dispatch.task_queues import TaskQueues
@@ -135,7 +136,7 @@ class Headgate(Policy):
         self._offer_given_up()
 
     def on_pool_available(self, pool_id: int) -> None:
-        while (send := self._dispatch.to_pool(pool_id)) is not None:
+        while (send := self._dispatch.calls.to_pool(pool_id)) is not None:
             self._send(send)
         self._offer_given_up()
 
@@ -206,9 +207,9 @@ class Headgate(Policy):
         build = self._builds.faas[function_id]
         if build is None:
             return
-        while (send := self._dispatch.to_pool(build.pool.id)) is not None:
+        while (send := self._dispatch.calls.to_pool(build.pool.id)) is not None:
             self._send(send)
-        if (at_ns := self._dispatch.retry_call_at_ns(function_id)) is not None:
+        if (at_ns := self._dispatch.calls.retry_at_ns(function_id)) is not None:
             self.orders.set_timer(_CALL, at_ns, function_id)
 
     def _send(self, send: Send) -> None:

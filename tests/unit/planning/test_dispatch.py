@@ -14,9 +14,9 @@ from headgate.core.model import Pool, Profile
 from headgate.core.records import Batch, Node, Task
 from headgate.core.states import Outcome
 from headgate.planning.constants import BEST_EFFORT_SHARE
-from headgate.planning.dispatch.batching import Batching
+from headgate.planning.dispatch.batching import Batching, Send
 from headgate.planning.dispatch.busy_nodes import TRY_AGAIN
-from headgate.planning.dispatch.next_batch import MORE, Dispatcher, Send
+from headgate.planning.dispatch.next_batch import MORE, Dispatcher
 from headgate.planning.dispatch.shapes import ShapeChooser
 
 PROFILE = Profile((10 * MS, 12 * MS, 14 * MS, 16 * MS))
@@ -115,13 +115,13 @@ def test_a_task_goes_to_another_pool_only_if_nothing_promised_waits_there() -> N
 def test_what_no_node_can_run_is_called_for() -> None:
     rig = DispatchRig(Pool(0, "node", nodes=0), CLOUD)
     best_effort = rig.add_best_effort()
-    send = rig.dispatch.to_faas(0)
+    send = rig.dispatch.calls.of_function(0)
     assert send is not None
     assert send.node is None
     assert send.build is rig.rig.faas()
     assert rig.send(send) == [best_effort]
-    assert rig.dispatch.to_pool(1) is None
-    assert rig.dispatch.retry_call_at_ns(0) is None  # nothing waits
+    assert rig.dispatch.calls.to_pool(1) is None
+    assert rig.dispatch.calls.retry_at_ns(0) is None  # nothing waits
 
 
 def test_what_cannot_be_in_time_any_more_is_best_effort() -> None:
@@ -228,19 +228,19 @@ def test_best_effort_has_its_share_of_the_calls_of_a_platform() -> None:
     """A node can run it, too, and is busy. An instance that must start would take far more."""
     rig = DispatchRig(ONE, CLOUD)
     best_effort = rig.add_best_effort()
-    assert rig.dispatch.to_pool(1) is None  # it waits for the node
+    assert rig.dispatch.calls.to_pool(1) is None  # it waits for the node
     rig.queues.on_sent(rig.rig.faas(), 10.0 * MS, was_promised=True)
-    assert rig.dispatch.to_pool(1) is None
+    assert rig.dispatch.calls.to_pool(1) is None
     warm_pool = rig.rig.faas().warm_pool
     assert warm_pool is not None
     warm_pool.instances.on_call(0)
     warm_pool.instances.on_return(0, ran=True)
-    send = rig.dispatch.to_pool(1)
+    send = rig.dispatch.calls.to_pool(1)
     assert send is not None
     assert send.build is rig.rig.faas()
     assert rig.send(send) == [best_effort]
     rig.add_best_effort()
-    assert rig.dispatch.to_pool(1) is None  # it has had its share
+    assert rig.dispatch.calls.to_pool(1) is None  # it has had its share
 
 
 def test_best_effort_leaves_a_node_within_reach_of_others_where_there_are_two() -> None:

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from test_fleet_size import S, make_fleet
 
-from headgate.planning.autoscaling.recurrence import Recurrence
+from headgate.planning.forecast import Recurrence
 
 
 def observe(levels: list[float]) -> list[float]:

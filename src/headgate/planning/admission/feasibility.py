@@ -13,13 +13,12 @@ from typing import Final, final
 
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import App
-from headgate.core.records import Node, Request, Task
+from headgate.core.records import Request, Task
 from headgate.core.view import View
 from headgate.planning.admission.cost_budgets import CostBudgets
 from headgate.planning.admission.shares import ClassLoad, PoolShares
 from headgate.planning.admission.spillover import Spillover
 from headgate.planning.constants import (
-    ENOUGH_EFFICIENCY,
     LEFT_BY_LARGE,
     LEFT_TO_OTHERS,
     PRICE_MIN,
@@ -44,7 +43,7 @@ class Feasibility:
         self._view = view
         self._builds = builds
         self._spillover = spillover
-        self._shares = [PoolShares() for _ in view.app.pools]
+        self.shares = [PoolShares() for _ in view.app.pools]  # by pool id
         # By pool id: whether some function runs in time nowhere else.
         self._is_bound = [False for _ in view.app.pools]
         for build in builds.all:
@@ -99,7 +98,7 @@ class Feasibility:
         self, request: Request, pool_id: int, window_ns: float, work_ns: float
     ) -> ClassLoad:
         """Record that the class of a request offers work to a pool."""
-        now_ns, shares = self._view.now_ns, self._shares[pool_id]
+        now_ns, shares = self._view.now_ns, self.shares[pool_id]
         key = (request.client, request.pipeline.id)
         load = shares.of_class(key)
         if load is None:
@@ -134,11 +133,11 @@ class Feasibility:
     def usual_load(self, pool_id: int) -> float:
         """The part of a pool's lanes that what arrives takes while there is enough for all."""
         lanes = self._builds.calendars[pool_id].lanes
-        return min(1.0, self._shares[pool_id].usual_lanes / max(1, lanes))
+        return min(1.0, self.shares[pool_id].usual_lanes / max(1, lanes))
 
     def offered_ns(self, pool_id: int) -> float:
         """All the work that has been offered to a pool, admitted or not."""
-        return self._shares[pool_id].offered_ns
+        return self.shares[pool_id].offered_ns
 
     def on_promised(self, promises: list[Promise]) -> None:
         """The request at hand was admitted: its class pays for it."""
@@ -171,46 +170,6 @@ class Feasibility:
         """A request that was admitted is at hand again: its class owes nothing more."""
         self._loads.clear()
         self._request = None
-
-    def waits_until_ns(self, task: Task, promise: Promise, items: int) -> int:
-        """Until when a promised task waits for others to join its batch; `items` wait for now.
-
-        It does where a class that can wait less is starved, and its own is not, if so small a batch
-        takes far more time per item. Half of the time that it can wait is enough: what else is
-        promised may delay it.
-        """
-        build, request = promise.build, task.request
-        shares = self._shares[build.pool.id]
-        if shares.starved_window_ns == inf:
-            return 0
-        if build.efficiency(min(items, build.items_best)) >= ENOUGH_EFFICIENCY:
-            return 0
-        load = shares.of_class((request.client, request.pipeline.id))
-        if load is None or load.is_starved or load.window_ns <= shares.starved_window_ns:
-            return 0
-        return (request.arrival_ns + promise.start_ns) // 2
-
-    def unblocking_items(self, build: Build, items: int, node: Node | None = None) -> int:
-        """The largest batch, up to `items`, that leaves lanes to those who cannot wait so long.
-
-        Work cannot be preempted: while a long batch runs, its lane is lost to requests with short
-        windows. So enough lanes for their load must be within reach of the shortest window, and for
-        each function one of the nodes that hold it. Where a class is starved, they are not enough:
-        its stages have a part of its window each, and its requests may come in bursts. Then no lane
-        is taken for longer than it can wait. 0: not even one item is done within it.
-        """
-        now_ns, calendar, shares = self._view.now_ns, build.calendar, self._shares[build.pool.id]
-        busy_ns = build.lane_ns(items)
-        needed, window_ns = shares.blocked(now_ns, calendar.lanes / self._view.gateways, busy_ns)
-        if calendar.lanes_free_by(now_ns, now_ns + int(window_ns)) - build.weight >= needed:
-            window_ns = shares.starved_window_ns
-        if node is not None:
-            window_ns = min(window_ns, self._builds.holders_wait_ns(node, build))
-        if window_ns >= busy_ns:
-            return items
-        if build.lane_ns(1) > window_ns:
-            return 0
-        return min(items, build.items_within(window_ns, 0.0))
 
     def _latest_start_ns(self, request: Request, stage: int) -> int:
         """When a stage must start at its fastest for the request to be in time."""
@@ -273,7 +232,7 @@ class Feasibility:
 
     def _must_yield(self, pool_id: int, load: ClassLoad, work_ns: float) -> bool:
         """Whether the request at hand must leave room: to other classes, or to more urgent ones."""
-        shares = self._shares[pool_id]
+        shares = self.shares[pool_id]
         if shares.has_used_its_share(load, work_ns):
             return True
         # Where others fill the calendar, a client within its share need not choose among its own.
@@ -282,7 +241,7 @@ class Feasibility:
     def _wants_more(self, pool_id: int) -> bool:
         """Whether the class of the request at hand offers more than its share of a pool."""
         load = self._loads.get(pool_id)
-        return load is not None and self._shares[pool_id].wants_more(load)
+        return load is not None and self.shares[pool_id].wants_more(load)
 
     def _ranked(self, task: Task, window_ns: int) -> list[Build]:
         """The builds of a task, the one that costs others least first, and calls after nodes.
@@ -297,15 +256,22 @@ class Feasibility:
         return sorted(
             builds,
             key=lambda build: (
-                self._rank(build) if has_call else 0,
+                self._rank(build, has_call=has_call),
                 self._cost(build, items, window_ns),
             ),
         )
 
-    def _rank(self, build: Build) -> int:
-        """Nodes come before calls, and before both what has not enough time for its own."""
+    def _rank(self, build: Build, *, has_call: bool) -> int:
+        """Nodes come before calls, and both before what has not enough time for its own.
+
+        Last come rented nodes that the plan wants no more: they are idle sooner.
+        """
         pool_id = build.pool.id
-        if self._is_bound[pool_id] and self._shares[pool_id].is_contended:
+        if pool_id in self._builds.unwanted_pools:
+            return 3
+        if not has_call:
+            return 0
+        if self._is_bound[pool_id] and self.shares[pool_id].is_contended:
             return 2
         return 0 if build.warm_pool is None else 1
 
@@ -330,7 +296,7 @@ class Feasibility:
         if 0 < lanes < build.calendar.lanes and self._is_full(build, lanes, latest_ns):
             return build.cold_start_ns if self._builds.may_start_now(build) else None
         # Where the pool has not enough for all, functions would evict each other all the time.
-        is_contended = self._shares[build.pool.id].is_contended
+        is_contended = self.shares[build.pool.id].is_contended
         return self._builds.ready_in_ns(build, may_swap_in=not is_contended)
 
     def _starts_before_ns(self, build: Build) -> int:
@@ -399,11 +365,12 @@ class Feasibility:
     ) -> Promise | None:
         """The promise of a build to run a stage between two times; None if it cannot."""
         now_ns, calendar, narrowest = self._view.now_ns, build.calendar, build.narrowest
-        alone_ns, before_ns = build.cautious_ns(items, z), 0
+        alone_ns, start_ns, before_ns = build.cautious_ns(items, z), 0, 0
         if build.cold_start_ns > 0:
-            start_ns = self._start_ns(build, due_ns - int(alone_ns))
-            if start_ns is None:
+            needed_ns = self._start_ns(build, due_ns - int(alone_ns))
+            if needed_ns is None:
                 return None
+            start_ns = needed_ns
             alone_ns += start_ns
             if start_ns >= build.cold_start_ns:
                 before_ns = self._starts_before_ns(build)
@@ -430,11 +397,50 @@ class Feasibility:
             if is_idle or self._balances(
                 build, latest_ns - before_ns, begin_ns, bucket, work_ns, batches, build.weight
             ):
-                return Promise(
+                promise = Promise(
                     build, due_ns, latest_ns, begin_ns, bucket, int(work_ns), batches, items, size,
                     int(base_ns),
                 )  # fmt: skip
-        return None
+                promise.order_ns = due_ns - int(alone_ns)
+                return promise
+        if ready_ns > now_ns or build.pending_items == 0:
+            return None
+        return self._fit_next_batch(build, items, due_ns, z, start_ns)
+
+    def _fit_next_batch(
+        self, build: Build, items: int, due_ns: int, z: float, start_ns: int
+    ) -> Promise | None:
+        """The promise to run in one batch with all that waits for a build; None if one is late.
+
+        A calendar counts on batches of the size that is in time however late a lane is free. The
+        next lane may be free sooner, and then one larger batch is in time for all. Only where
+        nothing else waits for the lanes.
+        """
+        waiting, calendar = build.pending_items + items, build.calendar
+        if waiting > build.items_best or calendar.work_ns > build.pending_ns:
+            return None
+        time_ns = build.cautious_ns(waiting, z) + start_ns
+        earliest_ns = min(due_ns, *(promise.due_ns for promise in build.booked))
+        latest_ns, now_ns = earliest_ns - int(time_ns), self._view.now_ns
+        if not build.narrowest.can_start(now_ns, latest_ns, time_ns, 1.0):
+            return None
+        base_ns = (build.lane_ns(waiting) - build.lane_ns(waiting - items)) * build.weight
+        work_ns = base_ns * build.overrun
+        begin_ns = min(latest_ns, *(promise.start_ns for promise in build.booked))
+        bucket = calendar.bucket(now_ns, begin_ns)
+        if not self._leaves_shares(build, latest_ns, begin_ns, bucket, work_ns, build.weight):
+            return None
+        if not self.is_trial:
+            for promise in build.booked:
+                promise.size = max(promise.size, waiting)
+                promise.start_ns = min(promise.start_ns, latest_ns)
+        batches = build.weight * items / waiting
+        promise = Promise(
+            build, due_ns, latest_ns, begin_ns, bucket, int(work_ns), batches, items, waiting,
+            int(base_ns),
+        )  # fmt: skip
+        promise.order_ns = due_ns - int(build.cautious_ns(items, z)) - start_ns
+        return promise
 
     def _fit_shape(
         self, build: Build, items: int, ready_ns: int, due_ns: int, z: float, most_usd: float
@@ -516,7 +522,20 @@ class Feasibility:
                 return False
         if not calendar.fits(now_ns, latest_ns, bucket, work_ns, batches, weight, default_ns):
             return False
-        load, shares = self._loads.get(build.pool.id), self._shares[build.pool.id]
+        return self._leaves_shares(build, latest_ns, begin_ns, bucket, work_ns, weight)
+
+    def _leaves_shares(
+        self,
+        build: Build,
+        latest_ns: int,
+        begin_ns: int,
+        bucket: int,
+        work_ns: float,
+        weight: float,
+    ) -> bool:
+        """Whether what the class of the request at hand must leave to others is left to them."""
+        now_ns, calendar = self._view.now_ns, build.calendar
+        load, shares = self._loads.get(build.pool.id), self.shares[build.pool.id]
         if load is None:
             return True
         if begin_ns != latest_ns:
@@ -536,7 +555,7 @@ class Feasibility:
         # Nobody who comes could start in less. What other gateways promise is not known here.
         is_alone = self._view.gateways == 1 and not shares.has_several
         if is_alone and not load.has_more_urgent(self._priority):
-            reserved_ns = 0.0 if reserved_ns < default_ns * weight else reserved_ns
+            reserved_ns = 0.0 if reserved_ns < build.lane_ns(1) * weight else reserved_ns
         if reserved_ns <= 0.0 or slack_ns >= work_ns + reserved_ns:
             return True
         self.was_share_used = slack_ns >= work_ns  # it would have fitted

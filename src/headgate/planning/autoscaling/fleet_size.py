@@ -14,7 +14,7 @@ The least number of nodes n is the larger of two:
   t + RT_max - C, with C the mean execution time. The rest is not admitted; it may be 1 - SL_min of
   the work (Poisson arrivals). Swayam asks for nodes that could serve U times the rate for good.
 
-The forecast is the rate of now, or that which seasons before had at this time (`recurrence`).
+The forecast is the rate of now, or that which seasons before had at this time (`Recurrence`).
 A number that falls is followed after a hold, the time in which a node costs as much as its set-up.
 
 Of several gateways each counts its own arrivals and takes the others to receive as many. From 1/F
@@ -33,7 +33,6 @@ from typing import Final, final
 from headgate.core.clock import SECOND_NS
 from headgate.core.model import Slo
 from headgate.planning.autoscaling.execution_times import LogNormalTimes
-from headgate.planning.autoscaling.recurrence import Recurrence
 from headgate.planning.autoscaling.response_time import least_backends
 from headgate.planning.autoscaling.waiting_time import GlobalQueue
 from headgate.planning.constants import (
@@ -48,7 +47,7 @@ from headgate.planning.constants import (
     SURPLUS,
     SURPLUS_SETUPS,
 )
-from headgate.planning.forecast import ArrivalCounts
+from headgate.planning.forecast import ArrivalCounts, Recurrence
 
 _BUCKET_NS: Final = SECOND_NS  # so that counts are rates per second
 _WINDOW: Final = 64  # the longest, of a single gateway, in buckets

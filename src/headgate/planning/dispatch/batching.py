@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from typing import final
 
 from headgate.core.model import UNLIMITED
@@ -17,11 +18,40 @@ from headgate.core.records import STAGES_MAX, Batch, Node, Task
 from headgate.core.states import TASK_READY, BatchState
 from headgate.core.view import View
 from headgate.planning.admission.control import AdmissionControl
-from headgate.planning.constants import FULL_BATCH_MIN
+from headgate.planning.constants import ENOUGH_EFFICIENCY, FULL_BATCH_MIN
 from headgate.planning.dispatch.shapes import Choice, ShapeChooser
 from headgate.planning.dispatch.task_queues import EdfQueue, TaskQueues
 from headgate.planning.pools.build import Build, Promise
 from headgate.planning.pools.builds import Builds
+
+
+@final
+class Send:
+    """A decision: a batch from the head of a queue goes to a node, or to a FaaS pool.
+
+    Or, with `is_start`, the node starts the build, and the batch waits for a node that holds it.
+    """
+
+    __slots__ = ("build", "choice", "is_start", "node", "queue", "shape_id", "start_ns")
+
+    def __init__(
+        self,
+        queue: EdfQueue,
+        build: Build,
+        node: Node | None,
+        start_ns: int = 0,
+        shape_id: int = 0,
+        choice: Choice | None = None,
+        *,
+        is_start: bool = False,
+    ) -> None:
+        self.queue = queue
+        self.build = build
+        self.is_start = is_start
+        self.node = node  # None: the batch is a call of the build's FaaS pool
+        self.start_ns = start_ns  # that it takes first, to hold the build and its input
+        self.shape_id = shape_id
+        self.choice = choice  # where the size of the batch was chosen with its shape
 
 
 @final
@@ -41,31 +71,26 @@ class Batching:
         self._admission = admission
         self._queues = queues
         self._shapes = shapes
+        self._shares = admission.feasibility.shares
         # What is learnt from a batch that a node may refuse, if the node takes it: of the batch
         # that was formed last, and by batch id.
         self._lesson: Callable[[], None] | None = None
         self._lessons: dict[int, Callable[[], None]] = {}
 
-    def take(
-        self,
-        queue: EdfQueue,
-        build: Build,
-        start_ns: int,
-        shape_id: int = 0,
-        choice: Choice | None = None,
-        node: Node | None = None,
-    ) -> tuple[list[Task], int]:
+    def take(self, send: Send) -> tuple[list[Task], int]:
         """Dequeue the most urgent task and those that run with it; their bookings are released.
 
-        Return them and the shape of the batch. The build needs `start_ns` before it can run. With a
-        `choice`, those join for whom it is best too; if they are fewer, the shape is chosen again.
+        Return them and the shape of the batch. With a `choice`, those join for whom it is best too;
+        if they are fewer, the shape is chosen again.
         """
+        queue, build, node, choice = send.queue, send.build, send.node, send.choice
+        start_ns, shape_id = send.start_ns, send.shape_id
         admission, head = self._admission, queue.head()
         assert head is not None
         promise = admission.booked(head)
         items_max = build.items_max if choice is None else choice.items
         if promise is None and choice is None:
-            items_max = self._unblocking_items(build, node)
+            items_max = max(1, self.unblocking_items(build, build.items_best, node))
         elif node is not None and queue.node_id is not None and queue.node_id != node.id:
             items_max = 1  # every further input would have to be moved first, too
         bytes_max = UNLIMITED if build.pool.faas is None else build.pool.faas.payload_bytes_max
@@ -117,10 +142,45 @@ class Batching:
         self._queues.update_heads(queue, build.function_id, promise)
         return batch, shape_id
 
-    def _unblocking_items(self, build: Build, node: Node | None) -> int:
-        """The largest batch of best effort."""
-        unblocking_items = self._admission.feasibility.unblocking_items
-        return max(1, unblocking_items(build, build.items_best, node))
+    def waits_until_ns(self, task: Task, promise: Promise, items: int) -> int:
+        """Until when a promised task waits for others to join its batch; `items` wait for now.
+
+        It does where a class that can wait less is starved, and its own is not, if so small a batch
+        takes far more time per item. Half of the time that it can wait is enough: what else is
+        promised may delay it.
+        """
+        build, request = promise.build, task.request
+        shares = self._shares[build.pool.id]
+        if shares.starved_window_ns == inf:
+            return 0
+        if build.efficiency(min(items, build.items_best)) >= ENOUGH_EFFICIENCY:
+            return 0
+        load = shares.of_class((request.client, request.pipeline.id))
+        if load is None or load.is_starved or load.window_ns <= shares.starved_window_ns:
+            return 0
+        return (request.arrival_ns + promise.start_ns) // 2
+
+    def unblocking_items(self, build: Build, items: int, node: Node | None = None) -> int:
+        """The largest batch, up to `items`, that leaves lanes to those who cannot wait so long.
+
+        Work cannot be preempted: while a long batch runs, its lane is lost to requests with short
+        windows. So enough lanes for their load must be within reach of the shortest window, and for
+        each function one of the nodes that hold it. Where a class is starved, they are not enough:
+        its stages have a part of its window each, and its requests may come in bursts. Then no lane
+        is taken for longer than it can wait. 0: not even one item is done within it.
+        """
+        now_ns, calendar, shares = self._view.now_ns, build.calendar, self._shares[build.pool.id]
+        busy_ns = build.lane_ns(items)
+        needed, window_ns = shares.blocked(now_ns, calendar.lanes / self._view.gateways, busy_ns)
+        if calendar.lanes_free_by(now_ns, now_ns + int(window_ns)) - build.weight >= needed:
+            window_ns = shares.starved_window_ns
+        if node is not None:
+            window_ns = min(window_ns, self._builds.holders_wait_ns(node, build))
+        if window_ns >= busy_ns:
+            return items
+        if build.lane_ns(1) > window_ns:
+            return 0
+        return min(items, build.items_within(window_ns, 0.0))
 
     def on_sent(self, batch: Batch) -> None:
         """The batch that was formed last is sent: where a node may refuse it, learn later."""

@@ -159,4 +159,4 @@ class BusyNodes:
         queue = self._queues.promised_heads[pool_id].first()
         if queue is None:
             return inf
-        return max(0.0, float(queue.head_key()[1] - self._view.now_ns))
+        return max(0.0, float(queue.head_key()[3] - self._view.now_ns))

@@ -1,9 +1,8 @@
-"""Dispatch: which batch goes to a free node next, and which to a FaaS pool.
+"""Dispatch: which batch goes to a free node next. What is called for instead, `calls` says.
 
 A promise binds: a task goes to the build that its promise names. Another pool takes it only if it
-is in time there and nothing that was promised there waits. What may be late on the next free node
-is called for instead, if a call is in time. Best effort gets its small share of a pool first, and
-whatever promised tasks leave.
+is in time there and nothing that was promised there waits. Best effort gets its small share of a
+pool first, and whatever promised tasks leave.
 
 Each decision is a `Send`, a value: to order its batch, which `take` forms, is the caller's part.
 """
@@ -13,59 +12,29 @@ from __future__ import annotations
 from operator import itemgetter
 from typing import Final, final
 
-from headgate.core.clock import SECOND_NS
+from headgate.core.clock import NEVER_NS, SECOND_NS
 from headgate.core.records import STAGES_MAX, Batch, Node, Task
 from headgate.core.states import ON_HOST, TASK_READY
 from headgate.core.view import View, has_free_compute
 from headgate.planning.admission.control import AdmissionControl
 from headgate.planning.admission.spillover import Spillover
-from headgate.planning.constants import BEST_EFFORT_RETRY_NS, HEADS_EXAMINED, LATE_Z
-from headgate.planning.dispatch.batching import Batching
+from headgate.planning.constants import BEST_EFFORT_RETRY_NS, HEADS_EXAMINED
+from headgate.planning.dispatch.batching import Batching, Send
 from headgate.planning.dispatch.busy_nodes import TRY_AGAIN
+from headgate.planning.dispatch.calls import Calls
 from headgate.planning.dispatch.placement import Placement
-from headgate.planning.dispatch.shapes import Choice, ShapeChooser
+from headgate.planning.dispatch.shapes import ShapeChooser
 from headgate.planning.dispatch.task_queues import (
-    ANYWHERE,
-    CALLS_ONLY,
     EdfQueue,
     Heads,
-    Key,
     TaskQueues,
+    urgency,
 )
 from headgate.planning.pools.build import Build, Promise
 from headgate.planning.pools.builds import Builds
 
 MORE: Final = "more"  # a timer with a build id: what waits for more tasks is offered a node again
 _NO_LIMIT_NS: Final = float(1 << 60)
-
-
-@final
-class Send:
-    """A decision: a batch from the head of a queue goes to a node, or to a FaaS pool.
-
-    Or, with `is_start`, the node starts the build, and the batch waits for a node that holds it.
-    """
-
-    __slots__ = ("build", "choice", "is_start", "node", "queue", "shape_id", "start_ns")
-
-    def __init__(
-        self,
-        queue: EdfQueue,
-        build: Build,
-        node: Node | None,
-        start_ns: int = 0,
-        shape_id: int = 0,
-        choice: Choice | None = None,
-        *,
-        is_start: bool = False,
-    ) -> None:
-        self.queue = queue
-        self.build = build
-        self.is_start = is_start
-        self.node = node  # None: the batch is a call of the build's FaaS pool
-        self.start_ns = start_ns  # that it takes first, to hold the build and its input
-        self.shape_id = shape_id
-        self.choice = choice  # where the size of the batch was chosen with its shape
 
 
 @final
@@ -89,6 +58,7 @@ class Dispatcher:
         self._spillover = spillover
         self._shapes = ShapeChooser(view, builds, admission.budgets)
         self._batching = Batching(view, builds, admission, queues, self._shapes)
+        self.calls = Calls(view, builds, admission, queues, spillover, self._batching)
         self.ready: list[Task] = []  # queued with others, and not taken by `take_ready` yet
         # A promised task waits for more compute of the node at hand than is free. Best effort in
         # smaller shapes would take it piece by piece, as it becomes free.
@@ -122,9 +92,7 @@ class Dispatcher:
 
     def take(self, send: Send) -> tuple[list[Task], int]:
         """Dequeue the tasks of a batch that is to be sent; return them and the batch's shape."""
-        return self._batching.take(
-            send.queue, send.build, send.start_ns, send.shape_id, send.choice, send.node
-        )
+        return self._batching.take(send)
 
     def on_sent(self, send: Send, batch: Batch) -> None:
         """A batch was sent."""
@@ -212,12 +180,12 @@ class Dispatcher:
             build = self._builds.on_pool[node.pool.id][task.function.id]
             assert build is not None
             if self._builds.faas[task.function.id] is not None:
-                send = self._call_instead(queue, task)
+                send = self.calls.instead(queue, task)
                 if send is not None:
                     break
             if not self._has_lane(node, build):
                 break  # kept for a build that needs more of it, which would starve otherwise
-            if not goes_first or self._queues.may_go_first(build):
+            if not goes_first or self._may_go_first(node, task, build):
                 send = self._of_queue(node, queue, task, build, is_best_effort=is_best_effort)
             if send is None and not is_best_effort and self._empties(node, build, task):
                 break
@@ -232,6 +200,22 @@ class Dispatcher:
             if send is None and len(passed_over) == HEADS_EXAMINED:
                 return self._of_what_it_holds(node, is_best_effort=is_best_effort)
         return send
+
+    def _may_go_first(self, node: Node, task: Task, build: Build) -> bool:
+        """Whether a task of best effort may go before promised tasks, where best effort is due.
+
+        One that is late already makes no other one late, or the next one would be late for that.
+        """
+        if not self._queues.may_go_first(build):
+            return False
+        queue = self._queues.promised_heads[node.pool.id].first()
+        head = None if queue is None else queue.head()
+        promise = None if head is None else self._admission.booked(head)
+        if promise is None or task.request.deadline_ns == NEVER_NS:
+            return True
+        now_ns, lanes = self._view.now_ns, build.calendar.lanes_free_by
+        end_ns = now_ns + int(build.lane_ns(task.request.items))
+        return end_ns <= promise.start_ns or lanes(now_ns, promise.start_ns) > build.weight
 
     def _of_build(self, node: Node, build: Build) -> Send | None:
         """A batch of what was promised to a build, if the node should run it now."""
@@ -266,7 +250,7 @@ class Dispatcher:
         that it could do, and if all did, for ever.
         """
         queues, builds = self._queues, self._builds.on_pool[node.pool.id]
-        waiting: list[tuple[Key, EdfQueue, Build]] = []
+        waiting: list[tuple[tuple[int, ...], EdfQueue, Build]] = []
         for instance in node.instances.values():
             build = builds[instance.variant.function_id]
             if build is not None:
@@ -277,7 +261,7 @@ class Dispatcher:
                 )
                 for queue in own:
                     if queue.items > 0 and queue.head() is not None:
-                        waiting.append((queue.head_key(), queue, build))
+                        waiting.append((urgency(queue.head_key()), queue, build))
         waiting.sort(key=itemgetter(0))
         for _, queue, build in waiting[:HEADS_EXAMINED]:
             task = self._batching.prune(queue) if self._has_lane(node, build) else None
@@ -302,7 +286,7 @@ class Dispatcher:
     ) -> Send | None:
         """A batch from the head of a queue; None if the node should not run it now."""
         if task.request.items > build.items_max:
-            return self.to_faas(task.function.id)  # perhaps no node can take it
+            return self.calls.of_function(task.function.id)  # perhaps no node can take it
         if not self._placement.suits(node, build):
             # Of one shape alone, `_has_lane` keeps the room.
             if build.has_choice and not is_best_effort and build.variant.id in node.instances:
@@ -381,7 +365,7 @@ class Dispatcher:
         promise = self._admission.booked(task)
         if promise is None:
             return False
-        at_ns = self._admission.feasibility.waits_until_ns(task, promise, queue.items)
+        at_ns = self._batching.waits_until_ns(task, promise, queue.items)
         if at_ns <= self._view.now_ns:
             return False
         self._hold(build, at_ns)
@@ -400,7 +384,7 @@ class Dispatcher:
         """
         items, now_ns = task.request.items, self._view.now_ns
         reload_ns = self._placement.reload_ns(node, build)
-        if reload_ns == 0 and self._admission.feasibility.unblocking_items(build, items, node) > 0:
+        if reload_ns == 0 and self._batching.unblocking_items(build, items, node) > 0:
             return True
         lane_ns = build.lane_ns(items)
         if reload_ns > 0:
@@ -414,6 +398,8 @@ class Dispatcher:
 
     def _from_other_pool(self, node: Node) -> Send | None:
         """The most urgent task of another pool that is in time on this node."""
+        if node.pool.id in self._builds.unwanted_pools:
+            return None
         for pool_id, heads in enumerate(self._queues.promised_heads):
             queue = None if pool_id == node.pool.id else heads.first()
             # A task that is lost must not keep those behind it: its own pool may never run it.
@@ -497,104 +483,10 @@ class Dispatcher:
         for build in builds:
             if build is own.build or build.warm_pool is not None:
                 continue
+            if build.pool.id in self._builds.unwanted_pools:
+                continue
             if build.calendar.work_ns == 0 and self._admission.is_in_time(task, build):
                 node = self._placement.warm_node(build)
                 if node is not None:
                     return self._send_to(node, queue, build)
         return None
-
-    def to_faas(self, function_id: int) -> Send | None:
-        """The next call for a function: of what was promised one, or runs nowhere else."""
-        build = self._builds.faas[function_id]
-        if build is None:
-            return None
-        for queue in self._called_queues(build):
-            task = self._batching.prune(queue)
-            if task is not None:
-                may_start = self._admission.budgets.allows_cold(task, build)
-                if self._spillover.may_call(build, task, may_start=may_start):
-                    return Send(queue, build, None, self._spillover.start_ns(build))
-        return None
-
-    def retry_call_at_ns(self, function_id: int) -> int | None:
-        """When a call that waits for an instance can be sent; None if none waits."""
-        build = self._builds.faas[function_id]
-        if build is None or all(q.head() is None for q in self._called_queues(build)):
-            return None
-        return self._spillover.retry_at_ns(build)
-
-    def to_pool(self, pool_id: int) -> Send | None:
-        """The next call of a FaaS pool, whose concurrency all its functions share."""
-        queues = self._queues
-        promised, best_effort = queues.promised_heads[pool_id], queues.best_effort_heads[pool_id]
-        send: Send | None = None
-        if queues.is_best_effort_due(self._view.now_ns, pool_id):
-            send = self._first_call(best_effort, is_best_effort_due=True)
-        return send or self._first_call(promised) or self._first_call(best_effort)
-
-    def _first_call(self, heads: Heads, *, is_best_effort_due: bool = False) -> Send | None:
-        """The call of the most urgent queue of which one can be sent."""
-        passed_over: list[EdfQueue] = []
-        send: Send | None = None
-        while send is None and len(passed_over) < HEADS_EXAMINED:
-            queue = heads.first()
-            if queue is None:
-                break
-            task = self._batching.prune(queue)
-            if task is None:
-                continue
-            if is_best_effort_due:
-                send = self._due_call(queue, task)
-            else:
-                send = self.to_faas(task.function.id)
-            if send is None:
-                heads.remove(queue)
-                passed_over.append(queue)
-        for queue in passed_over:
-            heads.put(queue, queue.head_key())
-        return send
-
-    def _due_call(self, queue: EdfQueue, task: Task) -> Send | None:
-        """A call of best effort, which may run on nodes too but has its share of the platform."""
-        build = self._builds.faas[task.function.id]
-        if build is None or not self._builds.fits_call(task):
-            return None
-        if not self._queues.may_go_first(build):
-            return None
-        # A start would hold concurrency for many times as long as the call that is due.
-        if not self._spillover.has_warm(build, task):
-            return None
-        return Send(queue, build, None)
-
-    def _called_queues(self, build: Build) -> list[EdfQueue]:
-        best_effort = self._queues.best_effort[build.function_id]
-        queues = [self._queues.promised[build.id], best_effort[CALLS_ONLY]]
-        queues += self._queues.limited(build.function_id, CALLS_ONLY)
-        for queue in (
-            best_effort[ANYWHERE],
-            *self._queues.limited(build.function_id, ANYWHERE),
-        ):
-            waiting = queue.head()
-            if waiting is not None:
-                items = waiting.request.items
-                builds = self._queues.builds_of(queue, build.function_id)
-                if not self._builds.has_nodes(builds, items):
-                    queues.append(queue)
-        return queues
-
-    def _call_instead(self, queue: EdfQueue, task: Task) -> Send | None:
-        """Call for a task that may be late on the next free node, if a call is in time."""
-        faas = self._builds.faas[task.function.id]
-        promise = None if faas is None else self._admission.booked(task)
-        if faas is None or promise is None or promise.build is faas:
-            return None
-        items, now_ns = task.request.items, self._view.now_ns
-        left_ns = self._builds.latest_ns(task.request, task.id % STAGES_MAX) - now_ns
-        wait_ns = promise.build.narrowest.free_in_ns(now_ns)
-        if wait_ns + promise.build.cautious_ns(items, LATE_Z) <= left_ns:
-            return None
-        if items > faas.items_max or faas.cautious_ns(items, LATE_Z) > left_ns:
-            return None
-        if not self._admission.budgets.allows(task, faas):
-            return None
-        return Send(queue, faas, None) if self._spillover.has_warm(faas, task) else None

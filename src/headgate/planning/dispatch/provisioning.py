@@ -98,6 +98,9 @@ class Provisioner:
         now_ns, gateways = self._view.now_ns, self._view.gateways
         targets = self._autoscaler.targets(now_ns, without_place, waiting, gateways)
         filled = self._filled() if gateways == 1 else {}
+        if gateways == 1:
+            wanted = {target.pool_id for target in targets if target.count > 0}
+            self._builds.unwanted_pools = {target.pool_id for target in targets} - wanted
         promised = [self._builds.as_promised(self._to_keep(each, filled)) for each in targets]
         return self._within_room(promised)
 

@@ -1,10 +1,11 @@
 """Queues of waiting tasks: by latest start for what is promised, by age for best effort.
 
-A queue belongs to one build (promised tasks) or to one function (best effort). Promised tasks go in
-the order of their latest start, deadline less service time, and not of their deadline: where work
-cannot be preempted, a short task that is due a little earlier would take the last lane on which a
-long one could still have been in time. Where moving inputs between nodes takes time, the promised
-tasks with inputs on one node have a queue of their own, so that they run there, and together.
+A queue belongs to one build (promised tasks) or to one function (best effort). Queues go in the
+order of the latest start of their heads, deadline less service time, and not of their deadline:
+where work cannot be preempted, a short task that is due a little earlier would take the last lane
+on which a long one could still have been in time. Where moving inputs between nodes takes time, the
+promised tasks with inputs on one node have a queue of their own, so that they run there, and
+together.
 
 The most urgent queue of a pool is found through a heap of heads that is corrected lazily:
 O(log queues) per change.
@@ -37,9 +38,14 @@ ANYWHERE: Final = 0
 NODES_ONLY: Final = 1
 CALLS_ONLY: Final = 2
 
-# (declared priority of the client, time, task id): smallest first. A compiled build would copy a
-# `tuple[int, int, int]` at every use.
+# Of a task in its queue, the smallest first: the declared priority of its client, a time, its id,
+# and its latest start. A compiled build would copy a `tuple[int, int, int, int]` at every use.
 Key = tuple[int, ...]
+
+
+def urgency(key: Key) -> tuple[int, ...]:
+    """The order of queues whose heads have these keys: by declared priority, then latest start."""
+    return key[0], key[3], key[2]
 
 
 @final
@@ -148,13 +154,15 @@ class EdfQueue:
 
 @final
 class Heads:
-    """The queues of a pool, by the key of their heads; each queue once.
+    """The queues of a pool, by the urgency of their heads; each queue once.
 
-    An entry may be out of date: `first` corrects those that it meets.
+    An entry may be out of date if its queue is less urgent by now: `first` corrects those that it
+    meets.
     """
 
     def __init__(self) -> None:
-        self.entries: list[tuple[Key, int, EdfQueue]] = []  # a heap; not empty while anything waits
+        # A heap, not empty while anything waits: urgency, id and queue, and the key of its head.
+        self.entries: list[tuple[tuple[int, ...], int, EdfQueue, Key]] = []
         self._keys: dict[int, Key] = {}  # by queue id: its entry; others in the heap are obsolete
 
     def push(self, queue: EdfQueue) -> None:
@@ -169,18 +177,18 @@ class Heads:
             keys[id] = key
             entries = self.entries
             if entries and entries[0][1] == id:  # its last entry, most often: obsolete from now on
-                _heapreplace(entries, (key, id, queue))
+                _heapreplace(entries, (urgency(key), id, queue, key))
                 return
-            _heappush(entries, (key, id, queue))
+            _heappush(entries, (urgency(key), id, queue, key))
             if len(entries) > 2 * len(keys) + _OBSOLETE_MAX:
-                entries[:] = [entry for entry in entries if keys.get(entry[1]) is entry[0]]
+                entries[:] = [entry for entry in entries if keys.get(entry[1]) is entry[3]]
                 heapify(entries)
 
     def first(self) -> EdfQueue | None:
         """The most urgent queue, which stays here; None if nothing waits."""
         entries, keys = self.entries, self._keys
         while entries:
-            key, id, queue = entries[0]
+            _, id, queue, key = entries[0]
             if keys.get(id) is not key:
                 _heappop(entries)
             elif queue.head() is None:
@@ -254,7 +262,9 @@ class TaskQueues:
             if promise.build.pool.bytes_per_s > 0.0:
                 promise.input_node_id = self._input_node_id(task, promise.build)
             queue = self._promised_queue(promise)
-            key: Key = (rank, promise.order_ns, task.id)
+            # The latest start depends on the shape, where that is not chosen yet.
+            latest_ns = promise.order_ns if promise.build.has_choice else promise.start_ns
+            key: Key = (rank, promise.order_ns, task.id, latest_ns)
             if queue.push(key, task):  # else the head is the same as before
                 self.promised_heads[promise.build.pool.id].put(queue, key)
             return queue
@@ -266,19 +276,20 @@ class TaskQueues:
         self.forget([task])
         if queue.id in self._builds_of:
             self._limited_tasks[task.id] = queue
-        queue.push((rank, due_ns, task.id), task)
+        queue.push((rank, due_ns, task.id, due_ns), task)
         self.update_heads(queue, task.function.id, None)
         return queue
 
     def withdraw(self, task: Task, promise: Promise | None) -> None:
         """Forget a task that was cancelled or has expired."""
         if promise is not None:
-            self._promised_queue(promise).withdraw(task)
+            queue = self._promised_queue(promise)
+            queue.withdraw(task)
+            self.promised_heads[promise.build.pool.id].push(queue)  # the next may be more urgent
         else:
             # What it can pay for may have changed since, and its request is settled.
-            queue = self._limited_tasks.pop(task.id, None)
-            queue = queue or self.best_effort[task.function.id][self._place(task)]
-            queue.withdraw(task)
+            limited = self._limited_tasks.pop(task.id, None)
+            (limited or self.best_effort[task.function.id][self._place(task)]).withdraw(task)
 
     def _input_node_id(self, task: Task, build: Build) -> int | None:
         """The node of a build's pool that has most of a task's input."""

@@ -79,6 +79,7 @@ class Build:
         "_variance",
         "_weights",
         "batch_mean",
+        "booked",
         "calendar",
         "cold_start_ns",
         "deviation",
@@ -180,8 +181,8 @@ class Build:
         self._dearest: dict[int, int] = {}  # by items: the batch in which they cost most
         self.pending_ns = self.pending_items = 0  # promised to this build and not sent
         self.pending_batches = 0.0
-        # Of the first task of the batch that the next task may join; None if it is sent.
-        self.open_batch: Promise | None = None
+        self.booked: dict[Promise, None] = {}  # of the tasks that are pending
+        self.open_batch: Promise | None = None  # of the first task of the batch that others join
 
     def _fastest_times_ns(self) -> list[float]:
         """By number of items, the time in the fastest of the shapes that a dispatch can choose."""
@@ -456,7 +457,9 @@ class Promise:
         self.build = build
         self.due_ns = due_ns  # the stage's deadline, less the margin
         self.start_ns = start_ns  # the latest start with which it is done by then
-        self.order_ns = start_ns  # by which tasks queue
+        # By which the tasks of a build queue: the latest start of a batch of its own. How many
+        # waited when it was promised must not matter, or those that came later would go first.
+        self.order_ns = start_ns
         # When its work is due: with those that it joins, who may have to start sooner.
         self.begin_ns = begin_ns
         self.bucket = bucket  # of that
@@ -491,6 +494,7 @@ class Promise:
         """Enter it into the calendars of its build."""
         self.is_booked = True
         build, work_ns, batches = self.build, self.work_ns, self.batches
+        build.booked[self] = None
         build.pending_items += self.items
         build.pending_ns += work_ns
         build.pending_batches += batches
@@ -506,6 +510,7 @@ class Promise:
         build, work_ns, batches = self.build, self.work_ns, self.batches
         if build.open_batch is self:
             build.open_batch = None
+        build.booked.pop(self, None)
         build.pending_items -= self.items
         build.pending_ns -= work_ns
         build.pending_batches -= batches

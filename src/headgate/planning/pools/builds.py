@@ -70,6 +70,7 @@ class Builds:
         for calendar, is_scarce_here in zip(self.calendars, self._is_scarce, strict=True):
             if is_scarce_here:
                 calendar.expect_switches()
+        self.unwanted_pools: set[int] = set()  # elastic ones of which the plan wants no node
         self._until_review = [0 for _ in app.pools]
         for builds in self.of_function:
             builds.sort(key=lambda build: (build.pool.is_elastic, build.lane_ns(1)))
