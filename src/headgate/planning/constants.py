@@ -135,6 +135,8 @@ PRICE_MIN: Final = 0.1
 # nodes can do more than their lanes where slots slow each other down, and the end of a run finds
 # requests half done.
 BEST_EFFORT_SHARE: Final = 0.06
+# Objectives for which a late request waits until it may make others late for its share.
+LATE_WAIT: Final = 30
 # A batch of best effort counts as the work that it does in full batches, but as this part of its
 # lane time at least: small ones may cost promised tasks at most twice the share.
 FULL_BATCH_MIN: Final = 0.5

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import final
 
+import pytest
 from planning_rig import CLOUD, MS, PlanningRig, make_app
 
 from headgate.core.events import BatchFinished, GatewaysChanged
@@ -177,6 +178,28 @@ def test_best_effort_that_others_cannot_wait_for_gets_its_small_share() -> None:
     assert rig.dispatch.to_node(rig.node()) is None
     rig.rig.view.now_ns = at_ns
     assert rig.send(rig.dispatch.to_node(rig.node())) == [best_effort]
+
+
+@pytest.mark.parametrize(
+    ("at_ms", "left_ms", "goes_first"),
+    [
+        pytest.param(40, 15, False, id="the promised one would be late"),
+        pytest.param(40, 90, True, id="the promised one can wait"),
+        pytest.param(31 * 30, 15, True, id="it has waited for thirty objectives"),
+    ],
+)
+def test_what_is_late_makes_nobody_late_for_its_share(
+    at_ms: int, left_ms: int, *, goes_first: bool
+) -> None:
+    rig = DispatchRig(ONE)
+    rig.rig.start(0, rig.node())
+    late, build = rig.admit(30), rig.rig.build()
+    rig.queues.on_sent(build, 10.0 * MS, was_promised=True)
+    rig.rig.view.now_ns = 25 * MS
+    assert rig.batching.prune(rig.queues.promised[build.id]) is None
+    rig.rig.now_ns = at_ms * MS
+    promised = rig.admit(at_ms + left_ms)
+    assert rig.send(rig.dispatch.to_node(rig.node())) == [late if goes_first else promised]
 
 
 def test_best_effort_earns_its_share_of_the_time_of_a_node_while_it_waits() -> None:

@@ -18,7 +18,7 @@ from headgate.core.states import ON_HOST, TASK_READY
 from headgate.core.view import View, has_free_compute
 from headgate.planning.admission.control import AdmissionControl
 from headgate.planning.admission.spillover import Spillover
-from headgate.planning.constants import BEST_EFFORT_RETRY_NS, HEADS_EXAMINED
+from headgate.planning.constants import BEST_EFFORT_RETRY_NS, HEADS_EXAMINED, LATE_WAIT
 from headgate.planning.dispatch.batching import Batching, Send
 from headgate.planning.dispatch.busy_nodes import TRY_AGAIN
 from headgate.planning.dispatch.calls import Calls
@@ -185,7 +185,7 @@ class Dispatcher:
                     break
             if not self._has_lane(node, build):
                 break  # kept for a build that needs more of it, which would starve otherwise
-            if not goes_first or self._may_go_first(node, task, build):
+            if not goes_first or self._may_go_first(node, queue, task, build):
                 send = self._of_queue(node, queue, task, build, is_best_effort=is_best_effort)
             if send is None and not is_best_effort and self._empties(node, build, task):
                 break
@@ -201,21 +201,26 @@ class Dispatcher:
                 return self._of_what_it_holds(node, is_best_effort=is_best_effort)
         return send
 
-    def _may_go_first(self, node: Node, task: Task, build: Build) -> bool:
+    def _may_go_first(self, node: Node, waiting: EdfQueue, task: Task, build: Build) -> bool:
         """Whether a task of best effort may go before promised tasks, where best effort is due.
 
-        One that is late already makes no other one late, or the next one would be late for that.
+        What is late makes no other request late, or the next one would be late for that; unless it
+        has waited for long.
         """
         if not self._queues.may_go_first(build):
             return False
+        request, now_ns = task.request, self._view.now_ns
+        allowed_ns = request.deadline_ns - request.arrival_ns
+        if request.deadline_ns == NEVER_NS or now_ns - request.arrival_ns > LATE_WAIT * allowed_ns:
+            return True
         queue = self._queues.promised_heads[node.pool.id].first()
         head = None if queue is None else queue.head()
         promise = None if head is None else self._admission.booked(head)
-        if promise is None or task.request.deadline_ns == NEVER_NS:
+        if promise is None:
             return True
-        now_ns, lanes = self._view.now_ns, build.calendar.lanes_free_by
-        end_ns = now_ns + int(build.lane_ns(task.request.items))
-        return end_ns <= promise.start_ns or lanes(now_ns, promise.start_ns) > build.weight
+        items = min(max(request.items, waiting.items), build.items_best)
+        end_ns, lanes_free_by = now_ns + int(build.lane_ns(items)), build.calendar.lanes_free_by
+        return end_ns <= promise.start_ns or lanes_free_by(now_ns, promise.start_ns) > build.weight
 
     def _of_build(self, node: Node, build: Build) -> Send | None:
         """A batch of what was promised to a build, if the node should run it now."""
