@@ -22,7 +22,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo compare test test-full hostile check bench bench-live compile clean
+.PHONY: help setup demo compare test test-full hostile check bench bench-live compile wheel clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | \
@@ -61,6 +61,9 @@ bench-live: $(READY_BENCH)  ## how fast it serves, beside other servers (a quart
 
 compile: $(READY_DEV)  ## the compiled build, in build/compiled (needs a C compiler)
 	$(BIN)/python tools/compile.py
+
+wheel: $(READY_DEV)  ## the compiled build as a wheel, in dist (needs a C compiler)
+	$(BIN)/python tools/wheel.py
 
 clean:  ## remove whatever was made here, .venv included
 	rm -rf $(VENV) build dist out src/*.egg-info

@@ -15,6 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("action_log.py")
 COMPILE = ROOT / "tools" / "compile.py"
+WHEEL = ROOT / "tools" / "wheel.py"
 
 
 def _decided(source: Path) -> tuple[str, dict[str, str]]:
@@ -56,3 +57,25 @@ for module in pkgutil.walk_packages(headgate.__path__, "headgate."):
 """
     environment = os.environ | {"PYTHONPATH": done.stdout.strip()}
     subprocess.run([sys.executable, "-c", script], env=environment, check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not _has_compiler(), reason="there is no C compiler")
+def test_the_wheel_has_the_compiled_build(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, WHEEL, "--out", tmp_path], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    installed = tmp_path / "installed"
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    wheel = done.stdout.strip()
+    subprocess.run([*command, "--target", installed, wheel], check=True)
+    assert _decided(installed)[0] == "compiled"
+    used = subprocess.run(
+        [sys.executable, "-m", "headgate", "policies"],
+        cwd=installed,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "headgate" in used.stdout

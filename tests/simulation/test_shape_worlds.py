@@ -1,6 +1,6 @@
 """Worlds with shapes that the regret search found, made small: each was lost for one cause.
 
-The numbers are the seeds of `headgate fuzz --regret --shapes`.
+The numbers are the seeds of `headgate fuzz --regret --worlds shapes`.
 """
 
 from __future__ import annotations

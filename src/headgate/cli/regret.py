@@ -26,6 +26,11 @@ from headgate.lab.regret.shrink import TRIES_MAX, loss_of, shrink
 from headgate.lab.regret.worlds import Truth, World, WorldKind, draw_world
 from headgate.metrics.table import rows_table
 
+_KIND_WORDS: Final[dict[WorldKind, str]] = {
+    "plain": "",
+    "shapes": "shapes and ",
+    "single": "a single function and ",
+}
 _LINES_MAX: Final = 20  # lost worlds that are listed; --json lists all
 
 
@@ -43,8 +48,8 @@ class RegretSearch:
     def command(self, seed: int) -> str:
         """The command that repeats one world."""
         truth = "" if self.truth == "scattered" else f" --truth {self.truth}"
-        shapes = " --shapes" if self.kind == "shapes" else ""
-        return f"headgate fuzz --regret{shapes} --policy {self.policy} --seed {seed}{truth}"
+        worlds = "" if self.kind == "plain" else f" --worlds {self.kind}"
+        return f"headgate fuzz --regret{worlds} --policy {self.policy} --seed {seed}{truth}"
 
 
 def run_regret_search(wanted: RegretSearch, output: Path | None, *, as_json: bool) -> int:
@@ -120,7 +125,7 @@ def _aggregates(report: RegretReport) -> Iterator[RenderableType]:
     judged = report.judged
     left_out = len(report.results) - len(judged)
     lines = {
-        "worlds": f"{len(judged):,} with {'shapes and ' * (report.kind == 'shapes')}"
+        "worlds": f"{len(judged):,} with {_KIND_WORDS[report.kind]}"
         f"{report.truth} service times"
         + (f"; {left_out} left out: too few requests with objectives" if left_out else ""),
         "share": _mean_and_worst(report.share, "of the fluid bound"),

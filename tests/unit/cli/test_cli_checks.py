@@ -188,9 +188,9 @@ def test_regret(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "mean 0.600, worst 0.300 (seed 8) of the fluid bound" in lost.out
     assert "balance loses 1 of 2 worlds" in lost.out
     assert "headgate fuzz --regret --policy balance --seed 8" in lost.out
-    shaped = headgate("fuzz", "--regret", "--shapes", "--seed", 8)
+    shaped = headgate("fuzz", "--regret", "--worlds", "shapes", "--seed", 8)
     assert "1 with shapes and scattered service times" in shaped.out
-    assert "headgate fuzz --regret --shapes --policy headgate --seed 8" in shaped.out
+    assert "headgate fuzz --regret --worlds shapes --policy headgate --seed 8" in shaped.out
 
 
 def test_regret_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,9 +223,9 @@ def test_options_of_the_regret_search_alone() -> None:
         ended = headgate("fuzz", "--policy", "balance", option, value)
         assert ended.code == 2
         assert f"{option} is for --regret only" in ended.err
-    ended = headgate("fuzz", "--policy", "balance", "--shapes")
+    ended = headgate("fuzz", "--policy", "balance", "--worlds", "single")
     assert ended.code == 2
-    assert "--shapes is for --regret only" in ended.err
+    assert "--worlds is for --regret only" in ended.err
     unknown = headgate("fuzz", "--regret", "--policy", "nosuch")
     assert unknown.code == 2
     assert "unknown policy" in unknown.err

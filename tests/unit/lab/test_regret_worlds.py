@@ -43,6 +43,21 @@ def test_a_seed_is_one_world() -> None:
     assert draw_world(5) != draw_world(6)
 
 
+def test_worlds_of_a_single_function_are_small_and_their_objectives_can_be_met() -> None:
+    batches: set[int] = set()
+    for seed in range(40):
+        world = draw_world(seed, kind="single").load()
+        (variant,), (pipeline,), (pool,) = (
+            world.app.variants, world.app.pipelines, world.app.pools,
+        )  # fmt: skip
+        full_ns = variant.profile.exec_ns[-1] + 2 * pool.network_ns
+        assert 1.49 * full_ns <= pipeline.slo.latency_ns <= 10.1 * full_ns
+        assert 0.4 <= world.load <= 3.5
+        assert len(world.arrivals.sizes) >= REQUESTS_MIN
+        batches.add(len(variant.profile.exec_ns))
+    assert {1, 32} <= batches
+
+
 def test_the_truth_changes_the_service_times_only() -> None:
     exact, scattered, wrong = (
         draw_world(5, truth).spec for truth in ("exact", "scattered", "wrong")

@@ -13,7 +13,7 @@ from headgate.cli.app_loading import known_policy
 from headgate.cli.options import OutputPath, json_option, seed_option
 from headgate.cli.output import Progress, hanging_indent, show, show_json
 from headgate.cli.regret import RegretSearch, run_regret_search
-from headgate.lab.regret.worlds import TRUTHS, Truth, WorldKind
+from headgate.lab.regret.worlds import TRUTHS, WORLD_KINDS, Truth, WorldKind
 from headgate.metrics.format import format_cell
 from headgate.sim.fuzz import FuzzReport, fuzz
 
@@ -42,9 +42,10 @@ from headgate.sim.fuzz import FuzzReport, fuzz
     "profiles that are wrong by up to 30 % as well. Default: scattered.",
 )
 @click.option(
-    "--shapes",
-    is_flag=True,
-    help="With --regret: worlds whose builds run in several shapes on nodes with CPUs and GPUs.",
+    "--worlds",
+    type=click.Choice(WORLD_KINDS),
+    help="With --regret: which worlds; plain, with builds that run in several shapes on nodes with "
+    "CPUs and GPUs, or of a single function in batches. Default: plain.",
 )
 @click.option(
     "--shrink",
@@ -65,7 +66,7 @@ def command(
     count: int,
     regret: bool,
     truth: Truth | None,
-    shapes: bool,
+    worlds: WorldKind | None,
     shrink: Path | None,
     jobs: int | None,
     as_json: bool,
@@ -84,17 +85,16 @@ def command(
     headgate fuzz --policy balance --seed 7
     headgate fuzz --policy affinity --count 200
     headgate fuzz --regret --count 100 --jobs 4 --shrink lost/
-    headgate fuzz --regret --shapes --count 60
+    headgate fuzz --regret --worlds shapes --count 60
     """
     if regret:
-        kind: WorldKind = "shapes" if shapes else "plain"
         search = RegretSearch(
-            policy or "headgate", seed, count, truth or "scattered", kind, jobs or 1
+            policy or "headgate", seed, count, truth or "scattered", worlds or "plain", jobs or 1
         )
         return run_regret_search(search, shrink, as_json=as_json)
     for option, value in (
         ("--truth", truth),
-        ("--shapes", shapes or None),
+        ("--worlds", worlds),
         ("--shrink", shrink),
         ("--jobs", jobs),
     ):

@@ -15,6 +15,9 @@ with half the batch.
 Worlds of the kind `shapes` are drawn from random streams of their own: their nodes have CPUs and
 often a GPU, and most builds run in several shapes, the faster the more they hold of a node. Twice
 the CPUs, or twice the share of the GPU, are less than twice as fast.
+
+Worlds of the kind `single` are what textbooks have: one function in batches, one pool, one class of
+requests. Their objectives are multiples of the time of a full batch.
 """
 
 from __future__ import annotations
@@ -36,13 +39,17 @@ from headgate.workload import Arrivals, mix, named, parse_arrivals
 
 Truth = Literal["exact", "scattered", "wrong"]
 TRUTHS: Final[tuple[str, ...]] = get_args(Truth)
-WorldKind = Literal["plain", "shapes"]
+WorldKind = Literal["plain", "shapes", "single"]
+WORLD_KINDS: Final[tuple[str, ...]] = get_args(WorldKind)
 Spec = dict[str, Any]
 
 REQUESTS_MIN: Final = 1_000  # with an objective; a world with fewer says too little
 _REQUESTS_MAX: Final = 6_000
 _OBJECTIVES_PER_WINDOW: Final = 30
 _LOAD: Final = (0.3, 5.0)
+_SINGLE_REQUESTS: Final = 5_000
+_SINGLE_LOAD: Final = (0.5, 3.0)
+_SINGLE_FACTOR: Final = (1.5, 10.0)  # of an objective, in full batches
 _SCATTER_CV: Final = 0.1
 _PROFILE_ERROR: Final = 0.3
 _MEGABYTE: Final = 1_000_000
@@ -120,6 +127,8 @@ def draw_world(seed: int, truth: Truth = "scattered", kind: WorldKind = "plain")
     >>> draw_world(7) == draw_world(7)
     True
     """
+    if kind == "single":
+        return World(with_truth(_single_spec(stream(seed, "single world")), truth, seed), seed)
     halvings = 0
     prefix = "" if kind == "plain" else f"{kind} "
     while True:
@@ -219,7 +228,7 @@ class _Drawing:
 
     def _log(self, low: float, high: float) -> float:
         """Draw from the log-uniform distribution."""
-        return exp(self._rng.uniform(log(low), log(high)))
+        return _log_uniform(self._rng, low, high)
 
     def _pools(self) -> Spec:
         rng = self._rng
@@ -443,6 +452,40 @@ class _Drawing:
             claimed = self._priorities.sample(range(8), self._priorities.randint(1, 2))
             text += f",priority={'+'.join(map(str, claimed))}"
         return text
+
+
+def _single_spec(rng: Random) -> Spec:
+    """Draw a world of one function on one pool."""
+    batch_max = rng.choice((1, 2, 4, 8, 16, 32))
+    times = _batch_times(_log_uniform(rng, 1, 1_000), rng.uniform(0.0, 0.95), batch_max)
+    busy_ns = parse_duration(times[str(batch_max)])
+    pool: Spec = {"nodes": rng.choice((1, 1, 2, 4, 8, 16))}
+    if rng.random() < 0.35:
+        delay_ns = busy_ns * _log_uniform(rng, 0.01, 0.5)
+        pool["network_delay"] = _duration(delay_ns)
+        busy_ns += 2 * round(delay_ns)
+    latency_ns = _log_uniform(rng, *_SINGLE_FACTOR) * busy_ns
+    load = _log_uniform(rng, *_SINGLE_LOAD)
+    rate_per_s = load * pool["nodes"] * batch_max / (busy_ns / SECOND_NS)
+    kind = f"gamma:rate={_rate(rate_per_s)},cv=2" if rng.random() < 0.25 else None
+    window_s = max(_SINGLE_REQUESTS / rate_per_s, _OBJECTIVES_PER_WINDOW * latency_ns / SECOND_NS)
+    stage = {"stages": {"s0": {"function": "f0"}}}
+    slo = {"latency": _duration(latency_ns, is_up=True), "quantile": "99%"}
+    process = kind or f"poisson:rate={_rate(rate_per_s)}"
+    return {
+        "functions": {"f0": {"exec_time": times}},
+        "pools": {"pool0": pool},
+        "pipelines": {"p0": {**stage, "slo": slo}},
+        "clients": {"c0": {"weight": 1}},
+        "workload": {
+            "duration": _duration(window_s * 1e9),
+            "arrivals": [{"pipeline": "p0", "client": "c0", "process": process}],
+        },
+    }
+
+
+def _log_uniform(rng: Random, low: float, high: float) -> float:
+    return exp(rng.uniform(log(low), log(high)))
 
 
 def _add_compute(rng: Random, pools: Spec, functions: Spec) -> None:
