@@ -469,3 +469,29 @@ def test_all_that_waits_runs_in_one_batch_if_that_is_in_time(seed: int) -> None:
     score = run_world(config, streams, 60.0, policy="headgate", seed=seed, truth=TRUTH)
     assert score.attainment() >= 0.65
     assert score.kept() >= 0.985
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_stages_side_by_side_of_one_function_run_in_one_batch(seed: int) -> None:
+    """World 2300039. Three stages become ready together, and one batch of 32 ms runs them all.
+
+    Counted one after the other they take 72 ms, so that hardly anything else may be on the node.
+    """
+    stages = {"a": {"function": "long"}}
+    stages |= {name: {"function": "short", "after": ["a"]} for name in "bcd"}
+    config = declare(
+        functions={
+            "long": {"exec_time": {1: "22ms", 32: "486ms"}},
+            "short": {"exec_time": {1: "24ms", 4: "36ms"}},
+        },
+        pools={"nodes": {"nodes": 1}},
+        pipelines={
+            "fork": {"stages": stages, "slo": {"latency": "108ms"}},
+            "single": {"stages": {"a": {"function": "long"}}, "slo": {"latency": "2.6s"}},
+        },
+    )
+    streams = (Stream("poisson:rate=2/s", "fork"), Stream("poisson:rate=12/s", "single"))
+    score = run_world(config, streams, 60.0, policy="headgate", seed=seed, truth=TRUTH)
+    assert score.attainment("fork") >= 0.88
+    assert score.attainment("single") >= 0.99
+    assert score.kept() >= 0.99

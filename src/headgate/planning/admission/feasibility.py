@@ -3,6 +3,21 @@
 A stage fits a build if the calendar of the build's pool still balances with it. The build that
 costs others least comes first, and calls of FaaS pools last. A class that has used its fair share
 of a pool leaves some of the calendar to others.
+
+How large the batch of a stage will be is not known when it is promised, and the calendar needs to
+know how many batches must start. So a stage is tried in one way after the other:
+
+1. In a batch that is in time whenever it begins (`_fit_build`): with `m` lanes one is free after
+   `1/m` of the time of a batch, so a batch may take `m / (m + 1)` of the stage's time. Each stage
+   counts as its part of such a batch, and as its part of one half as long if that does not fit.
+2. In one batch with all that waits for the build (`_fit_next_batch`). The next lane may be free
+   sooner than the first way allows for, and then a larger batch is in time for all. This is known
+   only where nothing else waits for the lanes.
+3. In one batch with stages of the same request that become ready with it (`_fit_beside`), where
+   each alone would count as a batch of its own.
+
+Where batches have a choice of shapes, that of the least work comes first, and then those which are
+done in a part of the time (`_fit_shape`). A call starts at once, if the platform can (`_fit_call`).
 """
 
 from __future__ import annotations
@@ -208,7 +223,9 @@ class Feasibility:
                     continue
                 # Calendars reckon from now on, but these become ready together: one after the other
                 # must be done, and the first by so much sooner.
-                sooner_ns = due_ns - _work_beside_ns(build, beside) if beside else due_ns
+                sooner_ns = due_ns
+                if beside:
+                    sooner_ns -= _time_beside_ns(build, request.items, beside)
                 if build.has_choice:
                     promise = self._fit_shape(
                         build, request.items, ready_ns, sooner_ns, z, most_usd
@@ -218,6 +235,10 @@ class Feasibility:
                         promise.order_ns = self._latest_start_ns(request, stage)
                 else:
                     promise = self._fit_build(build, request.items, ready_ns, sooner_ns, z)
+                    if promise is None and beside:
+                        promise = self._fit_beside(
+                            build, request.items, ready_ns, due_ns, z, beside
+                        )
                     if promise is not None and most_usd < inf:
                         promise.usd = build.usd(request.items)
                 if promise is not None:
@@ -410,37 +431,71 @@ class Feasibility:
     def _fit_next_batch(
         self, build: Build, items: int, due_ns: int, z: float, start_ns: int
     ) -> Promise | None:
-        """The promise to run in one batch with all that waits for a build; None if one is late.
-
-        A calendar counts on batches of the size that is in time however late a lane is free. The
-        next lane may be free sooner, and then one larger batch is in time for all. Only where
-        nothing else waits for the lanes.
-        """
+        """The promise to run in one batch with all that waits for a build; None if one is late."""
         waiting, calendar = build.pending_items + items, build.calendar
         if waiting > build.items_best or calendar.work_ns > build.pending_ns:
             return None
         time_ns = build.cautious_ns(waiting, z) + start_ns
-        earliest_ns = min(due_ns, *(promise.due_ns for promise in build.booked))
-        latest_ns, now_ns = earliest_ns - int(time_ns), self._view.now_ns
-        if not build.narrowest.can_start(now_ns, latest_ns, time_ns, 1.0):
+        latest_ns = min(due_ns, *(promise.due_ns for promise in build.booked)) - int(time_ns)
+        if not build.narrowest.can_start(self._view.now_ns, latest_ns, time_ns, 1.0):
             return None
-        base_ns = (build.lane_ns(waiting) - build.lane_ns(waiting - items)) * build.weight
-        work_ns = base_ns * build.overrun
-        begin_ns = min(latest_ns, *(promise.start_ns for promise in build.booked))
-        bucket = calendar.bucket(now_ns, begin_ns)
-        if not self._leaves_shares(build, latest_ns, begin_ns, bucket, work_ns, build.weight):
+        others = list(build.booked)
+        promise = self._in_one_batch(build, items, due_ns, latest_ns, others)
+        promise.order_ns = due_ns - int(build.cautious_ns(items, z)) - start_ns
+        if not self._leaves_shares(
+            build, latest_ns, promise.begin_ns, promise.bucket, promise.work_ns, build.weight
+        ):
             return None
         if not self.is_trial:
-            for promise in build.booked:
-                promise.size = max(promise.size, waiting)
-                promise.start_ns = min(promise.start_ns, latest_ns)
-        batches = build.weight * items / waiting
-        promise = Promise(
-            build, due_ns, latest_ns, begin_ns, bucket, int(work_ns), batches, items, waiting,
-            int(base_ns),
-        )  # fmt: skip
-        promise.order_ns = due_ns - int(build.cautious_ns(items, z)) - start_ns
+            _have_in_one_batch(others, waiting, latest_ns)
         return promise
+
+    def _fit_beside(
+        self,
+        build: Build,
+        items: int,
+        ready_ns: int,
+        due_ns: int,
+        z: float,
+        beside: Sequence[Promise],
+    ) -> Promise | None:
+        """The promise to run in one batch with stages of the same request; None if it is late."""
+        own = [promise for promise in beside if promise.build is build]
+        together = items + sum(promise.items for promise in own)
+        if not own or together > build.items_best:
+            return None
+        others = [promise for promise in beside if promise.build is not build]
+        latest_ns = due_ns - int(build.cautious_ns(together, z))
+        latest_ns -= _time_beside_ns(build, items, others)
+        if latest_ns < ready_ns or (build.cold_start_ns > 0 and self._start_ns(build, latest_ns)):
+            return None
+        promise = self._in_one_batch(build, items, due_ns, latest_ns, own)
+        if not self._balances(
+            build,
+            latest_ns,
+            promise.begin_ns,
+            promise.bucket,
+            promise.work_ns,
+            promise.batches,
+            build.weight,
+        ):
+            return None
+        _have_in_one_batch(own, together, latest_ns)
+        return promise
+
+    def _in_one_batch(
+        self, build: Build, items: int, due_ns: int, latest_ns: int, others: Sequence[Promise]
+    ) -> Promise:
+        """The promise to run with others, in a batch that must start by `latest_ns`."""
+        together = items + sum(promise.items for promise in others)
+        base_ns = (build.lane_ns(together) - build.lane_ns(together - items)) * build.weight
+        begin_ns = min(latest_ns, *(promise.start_ns for promise in others))
+        bucket = build.calendar.bucket(self._view.now_ns, begin_ns)
+        batches = build.weight * items / together
+        return Promise(
+            build, due_ns, latest_ns, begin_ns, bucket, int(base_ns * build.overrun), batches,
+            items, together, int(base_ns),
+        )  # fmt: skip
 
     def _fit_shape(
         self, build: Build, items: int, ready_ns: int, due_ns: int, z: float, most_usd: float
@@ -562,11 +617,30 @@ class Feasibility:
         return False
 
 
-def _work_beside_ns(build: Build, beside: Sequence[Promise]) -> int:
-    """Time that the lanes of a build need for what becomes ready together with a stage."""
-    calendar = build.calendar
-    work_ns = sum(promise.work_ns for promise in beside if promise.build.calendar is calendar)
-    return int(work_ns / max(1.0, calendar.supply))
+def _have_in_one_batch(promises: Sequence[Promise], items: int, latest_ns: int) -> None:
+    """Have promised tasks run in one batch of so many items, which must start by `latest_ns`."""
+    for promise in promises:
+        promise.size = max(promise.size, items)
+        promise.start_ns = min(promise.start_ns, latest_ns)
+
+
+def _time_beside_ns(build: Build, items: int, beside: Sequence[Promise]) -> int:
+    """Time that the lanes of a build need for what becomes ready together with a stage.
+
+    What the build runs itself may be in the batch of the stage.
+    """
+    calendar, supply = build.calendar, max(1.0, build.calendar.supply)
+    own_ns = others_ns = 0.0
+    together = items
+    for promise in beside:
+        if promise.build is build:
+            own_ns += promise.work_ns / supply
+            together += promise.items
+        elif promise.build.calendar is calendar:
+            others_ns += promise.work_ns / supply
+    if items < together <= build.items_best and not build.has_choice:
+        own_ns = min(own_ns, build.lane_ns(together) - build.lane_ns(items))
+    return int(own_ns + others_ns)
 
 
 def _has_others(build: Build, builds: Builds) -> bool:
