@@ -10,8 +10,8 @@ The general-purpose policy, with one configuration. Its parts in `headgate.plann
   have shapes: the cheapest shape and size with which the rest of the pipeline is in time.
 - *Placement* (`placement`, `builds`, `node_room`). A free node that holds the weights, and inputs
   if moving them takes time. Load divides scarce memory and compute, by starts and evictions.
-- *Dispatch* (`next_batch`, `spillover`). Which queue goes next to a free node. What no node can do
-  in time is promised a call of a FaaS platform, which keeps as many warm as such calls need.
+- *Dispatch* (`next_batch`, `calls`, `spillover`). Which queue goes next to a free node. What none
+  can do in time is promised a call of a FaaS platform, which keeps as many warm as calls need.
 - *Provisioning* (`provisioning`, `rent_or_call`, `fleet_size`). What was refused starts what it
   lacked. Nodes are rented for the calls that they save, or for the objective at the forecast rate.
 - *Several gateways* (`node_lanes`, `busy_nodes`). Each has a part of a pool; busy nodes refuse.
@@ -217,8 +217,7 @@ class Headgate(Policy):
         if send.is_start:
             self._start(build, node)
             return
-        if node is not None:
-            self._make_room(build, node)
+        self._make_room(build, node)
         tasks, shape_id = self._dispatch.take(send)
         if node is not None:
             batch = self.orders.dispatch(tasks, node, build.variant, None, shape_id)
@@ -234,8 +233,8 @@ class Headgate(Policy):
             instance = self.orders.start(build.variant, node, build.start_shape_id)
             self._builds.nodes.on_start(instance)
 
-    def _make_room(self, build: Build, node: Node) -> None:
-        for instance in self._placement.to_evict(node, build):
+    def _make_room(self, build: Build, node: Node | None) -> None:
+        for instance in () if node is None else self._placement.to_evict(node, build):
             (self.orders.evict if fits_host(instance) else self.orders.stop)(instance)
 
     def _resize_warm_pool(self, function_id: int) -> None:
