@@ -306,3 +306,27 @@ def test_a_rented_node_that_the_plan_wants_no_more_is_left_to_stop(seed: int) ->
     score = run_world(config, streams, 100.0, policy="headgate", seed=seed, truth=TRUTH)
     assert score.attainment() >= 0.99
     assert nodes_up(score) <= 1.3
+
+
+@over_seeds
+def test_what_tasks_wait_for_is_started_before_what_may_be_asked_for(seed: int) -> None:
+    """World 2400323: one node with one slot for four functions, three of which cannot wait.
+
+    Those stop after 3 s without requests, and each plan started one of them again, which took the
+    slot for longer than that. The fourth never began, and the simulation never ended.
+    """
+    urgent = {name: {"exec_time": "50ms", "cold_start": "4s"} for name in "abc"}
+    config = declare(
+        functions={**urgent, "d": {"exec_time": "20ms", "cold_start": "100ms"}},
+        pools={"rented": {"nodes": 1, "elastic": True, "boot_time": "1s", "idle_timeout": "3s"}},
+        pipelines={
+            **{
+                name: {"stages": {"s": {"function": name}}, "slo": {"latency": "3s"}}
+                for name in urgent
+            },
+            "d": {"stages": {"s": {"function": "d"}}},
+        },
+    )
+    streams = tuple(Stream("poisson:rate=0.1/s", name) for name in "abcd")
+    score = run_world(config, streams, 60.0, policy="headgate", seed=seed)
+    assert score.columns.end_ns <= 120 * SECOND_NS

@@ -50,6 +50,8 @@ _LOAD: Final = (0.3, 5.0)
 _SINGLE_REQUESTS: Final = 5_000
 _SINGLE_LOAD: Final = (0.5, 3.0)
 _SINGLE_FACTOR: Final = (1.5, 10.0)  # of an objective, in full batches
+_SINGLE_WINDOW: Final = 20  # objectives, at least
+_SINGLE_BATCHES_MAX: Final = 400  # in the window, at the capacity of all nodes
 _SCATTER_CV: Final = 0.1
 _PROFILE_ERROR: Final = 0.3
 _MEGABYTE: Final = 1_000_000
@@ -466,9 +468,11 @@ def _single_spec(rng: Random) -> Spec:
         busy_ns += 2 * round(delay_ns)
     latency_ns = _log_uniform(rng, *_SINGLE_FACTOR) * busy_ns
     load = _log_uniform(rng, *_SINGLE_LOAD)
+    most = _SINGLE_BATCHES_MAX // (_SINGLE_WINDOW * latency_ns / busy_ns)
+    pool["nodes"] = max(1, min(pool["nodes"], int(most)))
     rate_per_s = load * pool["nodes"] * batch_max / (busy_ns / SECOND_NS)
     kind = f"gamma:rate={_rate(rate_per_s)},cv=2" if rng.random() < 0.25 else None
-    window_s = max(_SINGLE_REQUESTS / rate_per_s, _OBJECTIVES_PER_WINDOW * latency_ns / SECOND_NS)
+    window_s = max(_SINGLE_REQUESTS / rate_per_s, _SINGLE_WINDOW * latency_ns / SECOND_NS)
     stage = {"stages": {"s0": {"function": "f0"}}}
     slo = {"latency": _duration(latency_ns, is_up=True), "quantile": "99%"}
     process = kind or f"poisson:rate={_rate(rate_per_s)}"

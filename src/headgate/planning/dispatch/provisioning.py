@@ -93,7 +93,10 @@ class Provisioner:
         self._autoscaler.on_arrival(now_ns, request.pipeline, request.items, gateways, stages)
 
     def targets(self) -> tuple[Target, ...]:
-        """The instances that are wanted in elastic pools now, with what promises need."""
+        """The instances that are wanted in elastic pools now, with what promises need.
+
+        What tasks wait for is started first: the slots of a node may not last for the rest.
+        """
         without_place, waiting = self._builds.without_place(), self._queues.needing_nodes()
         now_ns, gateways = self._view.now_ns, self._view.gateways
         targets = self._autoscaler.targets(now_ns, without_place, waiting, gateways)
@@ -102,7 +105,8 @@ class Provisioner:
             wanted = {target.pool_id for target in targets if target.count > 0}
             self._builds.unwanted_pools = {target.pool_id for target in targets} - wanted
         promised = [self._builds.as_promised(self._to_keep(each, filled)) for each in targets]
-        return self._within_room(promised)
+        within = self._within_room(promised)
+        return tuple(sorted(within, key=self._is_awaited, reverse=True))
 
     def _within_room(self, targets: list[Target]) -> tuple[Target, ...]:
         """The targets, without starts for which nothing waits and no node has room beside the rest.
