@@ -477,8 +477,8 @@ def test_stages_side_by_side_of_one_function_run_in_one_batch(seed: int) -> None
 
     Counted one after the other they take 72 ms, so that hardly anything else may be on the node.
     """
-    stages = {"a": {"function": "long"}}
-    stages |= {name: {"function": "short", "after": ["a"]} for name in "bcd"}
+    short = {"function": "short", "after": ["a"]}
+    stages = {"a": {"function": "long"}, "b": short, "c": short, "d": short}
     config = declare(
         functions={
             "long": {"exec_time": {1: "22ms", 32: "486ms"}},
