@@ -11,7 +11,7 @@ from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.errors import RequestError
 from headgate.live.gateway.oip import json as oip
 from headgate.live.gateway.oip.http import read_tensors
-from headgate.live.gateway.oip.json import InferResponse
+from headgate.live.gateway.oip.messages import InferResponse
 
 LIMITS = GatewayConfig(elements_max=1 << 16)
 REFUSALS = (400, 413)

@@ -70,23 +70,26 @@ def to_wire(thing: Event | Action) -> Wire:
     return wire
 
 
-def _short_wire(thing: Event | Action) -> Wire:
-    """The same without the last fields that may be missing, as far as they say nothing.
+def _short_wire(thing: Event | Action) -> tuple[object, ...]:
+    """The same, to be encoded at once, without the last fields that may be missing and say nothing.
 
     Most requests are not rejected, and simulated ones have no client that knows them by an id.
 
     >>> from headgate.core.states import MET
     >>> _short_wire(Settle(7, MET))
-    ['Settle', 7, 0, '', 0, 0, '']
+    ('Settle', 7, 0, '', 0, 0, '')
     """
-    wire = to_wire(thing)
-    fields_min = _SHORTENED.get(str(wire[0]))
-    if fields_min is not None:
+    name = type(thing).__name__
+    wire = (name, *_GETTERS[name](thing))
+    fields_min = _SHORTENED.get(name)
+    if fields_min is None or wire[-1]:
+        return wire
+    end = fields_min
+    if any(wire[fields_min:]):
         end = len(wire)
-        while end > fields_min and not wire[end - 1]:
+        while not wire[end - 1]:
             end -= 1
-        del wire[end:]
-    return wire
+    return wire[:end]
 
 
 def from_wire(wire: object, *, where: str | None = None) -> Event | Action:

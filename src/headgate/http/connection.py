@@ -94,36 +94,52 @@ class ServerState:
 
 
 @final
-@dataclass(slots=True, eq=False)
-class HttpConnection(asyncio.Protocol):
+class HttpConnection:
     """The writing half of a connection, and its asyncio protocol."""
 
-    _server: ServerState
-    is_encrypted: bool = False
-    is_identified: bool = False  # for servers that identify a client once per connection
-    owes_continue: bool = False  # the client waits for `100 Continue` before it sends its body
-    _limits: HttpLimits = field(init=False)
-    _transport: asyncio.Transport = field(init=False)
-    _parser: RequestParser = field(init=False)
-    _current: IncomingRequest | None = None  # whose response is due
-    _queue: deque[IncomingRequest] = field(default_factory=deque)
-    _is_handling: bool = False  # guards `_handle_queued` against recursion
-    _lingers: bool = False  # the client may still be sending: close only our side at first
-    _is_read_paused: bool = False
-    _since_s: float = field(init=False)  # when the last response was written
-    _unwritable_since_s: float | None = None  # when the client stopped reading
-    _is_write_paused: bool = False  # the transport's buffer is full
-    # The rest of large responses.
-    _unwritten: deque[bytes | memoryview] = field(default_factory=deque)
-    # Of responses since the client stopped reading.
-    _unread_holds: list[HeldMemory] = field(default_factory=list)
-    _is_closing: bool = False  # close once everything is written
-    _is_half_closed: bool = False  # the client sends no more, and may still read
+    __slots__ = (
+        "_current",
+        "_is_closing",
+        "_is_half_closed",
+        "_is_handling",
+        "_is_read_paused",
+        "_is_write_paused",
+        "_limits",
+        "_lingers",
+        "_parser",
+        "_queue",
+        "_server",
+        "_since_s",
+        "_transport",
+        "_unread_holds",
+        "_unwritable_since_s",
+        "_unwritten",
+        "is_encrypted",
+        "is_identified",
+        "owes_continue",
+    )
 
-    def __post_init__(self) -> None:
-        self._limits = self._server.limits
-        self._parser = RequestParser(self, self._server)
-        self._since_s = self._server.clock_s
+    def __init__(self, server: ServerState, is_encrypted: bool = False) -> None:
+        self.is_encrypted = is_encrypted
+        self.is_identified = False  # for servers that identify a client once per connection
+        self.owes_continue = False  # the client waits for `100 Continue` before it sends its body
+        self._server = server
+        self._limits = server.limits
+        self._transport: asyncio.Transport
+        self._parser = RequestParser(self, server)
+        self._current: IncomingRequest | None = None  # whose response is due
+        self._queue: deque[IncomingRequest] = deque()
+        self._is_handling = False  # guards `_handle_queued` against recursion
+        self._lingers = False  # the client may still be sending: close only our side at first
+        self._is_read_paused = False
+        self._since_s = server.clock_s  # when the last response was written
+        self._unwritable_since_s: float | None = None  # when the client stopped reading
+        self._is_write_paused = False  # the transport's buffer is full
+        self._unwritten: deque[bytes | memoryview] = deque()  # the rest of large responses
+        # Of responses since the client stopped reading.
+        self._unread_holds: list[HeldMemory] = []
+        self._is_closing = False  # close once everything is written
+        self._is_half_closed = False  # the client sends no more, and may still read
 
     @property
     def is_open(self) -> bool:
@@ -408,32 +424,46 @@ class HttpConnection(asyncio.Protocol):
 
 
 @final
-@dataclass(slots=True, eq=False)
 class RequestParser:
     """The reading half of a connection. llhttp calls the methods that begin with `on_`."""
 
-    _connection: HttpConnection
-    _server: ServerState
-    state: int = ParserState.IDLE
-    since_s: float = field(init=False)  # when the head or body that is being read began
-    _limits: HttpLimits = field(init=False)
-    _llhttp: HttpRequestParser = field(init=False)
-    _target: bytes = b""
-    _headers: dict[bytes, bytes] = field(default_factory=dict)
-    _head_bytes: int = 0
-    _request: IncomingRequest | None = None  # whose body is being read
-    _announced_bytes: int = 0  # of the body
-    _body: bytes | bytearray | memoryview = b""
-    _body_bytes: int = 0  # received
-    _chunks: int = 0  # of the body
-    _unparsed_left: int = 0  # bytes of a body that llhttp does not see
-    # Bytes read since llhttp last called back; -1: it did in this piece, at an unknown point.
-    _unfinished_bytes: int = 0
+    __slots__ = (
+        "_announced_bytes",
+        "_body",
+        "_body_bytes",
+        "_chunks",
+        "_connection",
+        "_head_bytes",
+        "_headers",
+        "_limits",
+        "_llhttp",
+        "_request",
+        "_server",
+        "_target",
+        "_unfinished_bytes",
+        "_unparsed_left",
+        "since_s",
+        "state",
+    )
 
-    def __post_init__(self) -> None:
-        self.since_s = self._server.clock_s
-        self._limits = self._server.limits
+    def __init__(self, connection: HttpConnection, server: ServerState) -> None:
+        self.state = ParserState.IDLE
+        self.since_s = server.clock_s  # when the head or body that is being read began
+        self._connection = connection
+        self._server = server
+        self._limits = server.limits
         self._llhttp = HttpRequestParser(self)
+        self._target = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._head_bytes = 0
+        self._request: IncomingRequest | None = None  # whose body is being read
+        self._announced_bytes = 0  # of the body
+        self._body: bytes | bytearray | memoryview = b""
+        self._body_bytes = 0  # received
+        self._chunks = 0  # of the body
+        self._unparsed_left = 0  # bytes of a body that llhttp does not see
+        # Bytes read since llhttp last called back; -1: it did in this piece, at an unknown point.
+        self._unfinished_bytes = 0
 
     def feed(self, data: bytes) -> None:
         """Parse bytes. Raises `HttpError`, after which the connection must end."""
@@ -496,19 +526,20 @@ class RequestParser:
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header has arrived. Repeated headers are joined to one list, as HTTP defines them."""
         headers = self._headers
-        self._head_bytes += len(name) + len(value)
-        if self._head_bytes > self._limits.header_bytes_max:
+        self._head_bytes = head_bytes = self._head_bytes + len(name) + len(value)
+        if head_bytes > self._limits.header_bytes_max:
             raise _headers_too_large()
         if self.state == ParserState.BODY:
             return  # a trailer: keeping it could override a header that was checked already
-        name, value = name.lower(), value.strip()  # llhttp keeps the space after a value
-        if name in headers:
-            if name in (b"content-length", b"transfer-encoding", b"host", b"authorization"):
-                raise HttpError(400, f"{name.decode()} is given twice", closes=True)
-            value = b"%b,%b" % (headers[name], value)  # without a space, as AWS signs a list
-        headers[name] = value
-        if len(headers) > self._limits.headers_max:
-            raise _headers_too_large()
+        name = name.lower()
+        if name not in headers:
+            if len(headers) >= self._limits.headers_max:
+                raise _headers_too_large()
+            headers[name] = value.strip()  # llhttp keeps the space after a value
+        elif name in (b"content-length", b"transfer-encoding", b"host", b"authorization"):
+            raise HttpError(400, f"{name.decode()} is given twice", closes=True)
+        else:  # without a space, as AWS signs a list
+            headers[name] = b"%b,%b" % (headers[name], value.strip())
 
     def on_headers_complete(self) -> None:
         """All headers have arrived: the server makes a request, and reserves memory for it."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 import ssl
-from typing import Final, final
+from typing import Final, cast, final
 
 from headgate.http.connection import BeginRequest, HttpConnection, ServerState
 from headgate.http.interface import BACKLOG, SHUTDOWN_MESSAGE, HttpError, HttpLimits
@@ -66,7 +66,7 @@ class HttpServer:
         limits = self.state.limits
         try:
             await self.loop.connect_accepted_socket(
-                lambda: HttpConnection(self.state, is_encrypted=True),
+                lambda: self.protocol(is_encrypted=True),
                 sock,
                 ssl=self._ssl,
                 ssl_handshake_timeout=limits.header_timeout_s,
@@ -75,9 +75,12 @@ class HttpServer:
         except OSError as error:  # includes SSLError and TimeoutError
             _LOG.debug("a TLS handshake failed: %s", error)
 
-    def protocol(self) -> HttpConnection:
-        """The protocol of a connection without TLS: the factory that asyncio calls."""
-        return HttpConnection(self.state)
+    def protocol(self, *, is_encrypted: bool = False) -> asyncio.Protocol:
+        """The protocol of a connection: the factory that asyncio calls.
+
+        It has the methods of `asyncio.Protocol`, which a compiled class cannot extend.
+        """
+        return cast("asyncio.Protocol", HttpConnection(self.state, is_encrypted))
 
     def stop_accepting(self) -> None:
         """Accept no more connections; open ones stay."""

@@ -9,9 +9,11 @@ or has answered it at its own deadline.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Protocol, final
+
+from msgspec import Struct
 
 from headgate.core.model import App, Pipeline, Stage
 from headgate.core.states import Settlement
@@ -22,15 +24,13 @@ CANNOT_LOAD: Final = "cannot be loaded: "
 
 
 @final
-@dataclass(slots=True, eq=False)
-class Call:
+class Call(Struct, eq=False):
     """The parameters of a client request, and later its result."""
 
     pipeline_id: int
     inputs: list[Tensor]
     items: int
     on_answer: Callable[[Call], None]
-    _: KW_ONLY
     client_id: int = 0
     priority: int = 0  # smaller is more urgent; 0 is the default
     deadline_ns: int = 0  # on the monotonic clock; 0: derived from the SLO
@@ -48,7 +48,7 @@ class Call:
     batch_items: int = 0  # items in the batch, those of this call included
     # The result; `settlement` is None until there is one.
     settlement: Settlement | None = None
-    outputs: list[Tensor] = field(default_factory=list)
+    outputs: list[Tensor] = []  # a new one for each: a struct copies its defaults
     error: str = ""  # error message of the function
     status: int = 500  # HTTP status of that error: 400 client error, 500 function error
 

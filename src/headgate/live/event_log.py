@@ -177,8 +177,8 @@ class _LogFile:
         self._submitted_bytes = 0
         self._written_bytes = 0
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="event log", daemon=True)
-        self._thread.start()
+        self._writer = threading.Thread(target=self._run, name="event log", daemon=True)
+        self._writer.start()
 
     @property
     def backlog_bytes(self) -> int:
@@ -202,7 +202,7 @@ class _LogFile:
     def close(self, wait_s: float = CLOSE_S) -> None:
         """Write what is queued, for at most `wait_s`, and close."""
         self._queue.put(None)
-        self._thread.join(wait_s)
+        self._writer.join(wait_s)
 
     def _run(self) -> None:
         while (do := self._queue.get()) is not None:

@@ -172,7 +172,7 @@ class Headgate(Policy):
 
     def _offer_best_effort(self, function_id: int) -> None:
         """Offer free nodes to the best effort of a function, and calls to what cannot use them."""
-        for build in self._builds.of_function[function_id]:
+        for build in self._builds.of_function[function_id] if self.view.free_nodes else ():
             is_limited = self._queues.has_limited(function_id)  # each build may have its own queue
             if build.warm_pool is None and self._offer(build) and not is_limited:
                 break

@@ -33,13 +33,8 @@ from headgate.live.gateway.http.responses import (
 )
 from headgate.live.gateway.inference import COST_HEADER, check_open, find_model, traceparent
 from headgate.live.gateway.oip.http import OipFormat, check_encoding, json_bytes, read_then, submit
-from headgate.live.gateway.oip.json import (
-    InferRequest,
-    InputJson,
-    Parameters,
-    memoryview_of,
-    pack_strings,
-)
+from headgate.live.gateway.oip.json import memoryview_of, pack_strings
+from headgate.live.gateway.oip.messages import InferRequest, InputJson, Parameters
 
 ATTRIBUTES: Final = b"x-amzn-sagemaker-custom-attributes"
 TARGET: Final = b"x-amzn-sagemaker-target-model"

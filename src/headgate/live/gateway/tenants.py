@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import final
 
@@ -172,13 +171,15 @@ class Budget:
 
 
 @final
-@dataclass(slots=True, eq=False)
 class Hold:
     """The bytes of the budget that one request has reserved."""
 
-    _budget: Budget
-    _tenant: int
-    size: int = 0
+    __slots__ = ("_budget", "_tenant", "size")
+
+    def __init__(self, budget: Budget, tenant: int) -> None:
+        self._budget = budget
+        self._tenant = tenant
+        self.size = 0
 
     def grow(self, size: int) -> bool:
         """Reserve `size` more bytes. Returns False, and changes nothing, if there is no room."""

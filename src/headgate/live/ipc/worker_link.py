@@ -171,7 +171,7 @@ class WorkerLinks:
                 link.share_memory(self.memories, peer_fd, channel)
                 unless_linked.pop_all()  # the link owns them now
                 unless_linked.callback(link.close_memory)
-                await loop.create_unix_connection(lambda: link, sock=sock)
+                await loop.create_unix_connection(lambda: cast("asyncio.Protocol", link), sock=sock)
                 unless_linked.pop_all()
         except (OSError, ValueError):
             sock.close()
@@ -185,21 +185,30 @@ class WorkerLinks:
 
 
 @final
-@dataclass(eq=False)
-class WorkerLink(asyncio.Protocol):
-    """The gateway's end of the connection to one worker, from handshake to close."""
+class WorkerLink:
+    """The gateway's end of the connection to one worker, from handshake to close.
 
-    node: NodeSpec
-    hello: Hello
-    listener: WorkerListener
-    arena: Arena
-    peer_arena: Arena
-    count_fault: CountFault = ignore_fault
+    It has the methods of `asyncio.Protocol`, which a compiled class cannot extend.
+    """
 
-    def __post_init__(self) -> None:
-        self.closed = asyncio.get_running_loop().create_future()
-        self._frames = Frames()
+    def __init__(
+        self,
+        node: NodeSpec,
+        hello: Hello,
+        listener: WorkerListener,
+        arena: Arena,
+        peer_arena: Arena,
+        count_fault: CountFault = ignore_fault,
+    ) -> None:
+        self.node = node
+        self.hello = hello
+        self.listener = listener
+        self.arena = arena
+        self.peer_arena = peer_arena
+        self.count_fault = count_fault
         self._loop = asyncio.get_running_loop()
+        self.closed = self._loop.create_future()
+        self._frames = Frames()
         self._transport: asyncio.Transport | None = None
         self._batch_ids: set[int] = set()  # in flight
         # Copies to make before each message, and the message.

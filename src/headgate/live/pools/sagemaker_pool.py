@@ -31,6 +31,7 @@ from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.errors import RequestError as NotSendable
 from headgate.live.gateway.oip import json as oip
 from headgate.live.gateway.oip.json import memoryview_of, pack_strings, split_strings
+from headgate.live.gateway.oip.messages import InputJson
 from headgate.live.pools.aws_client import classify_error, first_line, status_of
 from headgate.live.pools.remote_pool import (
     CallResult,
@@ -189,7 +190,7 @@ def _rows(tensor: Tensor, at: int, count: int) -> memoryview:
 
 @final
 class _Response(Struct, gc=False):
-    outputs: list[oip.InputJson]
+    outputs: list[InputJson]
 
 
 def _attributes(call: RemoteCall) -> dict[str, str]:

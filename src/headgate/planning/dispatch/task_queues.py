@@ -216,6 +216,7 @@ class TaskQueues:
         app = self._app = view.app
         self._view = view
         self._budgets = budgets
+        self._ranks = [client.priority for client in app.clients]  # by client id
         # By pipeline id: the time after its arrival by which a request of best effort is ordered.
         # All its stages have the same: a request that is begun is not left for others to begin.
         self._due_in_ns = [
@@ -257,7 +258,7 @@ class TaskQueues:
 
     def push(self, task: Task, promise: Promise | None) -> EdfQueue:
         """Queue a ready task for the build that its promise names, or for best effort."""
-        rank = self._app.clients[task.request.client].priority
+        rank = self._ranks[task.request.client]
         if promise is not None:
             if promise.build.pool.bytes_per_s > 0.0:
                 promise.input_node_id = self._input_node_id(task, promise.build)
@@ -272,12 +273,14 @@ class TaskQueues:
         due_ns = request.arrival_ns + self._due_in_ns[request.pipeline.id]
         if request.deadline_ns < NEVER_NS:  # it was not promised, or can no longer be in time
             due_ns = max(due_ns, request.deadline_ns)
-        queue = self._best_effort_queue(task)
-        self.forget([task])
+        queue, key = self._best_effort_queue(task), (rank, due_ns, task.id, due_ns)
+        if self._limited_tasks:
+            self.forget([task])
         if queue.id in self._builds_of:
             self._limited_tasks[task.id] = queue
-        queue.push((rank, due_ns, task.id, due_ns), task)
-        self.update_heads(queue, task.function.id, None)
+        if queue.push(key, task):
+            for build in self.builds_of(queue, task.function.id):
+                self.best_effort_heads[build.pool.id].put(queue, key)
         return queue
 
     def withdraw(self, task: Task, promise: Promise | None) -> None:
@@ -337,11 +340,10 @@ class TaskQueues:
 
     def _place(self, task: Task) -> int:
         """Where a task of best effort may run, whatever it can pay for."""
-        if not self._builds.fits_call(task):
+        builds, function_id = self._builds, task.function.id
+        if builds.faas[function_id] is not None and not builds.fits_call(task):
             return NODES_ONLY
-        if not self._builds.fits_node(task.function.id, task.request.items):
-            return CALLS_ONLY
-        return ANYWHERE
+        return ANYWHERE if builds.fits_node(function_id, task.request.items) else CALLS_ONLY
 
     def _limited_queue(self, place: int, builds: list[Build]) -> EdfQueue:
         """The queue of tasks that can pay for these builds only."""

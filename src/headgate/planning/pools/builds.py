@@ -74,6 +74,10 @@ class Builds:
         self._until_review = [0 for _ in app.pools]
         for builds in self.of_function:
             builds.sort(key=lambda build: (build.pool.is_elastic, build.lane_ns(1)))
+        # By function id: the largest batch that a node runs.
+        self._node_items_max = [
+            max([b.items_max for b in row], default=0) for row in self.of_function
+        ]
         self.faas: list[Build | None] = []  # by function id
         for function in app.functions:
             target = choose_faas_target(app, function)
@@ -151,8 +155,10 @@ class Builds:
 
         With `as_observed`, as observed even if that is more.
         """
-        best_ns = inf
-        for build in self.of_function[function_id]:
+        best_ns, builds = inf, self.of_function[function_id]
+        if len(builds) == 1 and items <= builds[0].items_max:
+            return builds[0].fastest_ns(items, as_observed=as_observed)
+        for build in builds:
             most = build.items_max
             time_ns = build.fastest_ns(items if items < most else most, as_observed=as_observed)
             best_ns = time_ns if time_ns < best_ns else best_ns
@@ -471,10 +477,7 @@ class Builds:
 
     def fits_node(self, function_id: int, items: int) -> bool:
         """Whether the nodes of some pool can run so many items at once."""
-        for build in self.of_function[function_id]:
-            if build.warm_pool is None and items <= build.items_max:
-                return True
-        return False
+        return items <= self._node_items_max[function_id]
 
     def has_nodes(self, builds: list[Build], items: int) -> bool:
         """Whether there are nodes now on which one of the builds can run so many items at once."""

@@ -27,7 +27,7 @@ from msgspec.msgpack import Decoder
 from headgate.live.gateway.codec.text import ReadText, WriteText, read_text, write_text
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.errors import RequestError
-from headgate.live.gateway.oip.json import InferRequest
+from headgate.live.gateway.oip.messages import InferRequest
 from headgate.live.ipc.messages import ENCODER, LENGTH_BYTES, frame
 from headgate.system.process import memory_bytes, set_parent_death_signal
 

@@ -20,10 +20,6 @@ from headgate.live.gateway.errors import RequestError
 from headgate.live.gateway.oip import json as oip
 from headgate.live.gateway.oip.json import (
     PIECE,
-    InferRequest,
-    InferResponse,
-    InputJson,
-    OutputJson,
     check_response_size,
     check_strings,
     element_count,
@@ -34,6 +30,13 @@ from headgate.live.gateway.oip.json import (
     rows_of,
     shape_of_numbers,
     to_json,
+)
+from headgate.live.gateway.oip.messages import (
+    VERSION,
+    InferRequest,
+    InferResponse,
+    InputJson,
+    OutputJson,
 )
 
 _T = TypeVar("_T")
@@ -213,7 +216,7 @@ def _write_oip(message: WriteText, tensors: list[Tensor], text_max: int) -> byte
         if isinstance(output.data, Raw):
             text_max -= len(memoryview(output.data))
         outputs.append(output)
-    return oip.encode(InferResponse(message.model, outputs, oip.VERSION, message.id))
+    return oip.encode(InferResponse(message.model, outputs, VERSION, message.id))
 
 
 def _write_rows(tensors: list[Tensor], text_max: int) -> bytes:

@@ -53,7 +53,8 @@ from headgate.live.gateway.inference import (
     timeout_ns,
     traceparent,
 )
-from headgate.live.gateway.oip.json import VERSION, check_response_size, memoryview_of
+from headgate.live.gateway.oip.json import check_response_size, memoryview_of
+from headgate.live.gateway.oip.messages import VERSION
 
 STREAMS_MAX: Final = 256  # concurrent RPCs of one connection; clients queue more
 _PING_MS_MIN: Final = 5_000  # clients that ping more often are disconnected

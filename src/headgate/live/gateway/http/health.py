@@ -14,7 +14,7 @@ from headgate.live.call import ServedModel, model_problem, problems, server_prob
 from headgate.live.gateway.http.request import HttpRequest, Rule
 from headgate.live.gateway.http.responses import JSON_HEADER
 from headgate.live.gateway.inference import find_model
-from headgate.live.gateway.oip.json import VERSION, Datatype
+from headgate.live.gateway.oip.messages import VERSION, Datatype
 
 EXTENSIONS: Final = ("binary_tensor_data", "schedule_policy", "parameters")
 _ENCODER: Final = Encoder()

@@ -20,7 +20,7 @@ from headgate.live.gateway.http.health import (
 )
 from headgate.live.gateway.http.request import HttpRequest, Rule
 from headgate.live.gateway.http.responses import JSON_HEADER, ErrorJson
-from headgate.live.gateway.oip.json import InferRequest, InferResponse
+from headgate.live.gateway.oip.messages import InferRequest, InferResponse
 from headgate.live.gateway.sagemaker import ServiceErrorJson
 
 Document = dict[str, object]

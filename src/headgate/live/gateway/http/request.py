@@ -89,32 +89,69 @@ class Route:
 
 
 @final
-@dataclass(slots=True, eq=False)
 class HttpRequest:
     """A request as handlers see it, with the methods that respond to it."""
 
-    _connection: HttpConnection
-    context: GatewayContext
-    route: Route | None
-    tenant: Tenant | None
-    headers: Headers
-    _is_head: bool
-    request_id: bytes
-    trace: bytes
-    error: HttpError | None  # known before the whole body has arrived
-    access_entry: AccessEntry | None  # where there is an access log
-    _body_bytes_max: int
-    body: bytes | bytearray | memoryview = b""
-    body_bytes: int = 0  # received, whether or not they were kept
-    keeps_body: bool = False  # otherwise the body is read and discarded
-    closes: bool = False  # the connection is closed after this response
-    response_format: ResponseFormat = ERRORS_ONLY
-    call: Call | None = None
-    _hold: Hold | None = None  # of the memory budget
-    _is_in_flight: bool = False  # counted in its tenant's concurrency
-    _job: TextJob | None = None  # its text that the codec is reading or writing
-    _timer: DeadlineTimer | None = None
-    _is_done: bool = False
+    __slots__ = (
+        "_body_bytes_max",
+        "_connection",
+        "_hold",
+        "_is_done",
+        "_is_head",
+        "_is_in_flight",
+        "_job",
+        "_timer",
+        "access_entry",
+        "body",
+        "body_bytes",
+        "call",
+        "closes",
+        "context",
+        "error",
+        "headers",
+        "keeps_body",
+        "request_id",
+        "response_format",
+        "route",
+        "tenant",
+        "trace",
+    )
+
+    def __init__(
+        self,
+        connection: HttpConnection,
+        context: GatewayContext,
+        route: Route | None,
+        tenant: Tenant | None,
+        headers: Headers,
+        is_head: bool,
+        request_id: bytes,
+        trace: bytes,
+        error: HttpError | None,
+        access_entry: AccessEntry | None,
+    ) -> None:
+        self.context = context
+        self.route = route
+        self.tenant = tenant
+        self.headers = headers
+        self.request_id = request_id
+        self.trace = trace
+        self.error = error  # known before the whole body has arrived
+        self.access_entry = access_entry  # where there is an access log
+        self.body: bytes | bytearray | memoryview = b""
+        self.body_bytes = 0  # received, whether or not they were kept
+        self.keeps_body = False  # otherwise the body is read and discarded
+        self.closes = False  # the connection is closed after this response
+        self.response_format = ERRORS_ONLY
+        self.call: Call | None = None
+        self._connection = connection
+        self._is_head = is_head
+        self._body_bytes_max = context.config.body_bytes_max
+        self._hold: Hold | None = None  # of the memory budget
+        self._is_in_flight = False  # counted in its tenant's concurrency
+        self._job: TextJob | None = None  # its text that the codec is reading or writing
+        self._timer: DeadlineTimer | None = None
+        self._is_done = False
 
     def admit(self, body_bytes: int) -> None:
         """Reserve what the request needs, before its body is read.

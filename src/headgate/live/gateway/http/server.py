@@ -83,7 +83,6 @@ class GatewayServer(HttpServer):
             traceparent(headers[b"traceparent"]) if b"traceparent" in headers else b"",
             error,
             None if log is None else log.http_entry(method or b"-", target or b"-"),
-            context.config.body_bytes_max,
         )
 
 

@@ -36,15 +36,18 @@ from headgate.live.gateway.inference import (
 )
 from headgate.live.gateway.oip import json as oip
 from headgate.live.gateway.oip.json import (
-    InferRequest,
-    InferResponse,
-    OutputJson,
-    RequestedOutput,
     check_bytes,
     check_strings,
     element_count,
     memoryview_of,
     to_json,
+)
+from headgate.live.gateway.oip.messages import (
+    VERSION,
+    InferRequest,
+    InferResponse,
+    OutputJson,
+    RequestedOutput,
 )
 
 LENGTH_HEADER: Final = b"inference-header-content-length"
@@ -86,7 +89,7 @@ class OipFormat(ResponseFormat):
                 OutputJson(tensor.name, tensor.datatype, tensor.shape, data=to_json(tensor))
                 for tensor in call.outputs
             ]
-            response = InferResponse(self._model_name, outputs, oip.VERSION, self._id)
+            response = InferResponse(self._model_name, outputs, VERSION, self._id)
             return ResponseBody(oip.encode(response))
         return self._long_response(call)
 

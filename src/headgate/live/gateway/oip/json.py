@@ -29,14 +29,21 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from math import prod
-from typing import Annotated, Any, Final, Literal, cast, final, get_args
+from typing import Final, cast, get_args
 
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from msgspec import UNSET, Raw
 from msgspec.json import Decoder, Encoder
 
 from headgate.functions.tensor import ITEM_BYTES, Tensor
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.errors import RequestError
+from headgate.live.gateway.oip.messages import (
+    Datatype,
+    InferRequest,
+    InferResponse,
+    InputJson,
+    OutputJson,
+)
 
 # Format characters of `struct` for the datatypes that have a JSON form.
 _CODES: Final[Mapping[str, str]] = {
@@ -62,79 +69,6 @@ _SPACE: Final = b" \t\r\n"
 _NESTED_START: Final = re.compile(rb"[ \t\r\n]*\[[ \t\r\n]*\[")
 _NOT_STRUCTURE: Final = bytes(byte for byte in range(256) if byte not in b"[],")
 _NO_BRACKETS: Final = bytes.maketrans(b"[]", b"  ")
-
-Datatype = Literal[
-    "BOOL",
-    "UINT8",
-    "UINT16",
-    "UINT32",
-    "UINT64",
-    "INT8",
-    "INT16",
-    "INT32",
-    "INT64",
-    "FP16",
-    "FP32",
-    "FP64",
-    "BF16",
-    "BYTES",
-]
-Dimension = Annotated[int, Meta(ge=0, lt=1 << 62)]
-# Only the types that the protocol defines: arbitrary nesting would be slow to decode.
-Parameters = dict[str, bool | int | float | str | None]
-JsonArray = Annotated[Raw, Meta(extra_json_schema={"type": "array"})]  # left as text
-VERSION: Final = "1"  # models are not versioned, but clients expect a version
-
-
-@final
-class InputJson(Struct, gc=False):
-    """One input of a request."""
-
-    name: str
-    shape: Annotated[tuple[Dimension, ...], Meta(extra_json_schema={"maxItems": 8})]
-    datatype: Datatype
-    data: JsonArray | UnsetType = UNSET
-    parameters: Parameters | None = None
-
-
-@final
-class RequestedOutput(Struct, gc=False):
-    """One output that a request asks for."""
-
-    name: str
-    parameters: Parameters | None = None
-
-
-@final
-class InferRequest(Struct, gc=False):
-    """The body of an inference request."""
-
-    inputs: Annotated[list[InputJson], Meta(extra_json_schema={"minItems": 1})]
-    id: str = ""
-    parameters: Parameters | None = None
-    outputs: list[RequestedOutput] | None = None
-
-
-@final
-class OutputJson(Struct, gc=False, omit_defaults=True):
-    """One output of a response: its elements, or the number of raw bytes after the JSON."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    parameters: dict[str, int] | None = None
-    data: Sequence[Any] | JsonArray | UnsetType = UNSET
-
-
-@final
-class InferResponse(Struct, gc=False, omit_defaults=True):
-    """The body of an inference response."""
-
-    model_name: str
-    outputs: list[OutputJson]
-    model_version: str = ""
-    id: str = ""
-
 
 _DECODER: Final = Decoder(InferRequest)
 
