@@ -112,6 +112,11 @@ class Recorder:
             ):
                 column.append(value)
 
+    def progress(self) -> int:
+        """Return a number that grows when a request ends, or an attempt begins. O(requests)."""
+        begun = int(np.count_nonzero(self._started != NEVER_NS))
+        return self.ended + begun + len(self._retry_rows)
+
     def open_rows(self) -> list[int]:
         """Return the requests that have arrived and not ended. O(requests)."""
         rows: list[int] = np.flatnonzero(self._finished[: self.count] == NEVER_NS).tolist()

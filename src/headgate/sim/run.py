@@ -31,6 +31,7 @@ from headgate.sim.host import SimHost
 from headgate.sim.interfaces import Observer, SimClient
 from headgate.sim.node import SimNode
 from headgate.sim.recorder import Recorder
+from headgate.sim.starvation import starvation_error
 from headgate.workload.arrivals import Arrivals
 
 
@@ -70,6 +71,8 @@ def simulate(
     on_chunk: Callable[[int], None] | None = None,
 ) -> RunColumns:
     """Run to the end and return the columns of the run. Deterministic in `setup` and `arrivals`.
+
+    Raises `ConfigError` if the policy starves a request, unless the run has a time limit.
 
     `on_chunk` is called once per chunk of arrivals with the number of arrivals read so far.
     """
@@ -111,7 +114,10 @@ def simulate(
     engine.run()
     if window_ns is None:
         window_ns = engine.now_ns if arrivals is None else arrivals.duration_ns
-    return _columns(engine, cursor, window_ns, setup)
+    columns = _columns(engine, cursor, window_ns, setup)
+    if setup.limit_ns == NEVER_NS and recorder.ended < recorder.count:
+        raise starvation_error(columns, recorder.open_rows())
+    return columns
 
 
 def _gateway_work(setup: Setup, nodes: Sequence[SimNode]) -> GatewayWork | None:
