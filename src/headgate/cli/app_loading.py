@@ -279,6 +279,16 @@ def shared_by_gateways(
     return {**spec, "pools": pools}
 
 
+def of_one_gateway(
+    config: AppConfig, where: str, policy: SelectedPolicy, gateways: int
+) -> AppConfig:
+    """Return the application as each of `gateways` simulates it under a policy."""
+    check_gateways(policy, gateways)
+    if gateways == 1:
+        return config
+    return from_spec(shared_by_gateways(config, policy.kind.capabilities, gateways), where)
+
+
 def of_all_gateways(spec: Mapping[str, Any], gateways: int) -> dict[str, Any]:
     """Return the application that several gateways share, from that of one of them.
 
@@ -298,14 +308,17 @@ def of_all_gateways(spec: Mapping[str, Any], gateways: int) -> dict[str, Any]:
     return {**spec, "pools": pools or spec["pools"]}
 
 
+def supports_gateways(kind: PolicyKind) -> bool:
+    """Whether a policy can share its pools with other gateways."""
+    return kind.capabilities.multi_gateway or kind.capabilities.shares_nodes
+
+
 def check_gateways(
     policy: SelectedPolicy, gateways: int, where: str = "--gateways", key: str | None = None
 ) -> None:
     """Raise `ConfigError` if a policy cannot share its pools with other gateways."""
-    capabilities = policy.kind.capabilities
-    if gateways > 1 and not (capabilities.multi_gateway or capabilities.shares_nodes):
-        kinds = [(name, find_policy(name).capabilities) for name in policy_names()]
-        able = [name for name, can in kinds if can.multi_gateway or can.shares_nodes]
+    if gateways > 1 and not supports_gateways(policy.kind):
+        able = [name for name in policy_names() if supports_gateways(find_policy(name))]
         problem = f"policy {policy.name} does not support several gateways"
         allowed = f"1, or one of the policies {', '.join(able)}"
         raise ConfigError(problem, where=where, key=key, value=gateways, allowed=allowed)
