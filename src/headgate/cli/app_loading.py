@@ -88,13 +88,21 @@ def with_known_times(config: AppConfig, where: str, assumed_ns: int | None) -> A
             "is not known: nobody has measured it",
             where=where,
             key=f"{_key(config.unmeasured[0])}.exec_time",
-            allowed=f"exec_time: 5ms (run `headgate profile {where}`), or --assume-exec-time 5ms",
+            allowed=f"exec_time: 5ms (run `{profile_command(config, where)}`), "
+            "or --assume-exec-time 5ms",
         )
     spec = copy.deepcopy(config.spec)
     for name in config.unmeasured:
         section = variant_spec(spec, name)
         section["exec_time"] = [format_duration(assumed_ns)] * section["batch_max"]
     return from_spec(spec, where)
+
+
+def profile_command(config: AppConfig, where: str) -> str:
+    """Return the command that measures the first function that nobody has measured."""
+    function = config.unmeasured[0].partition("/")[0]
+    which = f" --function {function}" if len(config.app.functions) > 1 else ""
+    return f"headgate profile {where}{which}"
 
 
 def load_for_simulation(where: str, assumed_ns: int | None) -> tuple[AppConfig, dict[str, str]]:
