@@ -11,8 +11,8 @@ from headgate.core.errors import ConfigError
 from headgate.core.policy import Policy, PolicyKind
 from headgate.core.records import Instance, Node, Task
 from headgate.policies import find_policy
+from headgate.sim.recorder import PATIENCE_NS
 from headgate.sim.run import Setup, simulate
-from headgate.sim.starvation import PATIENCE_NS
 
 from .apps import GPU, at_ms, make_app
 

@@ -5,7 +5,7 @@ that the Scheduler returns. It takes no decision of its own. Items at the same i
 in the order completions, arrivals, timers, and within one rank in the order of insertion. Open-loop
 arrivals are read from sorted columns; everything else is on the event queue. A run ends when no
 request is open and no client has anything left to do, at a limit, or when requests are starved
-(`headgate.sim.starvation`). `simulate`, or the checkers if there is a limit, report what is open.
+(`StarvationWatch`). `simulate`, or the checkers if there is a limit, report what is open.
 """
 
 from __future__ import annotations
@@ -71,9 +71,8 @@ from headgate.sim.gateways import Gateways, GatewayWork
 from headgate.sim.ground_truth import GroundTruth
 from headgate.sim.interfaces import Observer, SimClient
 from headgate.sim.node import RESTART_NS, EventInTransit, NodeJob, SimNode
-from headgate.sim.recorder import Recorder
+from headgate.sim.recorder import Recorder, StarvationWatch
 from headgate.sim.shared_pools import SharedPools
-from headgate.sim.starvation import Watch
 
 # Compiled code reads a Final directly, and what is imported from a dictionary.
 _heappop: Final = heappop
@@ -156,7 +155,7 @@ class Engine:
                     self._process(at_ns, _heappop(heap)[3])
                 self.now_ns = arrival_ns
                 self._admit(arrival_ns, pipeline, client, items, priority)
-        watch = Watch(self.now_ns, self.queue, self.recorder)
+        watch = StarvationWatch(self.now_ns, self.queue, self.recorder)
         while heap and not self._is_finished(heap[0][0]) and not watch.has_stalled(heap[0][0]):
             self.now_ns, _, _, item = _heappop(heap)
             self._process(self.now_ns, item)
