@@ -90,6 +90,14 @@ def test_a_node_that_is_rented_again_boots_again() -> None:
     assert columns.resources[0].cold_starts == 2
 
 
+def test_a_node_whose_instance_is_replaced_at_once_does_not_boot_again() -> None:
+    """As `View.start_ns` has it, by which policies promise: the node is never given back."""
+    waits, paid_ms, columns = serve((1, 51), (0, "start"), (50, "stop"), (50, "start"))
+    assert waits == [10.0, 4 + 10]
+    assert columns.resources[0].cold_starts == 2
+    assert paid_ms == columns.end_ns / MS
+
+
 def test_a_node_is_paid_for_only_while_it_is_rented() -> None:
     """From 20 to 400 and from 600 to 750, the boots included."""
     _, paid_ms, columns = serve(

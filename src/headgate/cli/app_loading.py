@@ -88,13 +88,21 @@ def with_known_times(config: AppConfig, where: str, assumed_ns: int | None) -> A
             "is not known: nobody has measured it",
             where=where,
             key=f"{_key(config.unmeasured[0])}.exec_time",
-            allowed=f"exec_time: 5ms (run `headgate profile {where}`), or --assume-exec-time 5ms",
+            allowed=f"exec_time: 5ms (run `{profile_command(config, where)}`), "
+            "or --assume-exec-time 5ms",
         )
     spec = copy.deepcopy(config.spec)
     for name in config.unmeasured:
         section = variant_spec(spec, name)
         section["exec_time"] = [format_duration(assumed_ns)] * section["batch_max"]
     return from_spec(spec, where)
+
+
+def profile_command(config: AppConfig, where: str) -> str:
+    """Return the command that measures the first function that nobody has measured."""
+    function = config.unmeasured[0].partition("/")[0]
+    which = f" --function {function}" if len(config.app.functions) > 1 else ""
+    return f"headgate profile {where}{which}"
 
 
 def load_for_simulation(where: str, assumed_ns: int | None) -> tuple[AppConfig, dict[str, str]]:
@@ -279,6 +287,16 @@ def shared_by_gateways(
     return {**spec, "pools": pools}
 
 
+def of_one_gateway(
+    config: AppConfig, where: str, policy: SelectedPolicy, gateways: int
+) -> AppConfig:
+    """Return the application as each of `gateways` simulates it under a policy."""
+    check_gateways(policy, gateways)
+    if gateways == 1:
+        return config
+    return from_spec(shared_by_gateways(config, policy.kind.capabilities, gateways), where)
+
+
 def of_all_gateways(spec: Mapping[str, Any], gateways: int) -> dict[str, Any]:
     """Return the application that several gateways share, from that of one of them.
 
@@ -298,14 +316,17 @@ def of_all_gateways(spec: Mapping[str, Any], gateways: int) -> dict[str, Any]:
     return {**spec, "pools": pools or spec["pools"]}
 
 
+def supports_gateways(kind: PolicyKind) -> bool:
+    """Whether a policy can share its pools with other gateways."""
+    return kind.capabilities.multi_gateway or kind.capabilities.shares_nodes
+
+
 def check_gateways(
     policy: SelectedPolicy, gateways: int, where: str = "--gateways", key: str | None = None
 ) -> None:
     """Raise `ConfigError` if a policy cannot share its pools with other gateways."""
-    capabilities = policy.kind.capabilities
-    if gateways > 1 and not (capabilities.multi_gateway or capabilities.shares_nodes):
-        kinds = [(name, find_policy(name).capabilities) for name in policy_names()]
-        able = [name for name, can in kinds if can.multi_gateway or can.shares_nodes]
+    if gateways > 1 and not supports_gateways(policy.kind):
+        able = [name for name in policy_names() if supports_gateways(find_policy(name))]
         problem = f"policy {policy.name} does not support several gateways"
         allowed = f"1, or one of the policies {', '.join(able)}"
         raise ConfigError(problem, where=where, key=key, value=gateways, allowed=allowed)

@@ -101,6 +101,12 @@ def set_option(help: str) -> Callable[[CommandT], CommandT]:
     )
 
 
+def gateways_option(help: str) -> Callable[[CommandT], CommandT]:
+    """Return the option --gateways of a simulation."""
+    number = click.IntRange(1, 64)
+    return click.option("--gateways", type=number, default=1, show_default=True, help=help)
+
+
 app_argument: Final = click.argument("app")
 json_option: Final = click.option("as_json", "--json", is_flag=True, help="Print JSON.")
 policy_option: Final = click.option(

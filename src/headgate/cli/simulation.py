@@ -16,6 +16,7 @@ from headgate.cli.output import Progress
 from headgate.cli.workload import Workload
 from headgate.config import AppConfig, SimulationOptions, without_keys
 from headgate.core.actions import Action
+from headgate.core.errors import ConfigError
 from headgate.core.event_log import LogHeader, LogWriter, json_lines, open_log
 from headgate.core.events import Event
 from headgate.core.model import App
@@ -89,14 +90,17 @@ def run(
     total = None if arrivals is None or workload.loops else len(arrivals)
     with Progress(f"{title} {policy.name}", total) as progress:
         start_s = perf_counter()
-        columns = simulate(
-            setup,
-            arrivals,
-            clients=workload.clients(config.app),
-            observer=observer,
-            window_ns=workload.window_ns,
-            on_chunk=progress.update,
-        )
+        try:
+            columns = simulate(
+                setup,
+                arrivals,
+                clients=workload.clients(config.app),
+                observer=observer,
+                window_ns=workload.window_ns,
+                on_chunk=progress.update,
+            )
+        except ConfigError as error:
+            raise error.located(f"policy {policy.name}") from error
         took_s = perf_counter() - start_s
         if len(columns.requests) == workload.requests_max:
             # All were sent before the time was over: rates are over the time that they took.

@@ -66,7 +66,7 @@ class BatchState:
 
     IN_FLIGHT: Final = 0
     FINISHED: Final = 1
-    FAILED: Final = 2  # it ran and failed
+    FAILED: Final = 2  # it ran and failed, for one of its tasks at least
     REFUSED: Final = 3  # it never ran
     LOST: Final = 4  # it is unknown whether it ran
 

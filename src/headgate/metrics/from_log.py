@@ -107,7 +107,7 @@ class BatchColumns:
     ended_ns: Int64
     alone_ns: Int64  # how long it would have run alone on its node, by its profile, without network
     cold: Int8  # 1 if it waited for a start or a load
-    finished: Int8  # 1 if it ran to completion
+    finished: Int8  # 1 if it ran to completion, for all of its tasks
 
     def __len__(self) -> int:
         return len(self.variant)
@@ -200,7 +200,9 @@ class LogColumnsReader:
         elif isinstance(event, BatchFinished | BatchFailed | BatchRefused | BatchLost):
             flight = self._in_flight.pop(event.batch_id, None)
             if flight is not None:  # else the batch has ended before, and this is a duplicate
-                self._on_batch_end(flight, is_finished=isinstance(event, BatchFinished))
+                # Where the function failed, the time is not that of the whole batch.
+                is_finished = isinstance(event, BatchFinished) and not event.failed_tasks
+                self._on_batch_end(flight, is_finished=is_finished)
         elif isinstance(event, RequestCancelled):
             row = self._rows.get(self._ids_from + event.request_id)
             if row is not None:

@@ -4,8 +4,8 @@ The engine pops the next item, gives the resulting event to a Scheduler and carr
 that the Scheduler returns. It takes no decision of its own. Items at the same instant are processed
 in the order completions, arrivals, timers, and within one rank in the order of insertion. Open-loop
 arrivals are read from sorted columns; everything else is on the event queue. A run ends when no
-request is open and no client has anything left to do, or at a time limit: if a request is open at
-the end, something is wrong, and the checkers (`headgate.sim.checkers`) report it.
+request is open and no client has anything left to do, at a limit, or when requests are starved
+(`StarvationWatch`). `simulate`, or the checkers if there is a limit, report what is open.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ from headgate.sim.gateways import Gateways, GatewayWork
 from headgate.sim.ground_truth import GroundTruth
 from headgate.sim.interfaces import Observer, SimClient
 from headgate.sim.node import RESTART_NS, EventInTransit, NodeJob, SimNode
-from headgate.sim.recorder import Recorder
+from headgate.sim.recorder import Recorder, StarvationWatch
 from headgate.sim.shared_pools import SharedPools
 
 # Compiled code reads a Final directly, and what is imported from a dictionary.
@@ -134,7 +134,7 @@ class Engine:
         self._announced: set[int] = set()  # instances that the Schedulers know to have started
 
     def run(self) -> None:
-        """Run to the end: until every request has ended and no client is left, or the limit."""
+        """Run to the end."""
         for node in self.nodes:
             self.join(0, node)
         for sender in self._clients:
@@ -155,10 +155,10 @@ class Engine:
                     self._process(at_ns, _heappop(heap)[3])
                 self.now_ns = arrival_ns
                 self._admit(arrival_ns, pipeline, client, items, priority)
-        while heap and not self._is_finished(heap[0][0]):
-            at_ns, _, _, item = _heappop(heap)
-            self.now_ns = at_ns
-            self._process(at_ns, item)
+        watch = StarvationWatch(self.now_ns, self.queue, self.recorder)
+        while heap and not self._is_finished(heap[0][0]) and not watch.has_stalled(heap[0][0]):
+            self.now_ns, _, _, item = _heappop(heap)
+            self._process(self.now_ns, item)
 
     def _is_finished(self, next_ns: int) -> bool:
         is_idle = self.recorder.count == self.recorder.ended and self._pending_clients == 0

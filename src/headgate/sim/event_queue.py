@@ -47,6 +47,10 @@ class EventQueue:
         self._sequence += 1
         _heappush(self.heap, (at_ns, rank, self._sequence, item))
 
+    def under_way(self) -> set[int]:
+        """Return the numbers of all items but timers. O(n)."""
+        return {number for _, _, number, item in self.heap if not isinstance(item, TimerDue)}
+
 
 @final
 class TimerDue(QueueItem):

@@ -51,16 +51,19 @@ class NodeRental:
         self._first_ns = pool.network_ns  # when actions that were sent at time 0 arrive
         self._since_ns: int | None = None  # None while the node is not rented
         self._booted_ns = 0
+        self._ended_ns = -1
         self._paid_ns = 0
 
     def begin(self, now_ns: int) -> None:
         """Rent the node, unless it is rented already.
 
-        Instances that are started at time 0 skip the boot: a run begins with a warm fleet.
+        Instances that are started at time 0 skip the boot: a run begins with a warm fleet. Where an
+        instance takes the place of the last one at the same instant, the node is not given back.
         """
         if self._since_ns is None:
             self._since_ns = now_ns
-            self._booted_ns = now_ns + (0 if self._is_beginning(now_ns) else self._boot_ns)
+            if now_ns != self._ended_ns:
+                self._booted_ns = now_ns + (0 if self._is_beginning(now_ns) else self._boot_ns)
 
     def ready_after_ns(self, now_ns: int, start_ns: int) -> int:
         """Return how long a start that is begun now takes, the rest of the boot included."""
@@ -75,7 +78,7 @@ class NodeRental:
         """Return the node; it is paid for until now."""
         if self._since_ns is not None:
             self._paid_ns += now_ns - self._since_ns
-            self._since_ns = None
+            self._since_ns, self._ended_ns = None, now_ns
 
     def paid_ns(self, end_ns: int) -> int:
         """Return how long the node was paid for, up to the end of the run."""

@@ -8,11 +8,11 @@ appended to lists, which are merged into the rows when the columns are built.
 from __future__ import annotations
 
 from array import array
-from typing import final
+from typing import Final, final
 
 import numpy as np
 
-from headgate.core.clock import NEVER_NS
+from headgate.core.clock import HOUR_NS, NEVER_NS
 from headgate.core.model import App
 from headgate.core.records import STAGES_MAX
 from headgate.core.states import OUTCOME_MET, Settlement
@@ -26,6 +26,9 @@ from headgate.metrics.columns import (
     build_requests,
     build_spans,
 )
+from headgate.sim.event_queue import EventQueue
+
+PATIENCE_NS: Final = 25 * HOUR_NS  # longer than until a spent budget of a day is there again
 
 
 @final
@@ -112,6 +115,11 @@ class Recorder:
             ):
                 column.append(value)
 
+    def progress(self) -> int:
+        """Return a number that grows when a request ends, or an attempt begins. O(requests)."""
+        begun = int(np.count_nonzero(self._started != NEVER_NS))
+        return self.ended + begun + len(self._retry_rows)
+
     def open_rows(self) -> list[int]:
         """Return the requests that have arrived and not ended. O(requests)."""
         rows: list[int] = np.flatnonzero(self._finished[: self.count] == NEVER_NS).tolist()
@@ -173,6 +181,36 @@ class Recorder:
         self._started_ns = self._started.data
         self._finished_ns = self._finished.data
         self._place_of = self._places.data
+
+
+@final
+class StarvationWatch:
+    """Tells when requests wait and nothing happens for them any more.
+
+    A policy that starves a request, and wakes up now and then, would be simulated for ever: a
+    request without a hard deadline never expires. A look costs O(requests), once in `PATIENCE_NS`.
+    """
+
+    def __init__(self, now_ns: int, queue: EventQueue, recorder: Recorder) -> None:
+        self._queue = queue
+        self._recorder = recorder
+        self._next_ns = now_ns + PATIENCE_NS
+        self._progress = recorder.progress()
+        self._under_way = queue.under_way()
+
+    def has_stalled(self, now_ns: int) -> bool:
+        """Return whether no request began or ended for long, and nothing else is under way.
+
+        A boot, a batch or a client that takes longer is still on the queue. A policy may start and
+        stop instances for ever: those are on the queue, too, but never the same ones.
+        """
+        if now_ns < self._next_ns:
+            return False
+        progress, under_way = self._recorder.progress(), self._queue.under_way()
+        is_stalled = progress == self._progress and not under_way & self._under_way
+        self._next_ns = now_ns + PATIENCE_NS
+        self._progress, self._under_way = progress, under_way
+        return is_stalled
 
 
 def _places(app: App, places: Int32) -> tuple[Int32, Int32]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Final
 
 import numpy as np
 
-from headgate.core.clock import HOUR_NS, NEVER_NS
+from headgate.core.clock import HOUR_NS, NEVER_NS, SECOND_NS
+from headgate.core.errors import ConfigError
 from headgate.core.model import TIER_NAMES, App
 from headgate.core.policy import PolicyConfig, PolicyKind
 from headgate.core.rng import stream
@@ -32,6 +35,8 @@ from headgate.sim.interfaces import Observer, SimClient
 from headgate.sim.node import SimNode
 from headgate.sim.recorder import Recorder
 from headgate.workload.arrivals import Arrivals
+
+_NAMED_MAX: Final = 5  # pipelines whose requests wait for ever
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,8 @@ def simulate(
     on_chunk: Callable[[int], None] | None = None,
 ) -> RunColumns:
     """Run to the end and return the columns of the run. Deterministic in `setup` and `arrivals`.
+
+    Raises `ConfigError` if the policy starves a request, unless the run has a time limit.
 
     `on_chunk` is called once per chunk of arrivals with the number of arrivals read so far.
     """
@@ -111,7 +118,24 @@ def simulate(
     engine.run()
     if window_ns is None:
         window_ns = engine.now_ns if arrivals is None else arrivals.duration_ns
-    return _columns(engine, cursor, window_ns, setup)
+    columns = _columns(engine, cursor, window_ns, setup)
+    if setup.limit_ns == NEVER_NS and recorder.ended < recorder.count:
+        raise _starvation(columns, recorder.open_rows())
+    return columns
+
+
+def _starvation(columns: RunColumns, open_rows: list[int]) -> ConfigError:
+    """Return the error that names the requests which are still waiting."""
+    requests = columns.requests
+    names = Counter(columns.pipelines[requests.pipeline[row]] for row in open_rows)
+    waiting = [f"{count:,} of {name}" for name, count in names.most_common(_NAMED_MAX)]
+    if len(names) > _NAMED_MAX:
+        waiting.append("...")
+    arrived_s, end_s = requests.arrival_ns[open_rows[0]] / SECOND_NS, columns.end_ns / SECOND_NS
+    return ConfigError(
+        f"requests wait for ever: {', '.join(waiting)}; the first is request {open_rows[0]}, which "
+        f"arrived at {arrived_s:.6g} s; the simulation was ended at {end_s:.6g} s"
+    )
 
 
 def _gateway_work(setup: Setup, nodes: Sequence[SimNode]) -> GatewayWork | None:

@@ -35,6 +35,25 @@ def test_settings_of_one_of_them() -> None:
     assert changed[1]["mean_wait_ms"] != plain[1]["mean_wait_ms"]
 
 
+def test_several_gateways() -> None:
+    """Each policy is simulated as by `simulate`; by default those that support several gateways."""
+    options = ("--duration", "1", "--gateways", "2", "--json")
+    found = headgate("compare", KAAS, *options).json
+    assert found["policies"] == [
+        "balance",
+        "headgate",
+        "round_robin",
+        "static_partition",
+        "swayam",
+    ]
+    for run in found["runs"]:
+        alone = headgate("simulate", KAAS, *options, "--policy", run["policy"]).json
+        assert run["mean_wait_ms"] == alone["mean_wait_ms"]
+    refused = headgate("compare", KAAS, *options, "--policies", "balance,srtf")
+    assert refused.code == 2
+    assert "policy srtf does not support several gateways" in refused.err
+
+
 def test_several_seeds() -> None:
     options = ("--policies", "balance,srtf", "--duration", "1", "--seeds", "3", "--seed", "5")
     found = headgate("compare", KAAS, *options, "--json").json

@@ -128,3 +128,10 @@ def test_check_finds_a_trace_in_the_given_directory(tmp_path: Path) -> None:
     assert headgate("check", app).code == 2
     assert headgate("check", app, "--traces", tmp_path).code == 0
     assert headgate("check", KAAS).code == 0
+
+
+def test_check_shows_objectives_of_cost_where_there_are_any(tmp_path: Path) -> None:
+    text = "functions: {f: {exec_time: 5ms}}\nslo: {latency: 1s, cost: $2.5/1M}\n"
+    assert "$2.5/1M" in headgate("check", write(tmp_path / "app.yaml", text)).out
+    free = write(tmp_path / "free.yaml", text.replace(", cost: $2.5/1M", ""))
+    assert "cost" not in headgate("check", free).out

@@ -63,9 +63,18 @@ def test_unmeasured_functions_are_not_simulated(unmeasured: str, command: str) -
     assert (ended.code, ended.out) == (2, "")
     assert ended.err == (
         f"headgate: error: {unmeasured}: functions.new.exec_time: is not known: nobody has "
-        f"measured it (allowed: exec_time: 5ms (run `headgate profile {unmeasured}`), "
-        "or --assume-exec-time 5ms)\n"
+        f"measured it (allowed: exec_time: 5ms (run `headgate profile {unmeasured} --function "
+        "new`), or --assume-exec-time 5ms)\n"
     )
+
+
+def test_the_command_that_measures_names_a_function_where_there_are_several(
+    unmeasured: str, tmp_path: Path
+) -> None:
+    """Without its name the command asks for one."""
+    assert f"headgate profile {unmeasured} --function new now" in headgate("check", unmeasured).out
+    alone = write(tmp_path / "alone.yaml", "functions: {new: {model: new.onnx}}")
+    assert f"headgate profile {alone} now" in headgate("check", alone).out
 
 
 def test_variants_are_named_with_their_function(tmp_path: Path) -> None:

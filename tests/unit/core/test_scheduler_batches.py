@@ -25,10 +25,12 @@ from headgate.core.events import (
     TimerFired,
 )
 from headgate.core.model import Limits, Pool, Shape, Slo, Stage
-from headgate.core.states import Outcome, Settlement
+from headgate.core.policy import Context, PolicyConfig
+from headgate.core.records import STAGES_MAX, Batch
+from headgate.core.states import BatchState, Outcome, Settlement
 
 from .rig import Rig, wires
-from .sample_apps import CLOUD, Scripted, make_app, make_function
+from .sample_apps import CLOUD, Fifo, Scripted, make_app, make_function
 
 BACKOFF = Limits(backoff_ns=50)
 
@@ -147,6 +149,30 @@ def test_the_stage_that_failed_is_named_once(make_rig: type[Rig]) -> None:
     )
     settled = [wire for wire in rig.at(2, BatchFinished(0, failed_tasks=(0,))) if "Settle" in wire]
     assert not settled
+
+
+class RecordsStates(Fifo):
+    """Remembers in what state batches end."""
+
+    def __init__(self, context: Context, config: PolicyConfig) -> None:
+        super().__init__(context, config)
+        self.ended: list[int] = []
+
+    def on_batch_ended(self, batch: Batch, took_ns: int) -> None:
+        self.ended.append(batch.state)
+
+
+def test_a_batch_of_which_a_task_failed_has_not_finished(make_rig: type[Rig]) -> None:
+    """Policies learn from the times of those that did; one that failed may have ended at once."""
+    rig = make_rig(make_app(), RecordsStates, nodes=1)
+    policy = rig.scheduler.policy
+    assert isinstance(policy, RecordsStates)
+    for batch_id, failed in enumerate([(), (STAGES_MAX,)]):
+        rig.at(batch_id, RequestArrived(batch_id, 0))
+        if batch_id == 0:
+            rig.at(batch_id, InstanceStarted(0, 0))
+        rig.at(batch_id, BatchFinished(batch_id, failed_tasks=failed))
+    assert policy.ended == [BatchState.FINISHED, BatchState.FAILED]
 
 
 def test_nothing_is_repeated_after_its_deadline(make_rig: type[Rig]) -> None:

@@ -236,6 +236,18 @@ def test_batches_that_shared_a_node_count_as_if_alone() -> None:
     assert (result.mean, result.p99) == (1.0, 1.0)
 
 
+def test_a_batch_that_failed_for_a_task_is_not_calibrated_with() -> None:
+    """It ended after a millisecond, because the function raised an error."""
+    happened: list[tuple[int, Event, list[Action]]] = [(0, NodeJoined(0, 0, "local1"), [])]
+    for n, (took_ms, failed) in enumerate([(10, ()), (1, (STAGES_MAX,)), (10, ())]):
+        happened.append((100 * n, RequestArrived(n, 0), [dispatch(n, n)]))
+        happened.append((100 * n + took_ms, BatchFinished(n, failed_tasks=failed), []))
+    entries = [
+        LogEntry(n, ms * MS, event, actions) for n, (ms, event, actions) in enumerate(happened)
+    ]
+    assert read_columns(entries, APP).batches.finished.tolist() == [1, 0, 1]
+
+
 def test_batches_that_shared_a_host_count_as_if_alone() -> None:
     """A simulation on one CPU that two nodes and calls share is calibrated as it was profiled."""
     host = Host(0, "laptop", ONE_CPU_MILLI)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +16,7 @@ from headgate.cli.app_loading import (
     known_policy,
     load_app,
     objective_errors,
+    profile_command,
 )
 from headgate.cli.options import WorkloadOptions, app_argument, json_option, traces_option
 from headgate.cli.output import show, show_json
@@ -75,7 +77,7 @@ def _show(name: str, config: AppConfig) -> None:
     app = config.app
     show(
         rows_table([_function(variant, config) for variant in app.variants], "Functions"),
-        rows_table([_pipeline(pipeline) for pipeline in app.pipelines], "Pipelines"),
+        rows_table([_pipeline(pipeline, app) for pipeline in app.pipelines], "Pipelines"),
         rows_table([_pool(pool, app) for pool in app.pools], "Pools"),
     )
     streams = [
@@ -90,7 +92,7 @@ def _show(name: str, config: AppConfig) -> None:
         show(Text(sentence, "yellow"))
     if config.unmeasured:
         names = ", ".join(config.unmeasured)
-        remedy = f"headgate serve measures at start, headgate profile {name} now"
+        remedy = f"headgate serve measures at start, {profile_command(config, name)} now"
         show(Text(f"not measured: {names}; {remedy}; simulations need `exec_time`", "yellow"))
     if paths := _models_not_found(name, config):
         show(Text(f"not found: {', '.join(paths)}; headgate serve needs these files", "yellow"))
@@ -128,14 +130,17 @@ def _function(variant: Variant, config: AppConfig) -> dict[str, object]:
     }
 
 
-def _pipeline(pipeline: Pipeline) -> dict[str, object]:
+def _pipeline(pipeline: Pipeline, app: App) -> dict[str, object]:
     slo = pipeline.slo
     has_latency = slo.latency_ns != NEVER_NS
+    cost = f"${1e6 * slo.cost_usd:.6g}/1M" if slo.cost_usd < inf else "any"
+    has_cost = any(each.slo.cost_usd < inf for each in app.pipelines)
     return {
         "pipeline": pipeline.name,
         "stages": " ".join(stage.function.name for stage in pipeline.stages),
         "latency": format_duration(slo.latency_ns) if has_latency else "any",
         "quantile": percent(slo.quantile) if has_latency else "",
+        **({"cost": cost} if has_cost else {}),
     }
 
 

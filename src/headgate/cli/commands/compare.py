@@ -15,12 +15,15 @@ from rich.text import Text
 from headgate.cli.app_loading import (
     SelectedPolicy,
     load_for_simulation,
+    of_one_gateway,
     select_policy,
+    supports_gateways,
 )
 from headgate.cli.options import (
     WorkloadOptions,
     app_argument,
     assume_exec_option,
+    gateways_option,
     json_option,
     make_directory,
     report_option,
@@ -40,7 +43,7 @@ from headgate.metrics.report.comparison_plots import PANELS, comparison_plots
 from headgate.metrics.report.write import write_page
 from headgate.metrics.summary import Summary
 from headgate.metrics.table import Column, Fields, ReportTable, comparison_table, format_column
-from headgate.policies import policies_for
+from headgate.policies import find_policy, policies_for
 
 _MEANS: Final[Fields] = (
     ("met", "share", "slo_attainment"),
@@ -61,6 +64,7 @@ _MEANS: Final[Fields] = (
 @workload_options
 @assume_exec_option
 @set_option("A setting of one policy, such as balance.batch_max=4. May be repeated.")
+@gateways_option("Gateways that share the load and the pools, under every policy.")
 @seed_option
 @click.option(
     "--seeds",
@@ -77,6 +81,7 @@ def command(
     workload_options: WorkloadOptions,
     assumed_ns: int | None,
     settings: tuple[tuple[str, object], ...],
+    gateways: int,
     seed: int,
     seeds: int,
     as_json: bool,
@@ -91,16 +96,25 @@ def command(
     headgate compare examples/kaas.yaml --policies balance,affinity --seeds 5 --report out
     """
     config, assumed = load_for_simulation(app, assumed_ns)
-    selected = _select_policies(config, app, policies, settings)
+    selected = _select_policies(config, app, policies, settings, gateways)
+    configs = {each.name: of_one_gateway(config, app, each, gateways) for each in selected}
     make_directory(report, "--report")
     runs: dict[str, list[SimulatedRun]] = {each.name: [] for each in selected}
     for number in range(seed, seed + seeds):
         workload = choose_workload(config, app, workload_options, number)
         for each in selected:
             title = f"seed {number}," if seeds > 1 else "simulating"
-            result, _ = run(config, each, workload, seed=number, title=title)
+            result, _ = run(
+                configs[each.name],
+                each,
+                workload,
+                seed=number,
+                gateways=gateways,
+                platforms=config.app,
+                title=title,
+            )
             runs[each.name].append(result)
-    comparison = Comparison(app, seed, seeds, runs, assumed)
+    comparison = Comparison(app, gateways, seed, seeds, runs, assumed)
     if report is not None:
         with writing(report, "--report"):
             page = comparison.write(report)
@@ -115,12 +129,19 @@ def command(
 
 
 def _select_policies(
-    config: AppConfig, where: str, policies: str | None, settings: Iterable[tuple[str, object]]
+    config: AppConfig,
+    where: str,
+    policies: str | None,
+    settings: Iterable[tuple[str, object]],
+    gateways: int,
 ) -> list[SelectedPolicy]:
     if policies is None:
         names = policies_for(config.app)
+        if gateways > 1:
+            names = [name for name in names if supports_gateways(find_policy(name))]
         if not names:
-            select_policy(config, where, None, {})  # raises: names what no policy supports
+            # Of this one it is said what it does not support.
+            return [select_policy(config, where, None, {})]
     else:
         names = [name.strip() for name in policies.split(",") if name.strip()]
         if not names:
@@ -147,6 +168,7 @@ class Comparison:
     """Runs of one workload by policy, one for each seed."""
 
     app: str
+    gateways: int
     seed: int
     seeds: int
     runs: dict[str, list[SimulatedRun]]
@@ -159,7 +181,8 @@ class Comparison:
             seeds = (
                 f"{self.seeds} seeds from {self.seed}, means ± half of the 95 % confidence interval"
             )
-        return f"{self.app}, {seeds}"
+        gateways = f", {self.gateways} gateways" if self.gateways > 1 else ""
+        return f"{self.app}{gateways}, {seeds}"
 
     def table(self) -> ReportTable:
         if self.seeds == 1:
@@ -170,6 +193,7 @@ class Comparison:
         """Return all runs and, over several seeds, the means by policy."""
         content: dict[str, object] = {
             "app": self.app,
+            "gateways": self.gateways,
             "seed": self.seed,
             "seeds": self.seeds,
             "policies": list(self.runs),
@@ -187,6 +211,8 @@ class Comparison:
         text = json.dumps(json_value(self.to_json()), indent=2)
         (directory / "comparison.json").write_text(text + "\n", encoding="utf-8")
         meta: dict[str, object] = {"app": self.app, "seed": self.seed, "seeds": self.seeds}
+        if self.gateways > 1:
+            meta["gateways"] = self.gateways
         if self.assumed:
             meta["assumed_exec_time"] = self.assumed
         tiles = {f"met by {name}": percent(summary.slo_attainment) for name, summary in means}

@@ -10,10 +10,9 @@ import click
 from rich.text import Text
 
 from headgate.cli.app_loading import (
-    check_gateways,
     load_for_simulation,
+    of_one_gateway,
     select_policy,
-    shared_by_gateways,
     with_admission,
 )
 from headgate.cli.options import (
@@ -23,6 +22,7 @@ from headgate.cli.options import (
     app_argument,
     assume_exec_option,
     check_not_read,
+    gateways_option,
     json_option,
     make_directory,
     policy_option,
@@ -35,7 +35,6 @@ from headgate.cli.options import (
 from headgate.cli.output import SummaryView, show, show_assumed, show_json
 from headgate.cli.simulation import SimulatedRun, logging_to, run
 from headgate.cli.workload import choose_workload, trace_files
-from headgate.config import from_spec
 from headgate.metrics.columns import RunColumns
 from headgate.metrics.report import write_report
 from headgate.metrics.summary import Summary, missed_at_start
@@ -60,13 +59,7 @@ _RESOURCES_MAX: Final = 16  # longer tables are in the JSON and in the report on
     metavar="FILE",
     help="File for the event log, for headgate replay; a .gz file is compressed.",
 )
-@click.option(
-    "--gateways",
-    type=click.IntRange(1, 64),
-    default=1,
-    show_default=True,
-    help="Gateways that share the load and the pools. The log is that of the first one.",
-)
+@gateways_option("Gateways that share the load and the pools. The log is that of the first one.")
 @click.option("--validate", is_flag=True, help="Check the whole state after every event. Slow.")
 def command(
     app: str,
@@ -92,11 +85,8 @@ def command(
     config, assumed = load_for_simulation(app, assumed_ns)
     config = with_admission(config, app, admission)
     selected = select_policy(config, app, policy, dict(settings))
-    check_gateways(selected, gateways)
     platforms = config.app
-    if gateways > 1:
-        shared = shared_by_gateways(config, selected.kind.capabilities, gateways)
-        config = from_spec(shared, app)
+    config = of_one_gateway(config, app, selected, gateways)
     workload = choose_workload(config, app, workload_options, seed)
     check_not_read(log, "--log", [Path(app), *trace_files(config, workload_options)])
     make_directory(report, "--report")

@@ -165,6 +165,10 @@ class BatchHandlers:
         view.now_ns = now_ns
         self._state.end_batch(batch, BATCH_FINISHED)
         failed_tasks, too_large = event.failed_tasks, event.too_large
+        if failed_tasks:
+            # For the policy: an error ends a batch early, and what remains of it runs again, so its
+            # time teaches nothing. Else requests that fail at once would make a function look fast.
+            batch.state = BatchState.FAILED
         for task in batch.tasks:
             if task.state != TASK_RUNNING:
                 continue
