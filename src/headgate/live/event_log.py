@@ -223,7 +223,8 @@ class _LogFile:
         self._written_bytes += len(chunk)
         unwritten = memoryview(chunk)
         while unwritten and not self.is_closed:
-            unwritten = unwritten[os.write(self._fd, unwritten) :]
+            written = os.write(self._fd, unwritten)
+            unwritten = unwritten[written:]
 
     def _rotate(self, mark: bytes, stop: bytes, header: bytes) -> None:
         if self.is_closed:
