@@ -260,3 +260,38 @@ def test_nothing_is_reserved_on_a_pool_for_requests_that_run_on_another(seed: in
     assert score.goodput_per_s("patient") >= 2.6
     assert score.attainment("urgent") >= 0.9
     assert score.kept() >= 0.99
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("bulk_priority", "rate"), [(1, 600), (1, 300), (0, 600)])
+def test_promises_to_clients_of_less_priority_are_few_and_kept(
+    seed: int, bulk_priority: int, rate: int
+) -> None:
+    """400 requests a second have room; what one client may not ask for, the other one is lent.
+
+    Under contention the more urgent client has all that it asks for; but what the other one was
+    promised before is not taken from it.
+    """
+    config = declare(
+        functions={
+            "f": {"exec_time": {"1": "10ms", "8": "40ms"}},
+            "g": {"exec_time": {"1": "30ms", "4": "80ms"}},
+        },
+        slo={"latency": "400ms", "quantile": "99%"},
+        clients={"web": {}, "bulk": {"priority": bulk_priority}},
+        pools={"n": {"tier": "dedicated", "nodes": 2}},
+    )
+    streams = (
+        Stream(f"poisson:rate={rate}/s", "f", "web"),
+        Stream("poisson:rate=10/s", "g", "bulk"),
+    )
+    score = run_world(config, streams, 30.0, policy="headgate", seed=seed, truth=TRUTH)
+    assert score.kept() >= 0.99
+    if rate < 400:  # there is room for both
+        assert score.goodput_per_s("f") >= 0.97 * rate
+        assert score.goodput_per_s("g") >= 9.0
+    elif bulk_priority:
+        assert score.goodput_per_s("g") <= 1.0
+        assert score.goodput_per_s("f") >= 380.0
+    else:  # of equal priority, it has less than its share
+        assert score.goodput_per_s("g") >= 9.0

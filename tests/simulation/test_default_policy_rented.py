@@ -330,3 +330,41 @@ def test_what_tasks_wait_for_is_started_before_what_may_be_asked_for(seed: int) 
     streams = tuple(Stream("poisson:rate=0.1/s", name) for name in "abcd")
     score = run_world(config, streams, 60.0, policy="headgate", seed=seed)
     assert score.columns.end_ns <= 120 * SECOND_NS
+
+
+@over_seeds
+def test_best_effort_waits_for_no_rented_node_on_which_nothing_starts_it(seed: int) -> None:
+    """The rented node is up for another function; plans start what runs there, and want no more.
+
+    A call can carry the requests, but they waited for the node for ever.
+    """
+
+    def function(memory: str, prewarm_nodes: int = 0) -> dict[str, object]:
+        node = {"pools": ["rented"], "exec_time": "18ms", "memory": memory}
+        call = {"pools": ["cloud"], "exec_time": "18ms"}
+        return {
+            "prewarm_nodes": prewarm_nodes,
+            "variants": {f"n{memory}": node, f"c{memory}": call},
+        }
+
+    config = declare(
+        functions={
+            "kept": function("1GiB", prewarm_nodes=1),
+            "idle": function("4GiB"),
+            "asked": function("3GiB"),
+        },
+        pipelines={"p": {"function": "asked"}},
+        pools={
+            "rented": {"nodes": 1, "elastic": True, "memory": "6GiB", "price": "$1/h"},
+            "cloud": {
+                "tier": "serverless",
+                "memory": "8GiB",
+                "concurrency": 4,
+                "price": "$0.00001/GB-s",
+            },
+        },
+    )
+    streams = (Stream("poisson:rate=20/s", "p"),)
+    score = run_world(config, streams, 2.0, policy="headgate", seed=seed, truth=TRUTH)
+    assert score.attainment(warm_up=0.0) == 1.0
+    assert score.columns.end_ns <= 3 * SECOND_NS

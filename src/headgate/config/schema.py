@@ -490,8 +490,9 @@ class ClientSpec(Section, frozen=True):
     priority: Annotated[
         int,
         about(
-            "Priority of the client's requests over those of other clients: smaller is more "
-            "urgent. The priority that a client sends with a request orders its own requests only.",
+            "Priority of the client's requests over those of other clients, where there is not "
+            "room for all: smaller is more urgent. The priority that a client sends with a request "
+            "orders its own requests only.",
             ge=-1_000_000,
             le=1_000_000,
         ),

@@ -118,9 +118,11 @@ class Feasibility:
         load = shares.of_class(key)
         if load is None:
             wait_ns = max(0.0, window_ns - self._builds.isolated_ns(request))
-            weight = self._view.app.clients[request.client].weight
+            client = self._view.app.clients[request.client]
             declared_ns = self._declared_ns[request.pipeline.id]
-            load = ClassLoad(now_ns, window_ns, wait_ns, weight, declared_ns)
+            load = ClassLoad(
+                now_ns, window_ns, wait_ns, client.weight, declared_ns, client.priority
+            )
             shares.add(key, load)
         lanes = self._builds.calendars[pool_id].lanes / self._view.gateways
         shares.observe(now_ns, load, work_ns, lanes, request.priority)
@@ -613,7 +615,8 @@ class Feasibility:
             reserved_ns = 0.0 if reserved_ns < build.lane_ns(1) * weight else reserved_ns
         if reserved_ns <= 0.0 or slack_ns >= work_ns + reserved_ns:
             return True
-        self.was_share_used = slack_ns >= work_ns  # it would have fitted
+        # It would have fitted, and there are others.
+        self.was_share_used = slack_ns >= work_ns and not is_alone
         return False
 
 

@@ -2,7 +2,8 @@
 
 The load that each class offers, admitted or not, is forecast from the recent past, and the pool's
 lanes are divided among the clients that are active, max-min fair by weight, and what a client may
-use among its pipelines. So a class that offers less than its share gets all it asks for, and what
+use among its pipelines. Clients to which the operator has given a more urgent priority come first,
+and the others share what those do not ask for. So a class that offers less than its share gets all it asks for, and what
 it leaves is lent, to the same client's other pipelines first. The shares serve three purposes, the
 first two where the pool is contended:
 
@@ -61,6 +62,7 @@ class ClassLoad:
         "is_starved",
         "memory_ns",
         "objective_ns",
+        "rank",
         "tokens_ns",
         "weight",
         "window_ns",
@@ -73,10 +75,12 @@ class ClassLoad:
         window_ns: float,
         weight: float,
         declared_ns: float,
+        rank: int = 0,
     ) -> None:
         self.objective_ns = objective_ns  # of its requests: declared, or what the client claims
         self.window_ns = window_ns  # how long its requests can wait for a lane
         self.weight = weight
+        self.rank = rank  # the priority that its client was given: the smallest goes first
         self.declared_ns = declared_ns
         self.memory_ns = SHARES_MEMORY * declared_ns
         self.entitled = 0.0  # lanes of its fair share
@@ -244,14 +248,20 @@ class PoolShares:
         of_client: dict[int, list[tuple[int, int]]] = {}
         for key in self._classes:
             of_client.setdefault(key[0], []).append(key)
-        clients = list(of_client.values())
-        needs = [sum([offered[key] for key in keys]) for keys in clients]
-        weights = [self._classes[keys[0]].weight for keys in clients]
-        for keys, entitled in zip(clients, _entitled(lanes, needs, weights), strict=True):
-            own_needs = [offered[key] for key in keys]
-            own = _entitled(entitled, own_needs, [1.0] * len(keys))
-            for key, own_entitled in zip(keys, own, strict=True):
-                self._classes[key].allot(own_entitled, offered[key])
+        of_rank: dict[int, list[list[tuple[int, int]]]] = {}
+        for keys in of_client.values():
+            of_rank.setdefault(self._classes[keys[0]].rank, []).append(keys)
+        left = lanes
+        for rank in sorted(of_rank):
+            clients = of_rank[rank]
+            needs = [sum([offered[key] for key in keys]) for keys in clients]
+            weights = [self._classes[keys[0]].weight for keys in clients]
+            for keys, entitled in zip(clients, _entitled(left, needs, weights), strict=True):
+                own_needs = [offered[key] for key in keys]
+                own = _entitled(entitled, own_needs, [1.0] * len(keys))
+                for key, own_entitled in zip(keys, own, strict=True):
+                    self._classes[key].allot(own_entitled, offered[key])
+            left = max(0.0, left - sum(needs))
         self._sums = []
         self._sum_up_active(now_ns)
 

@@ -38,8 +38,9 @@ ANYWHERE: Final = 0
 NODES_ONLY: Final = 1
 CALLS_ONLY: Final = 2
 
-# Of a task in its queue, the smallest first: the declared priority of its client, a time, its id,
-# and its latest start. A compiled build would copy a `tuple[int, int, int, int]` at every use.
+# Of a task in its queue, the smallest first: of best effort the declared priority of its client, for
+# a promise binds, whoever comes later; a time, its id, and its latest start. A compiled build would
+# copy a `tuple[int, int, int, int]` at every use.
 Key = tuple[int, ...]
 
 
@@ -258,14 +259,13 @@ class TaskQueues:
 
     def push(self, task: Task, promise: Promise | None) -> EdfQueue:
         """Queue a ready task for the build that its promise names, or for best effort."""
-        rank = self._ranks[task.request.client]
         if promise is not None:
             if promise.build.pool.bytes_per_s > 0.0:
                 promise.input_node_id = self._input_node_id(task, promise.build)
             queue = self._promised_queue(promise)
             # The latest start depends on the shape, where that is not chosen yet.
             latest_ns = promise.order_ns if promise.build.has_choice else promise.start_ns
-            key: Key = (rank, promise.order_ns, task.id, latest_ns)
+            key: Key = (0, promise.order_ns, task.id, latest_ns)
             if queue.push(key, task):  # else the head is the same as before
                 self.promised_heads[promise.build.pool.id].put(queue, key)
             return queue
@@ -273,7 +273,8 @@ class TaskQueues:
         due_ns = request.arrival_ns + self._due_in_ns[request.pipeline.id]
         if request.deadline_ns < NEVER_NS:  # it was not promised, or can no longer be in time
             due_ns = max(due_ns, request.deadline_ns)
-        queue, key = self._best_effort_queue(task), (rank, due_ns, task.id, due_ns)
+        key = (self._ranks[request.client], due_ns, task.id, due_ns)
+        queue = self._best_effort_queue(task)
         if self._limited_tasks:
             self.forget([task])
         if queue.id in self._builds_of:

@@ -480,9 +480,16 @@ class Builds:
         return items <= self._node_items_max[function_id]
 
     def has_nodes(self, builds: list[Build], items: int) -> bool:
-        """Whether there are nodes now on which one of the builds can run so many items at once."""
+        """Whether there are nodes now on which one of the builds can run so many items at once.
+
+        Rented ones count if one holds the build: plans start what rented nodes run.
+        """
         return any(
-            b.warm_pool is None and items <= b.items_max and self.is_usable(b) for b in builds
+            b.warm_pool is None
+            and items <= b.items_max
+            and self.is_usable(b)
+            and (not b.pool.is_elastic or self.has_instance(b))
+            for b in builds
         )
 
     def build_of(self, batch: Batch) -> Build:
