@@ -48,6 +48,7 @@ PLANNING = (
     "admission/refusals",
     "admission/shares",
     "admission/spillover",
+    "admission/stage_builds",
     "constants",
     "forecast",
     "dispatch/batching",

@@ -245,9 +245,13 @@ class Feasibility:
                     return promise
         return None
 
+    def visits(self, request: Request, stage: int) -> float:
+        """The probability that a stage runs."""
+        return self._visits[request.pipeline.id][stage]
+
     def expect(self, request: Request, stage: int, promise: Promise) -> None:
         """Have no more booked for a stage that may not run than it takes on average."""
-        probability = self._visits[request.pipeline.id][stage]
+        probability = self.visits(request, stage)
         if probability < 1.0:
             promise.expect(probability)
 
@@ -278,7 +282,7 @@ class Feasibility:
             builds,
             key=lambda build: (
                 self._rank(build, has_call=has_call),
-                self._cost(build, items, window_ns),
+                self.cost(build, items, window_ns),
             ),
         )
 
@@ -296,7 +300,8 @@ class Feasibility:
             return 2
         return 0 if build.warm_pool is None else 1
 
-    def _cost(self, build: Build, items: int, window_ns: int) -> float:
+    def cost(self, build: Build, items: int, window_ns: int) -> float:
+        """What a task costs others on a build: a part of its pool, at the price of the time."""
         calendar = build.narrowest
         if build.warm_pool is not None or calendar.lanes <= 0 or items > build.items_max:
             return inf
