@@ -48,7 +48,6 @@ PLANNING = (
     "admission/refusals",
     "admission/shares",
     "admission/spillover",
-    "admission/stage_builds",
     "constants",
     "forecast",
     "dispatch/batching",

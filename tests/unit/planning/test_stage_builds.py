@@ -6,7 +6,7 @@ import pytest
 from planning_rig import MS, PlanningRig, cpu_and_gpu_functions
 
 from headgate.core.model import App, Pipeline, Pool, Slo, Stage
-from headgate.planning.admission.stage_builds import StageBuilds
+from headgate.planning.admission.feasibility import StageBuilds
 
 SLOW_MS, FAST_MS = 60, 20
 Shape = list[tuple[int, ...]]  # by stage: those that it waits for

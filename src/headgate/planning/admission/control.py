@@ -27,9 +27,8 @@ from headgate.core.records import STAGES_MAX, Request, Task
 from headgate.core.states import Outcome
 from headgate.core.view import View
 from headgate.planning.admission.cost_budgets import CostBudgets
-from headgate.planning.admission.feasibility import Feasibility
+from headgate.planning.admission.feasibility import Feasibility, StageBuilds
 from headgate.planning.admission.spillover import Spillover
-from headgate.planning.admission.stage_builds import StageBuilds
 from headgate.planning.constants import (
     CALL_SLACK,
     EQUAL_SHARE,
