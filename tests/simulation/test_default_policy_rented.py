@@ -368,3 +368,35 @@ def test_best_effort_waits_for_no_rented_node_on_which_nothing_starts_it(seed: i
     score = run_world(config, streams, 2.0, policy="headgate", seed=seed, truth=TRUTH)
     assert score.attainment(warm_up=0.0) == 1.0
     assert score.columns.end_ns <= 3 * SECOND_NS
+
+
+@over_seeds
+def test_what_nobody_waits_for_is_not_started_if_others_stop_meanwhile(seed: int) -> None:
+    """World 2400323. While one function starts on the only slot, the other is idle for too long.
+
+    The chain needs both and cannot wait for a start, so it is refused, and asks for its first
+    function. To start that for nobody stops the other one, which takes 8 s to come back.
+    """
+    config = declare(
+        functions={
+            "first": {"exec_time": "300ms", "cold_start": "4s"},
+            "second": {"exec_time": "500ms", "cold_start": "8s"},
+        },
+        pools={
+            "gpu": {"nodes": 1, "elastic": True, "boot_time": "100ms", "idle_timeout": "3s"},
+        },
+        pipelines={
+            "chain": {
+                "stages": {
+                    "a": {"function": "first"},
+                    "b": {"function": "second", "after": ["a"]},
+                },
+                "slo": {"latency": "3s"},
+            },
+            "patient": {"stages": {"s": {"function": "second"}}, "slo": {"latency": "10s"}},
+        },
+    )
+    streams = (Stream("poisson:rate=0.2/s", "chain"), Stream("poisson:rate=0.8/s", "patient"))
+    score = run_world(config, streams, 600.0, policy="headgate", seed=seed, truth=TRUTH)
+    assert score.goodput_per_s("patient") >= 0.6
+    assert score.kept() >= 0.99

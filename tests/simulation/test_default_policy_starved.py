@@ -357,3 +357,29 @@ def test_probes_do_not_make_the_calendar_strict(seed: int) -> None:
     assert score.goodput_per_s("chain") >= 1.5
     assert score.goodput_per_s("patient") >= 6.5
     assert score.kept() >= 0.99
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_of_two_stages_that_want_a_full_pool_one_goes_where_there_is_room(seed: int) -> None:
+    """Worlds 1300412 and 2400393. Within the objective, one of two stages can be slow.
+
+    Both on the fast nodes, 200 requests per second are in time. One each, it could be 400.
+    """
+    function = {
+        "fast": {"exec_time": "20ms", "pools": ["fast"]},
+        "slow": {"exec_time": "60ms", "pools": ["slow"]},
+    }
+    config = declare(
+        functions={"f": {"variants": function}},
+        pools={"fast": {"nodes": 8}, "slow": {"nodes": 40}},
+        pipelines={
+            "chain": {
+                "stages": {"a": {"function": "f"}, "b": {"function": "f", "after": ["a"]}},
+                "slo": {"latency": "110ms"},
+            }
+        },
+    )
+    streams = (Stream("poisson:rate=600/s", "chain"),)
+    score = run_world(config, streams, 10.0, policy="headgate", seed=seed, truth=TRUTH)
+    assert score.goodput_per_s("chain") >= 280.0
+    assert score.kept() >= 0.99

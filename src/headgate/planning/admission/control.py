@@ -27,7 +27,7 @@ from headgate.core.records import STAGES_MAX, Request, Task
 from headgate.core.states import Outcome
 from headgate.core.view import View
 from headgate.planning.admission.cost_budgets import CostBudgets
-from headgate.planning.admission.feasibility import Feasibility
+from headgate.planning.admission.feasibility import Feasibility, StageBuilds
 from headgate.planning.admission.spillover import Spillover
 from headgate.planning.constants import (
     CALL_SLACK,
@@ -106,6 +106,7 @@ class AdmissionControl:
         self.late_stage: int | None = None  # of the last request: a stage that did not fit
         self.budgets = CostBudgets(builds)
         self.feasibility = Feasibility(view, builds, spillover, self.budgets)
+        self._stage_builds = StageBuilds(builds, self.feasibility)
 
     def admit(self, request: Request) -> bool:
         """Promise every stage of a request, or none; whether it is admitted.
@@ -267,6 +268,13 @@ class AdmissionControl:
             waits_ns[late] = 2.0 * waits_ns[late] + self._builds.fastest_ns(
                 request.tasks[late].function.id, request.items
             )
+        placed_ns = self._stage_builds.lengths_ns(request, allowed_ns, z)
+        if placed_ns is not None:
+            if self._book(request, allowed_ns, z, placed_ns, promises) is None:
+                return None
+            for promise in promises:
+                promise.release()
+            promises.clear()
         if request.cost_usd < inf and self._book_plan(request, allowed_ns, z, promises):
             return None
         if any(self._can_call_now(task) for task in request.tasks):

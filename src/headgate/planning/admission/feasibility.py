@@ -45,6 +45,9 @@ from headgate.planning.pools.builds import Builds
 _BATCH_TIMES: Final = (1.0, 0.5)  # parts of a window in which batches are tried
 _SHAPE_TIMES: Final = (1.0, 0.7, 0.5, 0.35, 0.25)  # parts of a window in which shapes are tried
 _DEFAULT_OBJECTIVE_NS: Final = 1e9  # where no pipeline has one, and clients claim deadlines
+_ROUNDING: Final = 1.001  # of a length, so that it is enough after it was rounded down
+
+_Choice = tuple[float, Build]  # the time that a stage takes on a build
 
 
 @final
@@ -247,9 +250,13 @@ class Feasibility:
                     return promise
         return None
 
+    def visits(self, request: Request, stage: int) -> float:
+        """The probability that a stage runs."""
+        return self._visits[request.pipeline.id][stage]
+
     def expect(self, request: Request, stage: int, promise: Promise) -> None:
         """Have no more booked for a stage that may not run than it takes on average."""
-        probability = self._visits[request.pipeline.id][stage]
+        probability = self.visits(request, stage)
         if probability < 1.0:
             promise.expect(probability)
 
@@ -280,7 +287,7 @@ class Feasibility:
             builds,
             key=lambda build: (
                 self._rank(build, has_call=has_call),
-                self._cost(build, items, window_ns),
+                self.cost(build, items, window_ns),
             ),
         )
 
@@ -298,7 +305,8 @@ class Feasibility:
             return 2
         return 0 if build.warm_pool is None else 1
 
-    def _cost(self, build: Build, items: int, window_ns: int) -> float:
+    def cost(self, build: Build, items: int, window_ns: int) -> float:
+        """What a task costs others on a build: a part of its pool, at the price of the time."""
         calendar = build.narrowest
         if build.warm_pool is not None or calendar.lanes <= 0 or items > build.items_max:
             return inf
@@ -620,6 +628,100 @@ class Feasibility:
         return False
 
 
+@final
+class StageBuilds:
+    """Chooses builds for the stages of a request together, so that all of them are in time.
+
+    By the waits that are found, a pipeline's time is divided as if each stage ran where it ends
+    first. Where two stages want the same fast pool, and it is full, such a division leaves neither
+    of them the time of a slow build, whose pool may be idle. Here the builds come first: each stage
+    has the one that costs others least, and while some path is late, the stage goes to a faster one
+    that saves the most time, on all late paths, for what it costs. What time is left is for
+    waiting. A stage that is due later costs others less: before then its pool has more time that is
+    not booked.
+    """
+
+    def __init__(self, builds: Builds, feasibility: Feasibility) -> None:
+        self._builds = builds
+        self._feasibility = feasibility
+
+    def lengths_ns(self, request: Request, allowed_ns: float, z: float) -> list[float] | None:
+        """Lengths of the stages on the cheapest builds of nodes that are in time together.
+
+        None if there are none, or if no stage has a choice.
+        """
+        functions = [self._builds.of_function[task.function.id] for task in request.tasks]
+        if all(len(builds) == 1 for builds in functions):
+            return None
+        rows = [self._choices(task, allowed_ns, z) for task in request.tasks]
+        if not all(rows) or max(map(len, rows)) == 1:
+            return None
+        pipeline = request.pipeline
+        while True:
+            lengths_ns = [row[-1][0] for row in rows]
+            left_ns = allowed_ns - max(pipeline.longest_to(lengths_ns))
+            if left_ns >= 0.0:
+                break
+            stage = self._to_hasten(request, rows, lengths_ns, allowed_ns)
+            if stage is None:
+                return None
+            rows[stage].pop()
+        each_ns = left_ns / max(pipeline.longest_to([1.0] * len(rows)))
+        return [own_ns + each_ns for own_ns in lengths_ns]
+
+    def _to_hasten(
+        self,
+        request: Request,
+        rows: Sequence[Sequence[_Choice]],
+        lengths_ns: Sequence[float],
+        allowed_ns: float,
+    ) -> int | None:
+        """The late stage for which the next faster build saves most for what it costs more.
+
+        None if each has its fastest. What runs seldom costs others little.
+        """
+        pipeline, items, cost = request.pipeline, request.items, self._feasibility.cost
+        to_ns, from_ns = pipeline.longest_to(lengths_ns), pipeline.longest_from(lengths_ns)
+        late_ends = [0] * len(rows)  # by stage: late ends of the pipeline that are due to it
+        best: int | None = None
+        most = -inf
+        for stage in reversed(range(len(rows))):
+            after = pipeline.successors[stage]
+            is_late = to_ns[stage] > allowed_ns
+            late_ends[stage] = sum([late_ends[i] for i in after]) if after else int(is_late)
+            rest_ns = from_ns[stage] - lengths_ns[stage]  # what follows it
+            if len(rows[stage]) == 1 or to_ns[stage] + rest_ns <= allowed_ns:
+                continue
+            (faster_ns, faster), (slower_ns, slower) = rows[stage][-2:]
+            until_ns = int(allowed_ns - rest_ns)
+            more = cost(faster, items, until_ns) - cost(slower, items, until_ns)
+            more *= self._feasibility.visits(request, stage)
+            saved_ns = late_ends[stage] * (slower_ns - faster_ns)
+            gain = saved_ns / more if more > 0.0 else inf
+            if gain > most:
+                best, most = stage, gain
+        return best
+
+    def _choices(self, task: Task, window_ns: float, z: float) -> list[_Choice]:
+        """The builds of nodes for a task, the fastest first, and each cheaper than all before."""
+        items = task.request.items
+        found: list[tuple[float, float, Build]] = []
+        for build in self._builds.of_function[task.function.id]:
+            is_node = build.warm_pool is None
+            if is_node and items <= build.items_max and self._builds.is_usable(build):
+                time_ns = _ROUNDING * build.cautious_ns(items, z)
+                if build.cold_start_ns > 0:
+                    time_ns += self._builds.ready_in_ns(build)
+                found.append((time_ns, self._feasibility.cost(build, items, int(window_ns)), build))
+        choices: list[_Choice] = []
+        least = inf
+        for time_ns, costs, build in sorted(found, key=_by_time):
+            if costs < least:
+                choices.append((time_ns, build))
+                least = costs
+        return choices
+
+
 def _have_in_one_batch(promises: Sequence[Promise], items: int, latest_ns: int) -> None:
     """Have promised tasks run in one batch of so many items, which must start by `latest_ns`."""
     for promise in promises:
@@ -661,6 +763,10 @@ def _rate(build: Build) -> float:
     pool = build.pool
     lanes = build.lanes * pool.nodes if pool.faas is None else pool.faas.concurrency_max
     return lanes * build.items_best / build.lane_ns(build.items_best)
+
+
+def _by_time(found: tuple[float, float, Build]) -> tuple[float, float]:
+    return found[:2]
 
 
 def _declared_ns(app: App) -> list[float]:

@@ -2,10 +2,10 @@
 
 The load that each class offers, admitted or not, is forecast from the recent past, and the pool's
 lanes are divided among the clients that are active, max-min fair by weight, and what a client may
-use among its pipelines. Clients to which the operator has given a more urgent priority come first,
-and the others share what those do not ask for. So a class that offers less than its share gets all it asks for, and what
-it leaves is lent, to the same client's other pipelines first. The shares serve three purposes, the
-first two where the pool is contended:
+use among its pipelines. Clients with a more urgent priority, which the operator declares, come
+first, and the others share what those do not ask for. So a class that offers less than its share
+gets all it asks for, and what it leaves is lent, to the same client's other pipelines first. The
+shares serve three purposes, the first two where the pool is contended:
 
 - *Protection.* A newcomer with a long deadline sees, beside what is booked, the work that classes
   with shorter objectives will bring until then, up to their shares (Littlewood's rule). Otherwise

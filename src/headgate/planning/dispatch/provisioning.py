@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import final
 
 from headgate.core.clock import NEVER_NS, SECOND_NS
+from headgate.core.model import Pool, Variant
 from headgate.core.policy import Target
 from headgate.core.records import Node, Request
 from headgate.core.view import View
@@ -111,17 +112,18 @@ class Provisioner:
     def _within_room(self, targets: list[Target]) -> tuple[Target, ...]:
         """The targets, without starts for which nothing waits and no node has room beside the rest.
 
-        Every plan would start again what the last start has evicted. The functions with most work
-        come first, and what is loaded gives way only to those that have far more.
+        Every plan would start again what the last start has evicted, or had idle for too long. The
+        functions with most work come first, and what is loaded gives way only to those that have
+        far more.
         """
         app, within = self._view.app, list(targets)
         for pool in app.pools:
-            if not self._autoscaler.is_scarce(pool.id):
+            if not (self._autoscaler.is_scarce(pool.id) or self._takes_turns(pool)):
                 continue
             own = [index for index, each in enumerate(targets) if each.pool_id == pool.id]
             own.sort(key=lambda index: self._precedence(targets[index]), reverse=True)
             wanted = [
-                (room_of(pool, app.variants[each.variant_id], each.shape_id), each.count)
+                (self._room_of(pool, app.variants[each.variant_id], each.shape_id), each.count)
                 for each in map(targets.__getitem__, own)
             ]
             for index, count in zip(own, within_room(wanted, pool.nodes), strict=True):
@@ -130,6 +132,17 @@ class Provisioner:
                     present = len(self._view.instances_in(target.variant_id, target.pool_id))
                     within[index] = replace(target, count=min(target.count, max(count, present)))
         return tuple(within)
+
+    def _takes_turns(self, pool: Pool) -> bool:
+        """Whether starts of some function stop the others on a node of an elastic pool."""
+        return pool.is_elastic and any(
+            build is not None and _stops_others(pool, build.variant)
+            for build in self._builds.on_pool[pool.id]
+        )
+
+    def _room_of(self, pool: Pool, variant: Variant, shape_id: int) -> float:
+        """The part of a node that an instance takes from others: all of it if they would stop."""
+        return 1.0 if _stops_others(pool, variant) else room_of(pool, variant, shape_id)
 
     def _is_awaited(self, target: Target) -> bool:
         """Whether tasks wait for an instance of a target."""
@@ -181,3 +194,11 @@ class Provisioner:
         targets = self.targets()
         most = max((target.count for target in targets), default=0)
         return [(nth, each) for nth in range(1, 1 + most) for each in targets if nth <= each.count]
+
+
+def _stops_others(pool: Pool, variant: Variant) -> bool:
+    """Whether a start takes the only slot of a node until everything else there has stopped.
+
+    It is idle for too long meanwhile. To start it again stops the other in turn.
+    """
+    return pool.slots == 1 and variant.profile.cold_start_ns > pool.idle_timeout_ns
