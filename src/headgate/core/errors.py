@@ -3,6 +3,8 @@
 `ConfigError` blames the user's input and is shown as one line. `PolicyError` blames a policy,
 `DriverError` blames the driver that delivers events, `InvariantError` blames Headgate itself. A
 failure of the environment (a crash, a timeout, a refusal) is not an error: it is an event.
+
+`error_text` makes a line of text of any exception, such as one that a model has raised.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import traceback
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+CHARS_MAX: Final = 1000  # of the text of an exception
 _VALUE_MAX: Final = 200  # characters of a value that are shown
 
 
@@ -110,3 +113,27 @@ def unknown_name_error(
     problem = f"unknown {noun}" + (f", did you mean {close[0]}?" if close else "")
     allowed = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
     return ConfigError(problem, where=where, key=key, value=name, allowed=allowed or "none")
+
+
+def error_text(error: BaseException) -> str:
+    """Return type and message of an exception in one line, even if its `__str__` raises.
+
+    >>> error_text(ValueError("no\\nway"))
+    'ValueError: no way'
+    """
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except BaseException:
+        text = type(error).__name__
+    return sendable(" ".join(text[:CHARS_MAX].split()))
+
+
+def sendable(text: str) -> str:
+    """Return text that can be encoded as UTF-8: lone surrogates are replaced.
+
+    >>> sendable("a\\udcff")
+    'a?'
+    """
+    if type(text) is str and text.isascii():
+        return text
+    return str.encode(text, "utf-8", "replace").decode()  # works for subclasses of `str` as well

@@ -16,6 +16,7 @@ from typing import Final, final
 
 import numpy as np
 
+from headgate.core.errors import error_text, sendable
 from headgate.functions.arrays import (
     Array,
     batch_key,
@@ -25,7 +26,6 @@ from headgate.functions.arrays import (
     to_array,
     to_tensor,
 )
-from headgate.functions.error_text import error_text, sendable
 from headgate.functions.model import Model, signature_of
 from headgate.functions.tensor import (
     UNSURE,

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Final, Protocol, final
 
 from headgate.config.options import VariantSource
-from headgate.core.errors import ConfigError
+from headgate.core.errors import ConfigError, error_text
 from headgate.core.model import App, Variant
 from headgate.functions.batch_runner import BatchRunner
-from headgate.functions.error_text import error_text
 from headgate.functions.model import FunctionModel, Model, OnnxModel, function
 from headgate.functions.source_modules import search_first
 

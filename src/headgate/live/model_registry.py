@@ -18,9 +18,8 @@ from msgspec.structs import replace
 from headgate.config import AppConfig, from_spec
 from headgate.config.build import variant_spec
 from headgate.config.options import unreachable_objectives
-from headgate.core.errors import ConfigError
+from headgate.core.errors import ConfigError, error_text
 from headgate.core.model import App, Pipeline, Variant
-from headgate.functions.error_text import error_text
 from headgate.functions.tensor import UNSURE, Signature, TensorSpec, format_spec, shapes_match
 from headgate.live.call import ServedModel, stages_before
 from headgate.live.ipc.messages import MeasuredFunction

@@ -42,7 +42,7 @@ def main() -> None:
             reply = ProbeReply(measurement=measurement, peak_bytes=memory_bytes(None, "VmHWM"))
             output.write(msgspec.json.encode(reply) + b"\n")
     except BaseException as error:  # anything that a model raises
-        from headgate.functions.error_text import error_text  # noqa: PLC0415
+        from headgate.core.errors import error_text  # noqa: PLC0415
 
         message = str(error) if type(error).__name__ == "ConfigError" else error_text(error)
         output.write(msgspec.json.encode(ProbeReply(error=message)) + b"\n")

@@ -29,9 +29,8 @@ from botocore.session import get_session
 
 from headgate import __version__
 from headgate.config.providers import Provider, is_aws_url, is_local_url, keys_for
-from headgate.core.errors import ConfigError
+from headgate.core.errors import CHARS_MAX, ConfigError, sendable
 from headgate.core.events import Refusal
-from headgate.functions.error_text import CHARS_MAX, sendable
 from headgate.live.pools.remote_pool import CallResult, Failed, Lost, Refused
 
 Service: TypeAlias = Literal["lambda", "sagemaker-runtime"]

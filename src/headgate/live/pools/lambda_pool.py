@@ -11,8 +11,8 @@ from msgspec import Struct
 from msgspec.json import Decoder
 
 from headgate.config.providers import Provider
+from headgate.core.errors import error_text, sendable
 from headgate.core.events import Refusal
-from headgate.functions.error_text import error_text, sendable
 from headgate.functions.lambda_payload import (
     body_bytes,
     decode_response,

@@ -26,6 +26,7 @@ from headgate.core.actions import (
     StopInstance,
 )
 from headgate.core.clock import MILLISECOND_NS, NEVER_NS
+from headgate.core.errors import error_text
 from headgate.core.events import (
     BatchFailed,
     BatchLost,
@@ -39,7 +40,6 @@ from headgate.core.events import (
 from headgate.core.model import App, FaasPlatform, Function, Pool
 from headgate.core.records import STAGES_MAX
 from headgate.core.view import View
-from headgate.functions.error_text import error_text
 from headgate.functions.tensor import ITEM_BYTES, Signature, TaskInputs, TaskResult, Tensor
 from headgate.live.call import Call
 from headgate.live.deployment import NodeSpec

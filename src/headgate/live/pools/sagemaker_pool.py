@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.json import Decoder, Encoder
 
 from headgate.config.providers import Provider
-from headgate.functions.error_text import error_text, sendable
+from headgate.core.errors import error_text, sendable
 from headgate.functions.tensor import (
     ITEM_BYTES,
     UNSURE,

@@ -53,10 +53,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import headgate
 from headgate.config import AppConfig, without_keys
-from headgate.core.errors import ConfigError
+from headgate.core.errors import ConfigError, error_text, sendable
 from headgate.core.events import Refusal
 from headgate.core.model import UNLIMITED, Pool, Shape, Variant
-from headgate.functions.error_text import error_text, sendable
 from headgate.functions.tensor import Signature, TaskInputs
 from headgate.live.deployment import NodeSpec, is_on_ray, listen, read_deployment, socket_path
 from headgate.live.ipc.messages import MeasuredFunction

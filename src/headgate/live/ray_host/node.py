@@ -34,7 +34,7 @@ from typing import Final, Protocol, TypeVar, final
 
 from headgate.core.actions import Action, Dispatch, LoadWeights, StartInstance, StopInstance
 from headgate.core.backend import IdleTimer
-from headgate.core.errors import ConfigError
+from headgate.core.errors import ConfigError, error_text
 from headgate.core.event_log import to_wire
 from headgate.core.events import (
     BatchFailed,
@@ -45,7 +45,6 @@ from headgate.core.events import (
     Refusal,
 )
 from headgate.core.model import UNLIMITED, Pool, Variant
-from headgate.functions.error_text import error_text
 from headgate.functions.tensor import Signature, TaskInputs, TaskResult
 from headgate.live.deployment import NodeSpec
 from headgate.live.ipc.messages import EventMessage, Hello, MeasuredFunction, frame

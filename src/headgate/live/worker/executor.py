@@ -19,9 +19,9 @@ from typing import Final, final
 
 from headgate.core.actions import Dispatch, LoadWeights, StartInstance
 from headgate.core.clock import NEVER_NS
+from headgate.core.errors import error_text
 from headgate.core.model import Variant
 from headgate.functions.batch_runner import BatchRunner
-from headgate.functions.error_text import error_text
 from headgate.functions.loader import LoadedFunction
 from headgate.functions.tensor import Block, TaskInputs, TaskResult
 from headgate.live.ipc.messages import MESSAGE_BYTES_MAX, BatchRan, frame

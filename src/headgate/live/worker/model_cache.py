@@ -28,9 +28,8 @@ from typing import Final, final
 
 from headgate.config.options import VariantSource
 from headgate.core.clock import SECOND_NS
-from headgate.core.errors import ConfigError
+from headgate.core.errors import ConfigError, error_text
 from headgate.core.model import UNLIMITED, App, Compute, Pool, Variant
-from headgate.functions.error_text import error_text
 from headgate.functions.loader import LoadedFunction, load_function
 from headgate.live.ipc.crash_markers import LOAD, CrashMarkers
 

@@ -38,9 +38,9 @@ ANYWHERE: Final = 0
 NODES_ONLY: Final = 1
 CALLS_ONLY: Final = 2
 
-# Of a task in its queue, the smallest first: the declared priority of its client if it is best effort
-# (a promise binds, whoever comes later), a time, its id, and its latest start. A compiled build would
-# copy a `tuple[int, int, int, int]` at every use.
+# Of a task in its queue, the smallest first: the declared priority of its client if it is best
+# effort (a promise binds, whoever comes later), a time, its id, and its latest start. A compiled
+# build would copy a `tuple[int, int, int, int]` at every use.
 Key = tuple[int, ...]
 
 

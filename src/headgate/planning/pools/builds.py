@@ -75,9 +75,7 @@ class Builds:
         for builds in self.of_function:
             builds.sort(key=lambda build: (build.pool.is_elastic, build.lane_ns(1)))
         # By function id: the largest batch that a node runs.
-        self._node_items_max = [
-            max([b.items_max for b in row], default=0) for row in self.of_function
-        ]
+        self._on_node_max = [max([b.items_max for b in r], default=0) for r in self.of_function]
         self.faas: list[Build | None] = []  # by function id
         for function in app.functions:
             target = choose_faas_target(app, function)
@@ -155,10 +153,8 @@ class Builds:
 
         With `as_observed`, as observed even if that is more.
         """
-        best_ns, builds = inf, self.of_function[function_id]
-        if len(builds) == 1 and items <= builds[0].items_max:
-            return builds[0].fastest_ns(items, as_observed=as_observed)
-        for build in builds:
+        best_ns = inf
+        for build in self.of_function[function_id]:
             most = build.items_max
             time_ns = build.fastest_ns(items if items < most else most, as_observed=as_observed)
             best_ns = time_ns if time_ns < best_ns else best_ns
@@ -477,20 +473,16 @@ class Builds:
 
     def fits_node(self, function_id: int, items: int) -> bool:
         """Whether the nodes of some pool can run so many items at once."""
-        return items <= self._node_items_max[function_id]
+        return items <= self._on_node_max[function_id]
 
     def has_nodes(self, builds: list[Build], items: int) -> bool:
         """Whether there are nodes now on which one of the builds can run so many items at once.
 
         Rented ones count if one holds the build: plans start what rented nodes run.
         """
-        return any(
-            b.warm_pool is None
-            and items <= b.items_max
-            and self.is_usable(b)
-            and (not b.pool.is_elastic or self.has_instance(b))
-            for b in builds
-        )
+        fitting = [b for b in builds if b.warm_pool is None and items <= b.items_max]
+        held = [b for b in fitting if not b.pool.is_elastic or self.has_instance(b)]
+        return any(self.is_usable(b) for b in held)
 
     def build_of(self, batch: Batch) -> Build:
         """The build that a batch ran on."""
