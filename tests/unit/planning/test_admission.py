@@ -252,9 +252,8 @@ def test_the_margin_is_as_large_as_requests_are_late_for_their_pipeline_alone() 
         margins.observe_lateness(0, 0.03)
     assert margins.unit[0] == pytest.approx(0.03, rel=0.02)
     assert margins.unit[1] == other
-    for _ in range(1000):
-        margins.observe_lateness(0, 50.0)
-    assert margins.unit[0] <= 0.5, "a margin cannot mend what takes many times as long"
+    margins.observe_lateness(0, 50.0)
+    assert margins.unit[0] < 0.03, "no margin can mend what takes many times as long"
     for _ in range(1000):
         margins.observe_lateness(0, -0.5)
     assert margins.unit[0] == least

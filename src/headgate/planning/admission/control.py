@@ -73,9 +73,11 @@ class Margins:
         """Learn by which part of the allowed time a request ended after it was due, margin and all.
 
         With a unit that is small beside it, `z` would reach its bound before the margin is enough,
-        or take thousands of promises. What is later than any margin could mend teaches no more.
+        or take thousands of promises. What is later than any margin could mend teaches nothing.
         """
-        late = 0.0 if late_part <= 0.0 else MARGIN_MAX if late_part > MARGIN_MAX else late_part
+        if late_part > MARGIN_MAX:
+            return
+        late = late_part if late_part > 0.0 else 0.0
         square = self._squares[pipeline_id]
         square += LATENESS_STEP * (late * late - square)
         self._squares[pipeline_id] = square
