@@ -62,13 +62,16 @@ class Loop:
         self.timers.append(handle)
         return handle
 
+    def call_soon(self, act: Callable[[], None]) -> Handle:
+        return self.call_later(0.0, act)
+
     def pass_time(self, by_s: float) -> None:
         self.now_s += by_s
-        due = [handle for handle in self.timers if handle.at_s <= self.now_s]
-        self.timers = [handle for handle in self.timers if handle not in due and handle.act]
-        for handle in due:
-            if handle.act is not None:
-                handle.act()
+        while due := [handle for handle in self.timers if handle.at_s <= self.now_s]:
+            self.timers = [handle for handle in self.timers if handle not in due and handle.act]
+            for handle in due:
+                if handle.act is not None:
+                    handle.act()
 
 
 class Runtime(FakeRuntime):

@@ -70,17 +70,17 @@ def to_wire(thing: Event | Action) -> Wire:
     return wire
 
 
-def _short_wire(thing: Event | Action) -> tuple[object, ...]:
+def _short_wire(thing: Event | Action) -> Wire:
     """The same, to be encoded at once, without the last fields that may be missing and say nothing.
 
     Most requests are not rejected, and simulated ones have no client that knows them by an id.
 
     >>> from headgate.core.states import MET
     >>> _short_wire(Settle(7, MET))
-    ('Settle', 7, 0, '', 0, 0, '')
+    ['Settle', 7, 0, '', 0, 0, '']
     """
     name = type(thing).__name__
-    wire = (name, *_GETTERS[name](thing))
+    wire: Wire = [name, *_GETTERS[name](thing)]
     fields_min = _SHORTENED.get(name)
     if fields_min is None or wire[-1]:
         return wire

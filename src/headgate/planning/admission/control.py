@@ -81,7 +81,12 @@ class Margins:
         square = self._squares[pipeline_id]
         square += LATENESS_STEP * (late * late - square)
         self._squares[pipeline_id] = square
-        self.unit[pipeline_id] = sqrt(square) if square > MARGIN_UNIT**2 else MARGIN_UNIT
+        unit = sqrt(square) if square > MARGIN_UNIT**2 else MARGIN_UNIT
+        # Part of a larger margin is the unit's, and part is left to the control of `z`: all of it at
+        # once would be far too much at times, and shrinks slowly.
+        z = self.z[pipeline_id] * sqrt(self.unit[pipeline_id] / unit)
+        self.z[pipeline_id] = z if z < Z_MAX else Z_MAX
+        self.unit[pipeline_id] = unit
 
     def observe(self, pipeline_id: int, *, was_kept: bool) -> None:
         """Move `z` so that misses are as frequent as the objective allows."""
