@@ -79,3 +79,22 @@ def test_the_wheel_has_the_compiled_build(tmp_path: Path) -> None:
         check=True,
     )
     assert "headgate" in used.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not _has_compiler(), reason="there is no C compiler")
+def test_servers_of_the_compiled_build_serve_as_others_do() -> None:
+    """Live: clients, pipelines, logs that replay, several gateways. The gateway is compiled, too."""
+    done = subprocess.run([sys.executable, COMPILE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    names = ("serving", "live_pipelines", "logging", "gateways")
+    files = [str(ROOT / "tests" / "live" / f"test_{name}.py") for name in names]
+    tests = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", *files],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": done.stdout.strip()},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert tests.returncode == 0, tests.stdout

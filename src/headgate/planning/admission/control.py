@@ -82,8 +82,8 @@ class Margins:
         square += LATENESS_STEP * (late * late - square)
         self._squares[pipeline_id] = square
         unit = sqrt(square) if square > MARGIN_UNIT**2 else MARGIN_UNIT
-        # Part of a larger margin is the unit's, and part is left to the control of `z`: all of it at
-        # once would be far too much at times, and shrinks slowly.
+        # Part of a larger margin comes with the unit, and the control of `z` finds the rest: all of
+        # it at once would be far too much at times, and shrinks slowly.
         z = self.z[pipeline_id] * sqrt(self.unit[pipeline_id] / unit)
         self.z[pipeline_id] = z if z < Z_MAX else Z_MAX
         self.unit[pipeline_id] = unit
