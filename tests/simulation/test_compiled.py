@@ -84,7 +84,7 @@ def test_the_wheel_has_the_compiled_build(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not _has_compiler(), reason="there is no C compiler")
 def test_servers_of_the_compiled_build_serve_as_others_do() -> None:
-    """Live: clients, pipelines, logs that replay, several gateways. The gateway is compiled, too."""
+    """Live: clients, pipelines, logs that replay, several gateways; the gateway is compiled."""
     done = subprocess.run([sys.executable, COMPILE], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     names = ("serving", "live_pipelines", "logging", "gateways")

@@ -123,6 +123,21 @@ def test_no_interpreted_class_extends_a_compiled_one() -> None:
     assert not found, "\n".join(found)
 
 
+def test_no_compiled_slice_has_an_effect() -> None:
+    """mypyc may evaluate the bounds of a slice twice: a call there would happen twice."""
+    hot_modules = runpy.run_path(str(ROOT / "tools" / "compile.py"))["hot_modules"]
+    found = [
+        f"{name_of(path)}:{node.lineno}: {ast.unparse(call)}"
+        for path in hot_modules(PACKAGE)
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Slice)
+        for call in ast.walk(node)
+        if isinstance(call, ast.Call)
+        and not (isinstance(call.func, ast.Name) and call.func.id in ("len", "max", "min"))
+    ]
+    assert not found, "\n".join(found)
+
+
 def _origin(path: Path, name: str) -> str | None:
     """The module that a module imports a name from."""
     for node in ast.walk(tree(path)):

@@ -202,7 +202,8 @@ class Frontend(Policy):
         If there is no other, that one is asked again.
         """
         concurrency = fleet.build.concurrency
-        first = fleet.backends[: self.used(fleet.build.function_id)]
+        used = self.used(fleet.build.function_id)
+        first = fleet.backends[:used]
         idle = [i for i in first if i.running < concurrency]
         if len(idle) > 1 and refused_by is not None:
             idle = [i for i in idle if i is not refused_by]
