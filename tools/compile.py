@@ -66,8 +66,8 @@ PLANNING = (
     "rivals/dag_placements",
     "rivals/dag_promises",
 )
-# What a request passes through in a gateway. Not compiled are the records of msgspec, which a compiled
-# class cannot extend, nor what is mostly such records: their fields are read as fast from either.
+# What a request passes through in a gateway, but for the records of msgspec: a compiled class cannot
+# extend those, and their fields are read as fast from either.
 LIVE = (
     "http/connection",
     "live/cost_accounting",

@@ -124,7 +124,7 @@ def test_no_interpreted_class_extends_a_compiled_one() -> None:
 
 
 def test_no_compiled_slice_has_an_effect() -> None:
-    """mypyc may evaluate the bounds of a slice twice: a call there would happen twice."""
+    """Mypyc may evaluate the bounds of a slice twice: a call there would happen twice."""
     hot_modules = runpy.run_path(str(ROOT / "tools" / "compile.py"))["hot_modules"]
     found = [
         f"{name_of(path)}:{node.lineno}: {ast.unparse(call)}"
