@@ -66,7 +66,7 @@ PLANNING = (
     "rivals/dag_placements",
     "rivals/dag_promises",
 )
-# What a request passes through in a gateway, but for the records of msgspec: a compiled class cannot
+# What a request passes through in a gateway, but for the records of msgspec: no compiled class can
 # extend those, and their fields are read as fast from either.
 LIVE = (
     "http/connection",
