@@ -85,10 +85,8 @@ MISS_TARGET: Final = 0.3
 MARGIN_MAX: Final = 0.5
 # Part of the margin that is left once a batch is sent.
 SENT_MARGIN: Final = 0.33
-# Share of the allowed time that is kept per unit of z, at least.
+# Share of the allowed time that is kept per unit of z.
 MARGIN_UNIT: Final = 0.01
-# Weight of one promise in the mean square of what a pipeline's requests are late by.
-LATENESS_STEP: Final = 0.02
 # Part of a pipeline's time that its stages have in equal shares.
 EQUAL_SHARE: Final = 0.25
 # Objectives between two probes of a pipeline that is refused, where no promise of it is kept in

@@ -11,7 +11,6 @@ from headgate.core.clock import NEVER_NS
 from headgate.core.model import Pool, Profile
 from headgate.core.records import STAGES_MAX, Request
 from headgate.core.states import Outcome
-from headgate.planning.constants import MARGIN_UNIT
 from headgate.planning.pools.build import Promise
 
 TEN = Profile((10 * MS,))
@@ -238,42 +237,6 @@ def test_margins_grow_with_misses_and_shrink_slowly_for_their_pipeline_alone() -
     for _ in range(10_000):
         rig.admission.margins.observe(0, was_kept=True)
     assert rig.admission.margins.z[0] == 0.0
-
-
-def test_the_margin_is_as_large_as_requests_are_late_for_their_pipeline_alone() -> None:
-    """Per cents of the time alone would be at their bound long before it is enough."""
-    rig = PlanningRig(make_app([TEN], NODES, pipelines=[[(0, ())], [(0, ())]]))
-    margins = rig.admission.margins
-    least, other = margins.unit
-    for _ in range(200):
-        margins.observe_lateness(0, -0.5)
-    assert margins.unit[0] == least, "what is early takes no part of the margin away"
-    for _ in range(200):
-        margins.observe_lateness(0, 0.03)
-    assert margins.unit[0] == pytest.approx(0.03, rel=0.02)
-    assert margins.unit[1] == other
-    margins.observe_lateness(0, 50.0)
-    assert margins.unit[0] < 0.03, "no margin can mend what takes many times as long"
-    for _ in range(1000):
-        margins.observe_lateness(0, -0.5)
-    assert margins.unit[0] == least
-
-
-def test_a_lost_request_is_as_late_as_it_was_when_it_was_given_up() -> None:
-    """When best effort ends depends on what else there is to do."""
-    rig = PlanningRig(make_app([TEN], NODES))
-    request = rig.ask(due_ms=100)
-    assert rig.admission.admit(request)
-    (promise,) = promises_of(rig, request)
-    margin_ns = request.deadline_ns - promise.due_ns
-    rig.view.now_ns = request.deadline_ns - 5 * MS  # it would end 5 ms too late
-    rig.admission.lose(request.tasks[0])
-    rig.view.now_ns = 1000 * MS
-    rig.admission.on_settled(request, Outcome.LATE)
-    expected = PlanningRig(make_app([TEN], NODES)).admission.margins
-    expected.observe_lateness(0, (margin_ns + 5 * MS) / (100 * MS))
-    assert expected.unit[0] > MARGIN_UNIT
-    assert rig.admission.margins.unit == expected.unit
 
 
 def test_stages_that_are_ready_together_on_one_node_are_promised_one_after_the_other() -> None:

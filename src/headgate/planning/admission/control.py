@@ -6,10 +6,9 @@ stages in proportion to their service times and the waits found in the calendars
 deadline assignment: Chetto 1990; Kao and Garcia-Molina 1993).
 
 The promise is made with a margin: of every stage `z` standard deviations of its service time, and
-of the whole `z` per cent of the allowed time, or `z` times as much as its requests are later than
-promised: what runs cannot be interrupted, and may keep a stage waiting for longer than any per cent
-of a short time. `z` is controlled per pipeline by what became of its promises, so that fewer
-requests miss their deadline than the objective allows. One wrong profile taxes no other pipeline.
+of the whole `z` per cent of the allowed time. `z` is controlled per pipeline by what became of its
+promises, so that fewer requests miss their deadline than the objective allows. One wrong profile
+taxes no other pipeline.
 
 The constants were chosen on the worlds with seeds 1 to 148 and 2000 to 2059 of `headgate fuzz
 --regret`, and on those of `tests/simulation/worlds.py` with seed 1; so were those of the other
@@ -33,7 +32,6 @@ from headgate.planning.admission.spillover import Spillover
 from headgate.planning.constants import (
     CALL_SLACK,
     EQUAL_SHARE,
-    LATENESS_STEP,
     MARGIN_MAX,
     MARGIN_UNIT,
     MISS_TARGET,
@@ -65,28 +63,6 @@ class Margins:
             MISS_TARGET * (1.0 - pipeline.slo.quantile) for pipeline in view.app.pipelines
         ]
         self.z = [Z_START for _ in view.app.pipelines]
-        # Part of the allowed time that is kept per unit of `z`.
-        self.unit = [MARGIN_UNIT for _ in view.app.pipelines]
-        self._squares = [MARGIN_UNIT**2 for _ in view.app.pipelines]  # mean, of the lateness
-
-    def observe_lateness(self, pipeline_id: int, late_part: float) -> None:
-        """Learn by which part of the allowed time a request ended after it was due, margin and all.
-
-        With a unit that is small beside it, `z` would reach its bound before the margin is enough,
-        or take thousands of promises. What is later than any margin could mend teaches nothing.
-        """
-        if late_part > MARGIN_MAX:
-            return
-        late = late_part if late_part > 0.0 else 0.0
-        square = self._squares[pipeline_id]
-        square += LATENESS_STEP * (late * late - square)
-        self._squares[pipeline_id] = square
-        unit = sqrt(square) if square > MARGIN_UNIT**2 else MARGIN_UNIT
-        # Part of a larger margin comes with the unit, and the control of `z` finds the rest: all of
-        # it at once would be far too much at times, and shrinks slowly.
-        z = self.z[pipeline_id] * sqrt(self.unit[pipeline_id] / unit)
-        self.z[pipeline_id] = z if z < Z_MAX else Z_MAX
-        self.unit[pipeline_id] = unit
 
     def observe(self, pipeline_id: int, *, was_kept: bool) -> None:
         """Move `z` so that misses are as frequent as the objective allows."""
@@ -127,7 +103,6 @@ class AdmissionControl:
         # By pipeline: when it was first probed since a promise of it was kept, and whether any was.
         self._probed_since_ns: list[int | None] = [None for _ in view.app.pipelines]
         self._was_ever_kept = [False for _ in view.app.pipelines]
-        self._lost_ns: dict[int, int] = {}  # by request: how late what was given up would be
         self.late_stage: int | None = None  # of the last request: a stage that did not fit
         self.budgets = CostBudgets(builds)
         self.feasibility = Feasibility(view, builds, spillover, self.budgets)
@@ -193,15 +168,8 @@ class AdmissionControl:
             if promises is not None:
                 promises[task.id % STAGES_MAX].rebook_joined(self._view.now_ns)
 
-    def lose(self, task: Task) -> None:
-        """A task cannot be in time any more: give it up, and note how late it would have been."""
-        fastest_ns = self._builds.fastest_ns(task.function.id, task.request.items)
-        left_ns = self._builds.latest_ns(task.request, task.id % STAGES_MAX) - self._view.now_ns
-        self._lost_ns.setdefault(task.request.id, int(fastest_ns - left_ns))
-        self.give_up(task)
-
     def give_up(self, task: Task) -> None:
-        """Its promise cannot be kept: a task is best effort from now on."""
+        """A task cannot be in time any more: it is best effort from now on."""
         promise = self._promises[task.request][task.id % STAGES_MAX]
         if promise.is_booked:
             promise.release()
@@ -255,15 +223,9 @@ class AdmissionControl:
             if promise.is_booked:
                 promise.release()
                 promise.rebook_joined(self._view.now_ns)
-        lost_ns = self._lost_ns.pop(request.id, None) if self._lost_ns else None
         if outcome not in _JUDGED:
             return
         pipeline_id, was_kept = request.pipeline.id, outcome == _MET
-        # What was given up ran whenever there was nothing else to do.
-        end_ns = self._view.now_ns if lost_ns is None or was_kept else request.deadline_ns + lost_ns
-        late_ns = end_ns - max([promise.due_ns for promise in promises])
-        allowed_ns = request.deadline_ns - request.arrival_ns
-        self.margins.observe_lateness(pipeline_id, late_ns / allowed_ns)
         self.margins.observe(pipeline_id, was_kept=was_kept)
         if was_kept:
             self._was_ever_kept[pipeline_id] = True
@@ -334,7 +296,7 @@ class AdmissionControl:
         if z == 0.0 or self._is_idle(request):
             return allowed_ns, 0.0
         least_ns = self._builds.isolated_ns(request, as_observed=True)
-        margin_ns = z * self.margins.unit[pipeline_id] * allowed_ns
+        margin_ns = z * MARGIN_UNIT * allowed_ns
         if margin_ns > MARGIN_MAX * (allowed_ns - least_ns):
             # By the profile, the latency on an idle system may be less than as observed.
             most_ns = MARGIN_MAX * (allowed_ns - self._builds.isolated_ns(request))
@@ -642,8 +604,7 @@ class AdmissionControl:
         left_ns = float(request.deadline_ns - self._view.now_ns)
         allowed_ns = request.deadline_ns - request.arrival_ns
         rest = self._rests[pipeline_id][task.id % STAGES_MAX]
-        margin = SENT_MARGIN * self.margins.z[pipeline_id] * self.margins.unit[pipeline_id]
-        return left_ns - margin * rest * allowed_ns
+        return left_ns - SENT_MARGIN * self.margins.z[pipeline_id] * MARGIN_UNIT * rest * allowed_ns
 
     def stage_z(self, task: Task) -> float:
         """Standard deviations of its time that a stage keeps as a margin."""

@@ -270,7 +270,7 @@ class Batching:
                 break
             late = late or promise
             queue.pop()
-            self._admission.lose(task)
+            self._admission.give_up(task)
             self._queues.give_up(task)
         if late is not None:
             late.build.narrowest.on_sent(self._view.now_ns - late.start_ns)
