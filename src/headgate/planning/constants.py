@@ -113,6 +113,8 @@ CALL_SLACK: Final = 0.5
 
 # Time constant of the load estimate of a class, in declared objectives.
 SHARES_MEMORY: Final = 20.0
+# Weight of one request in the objective of its class, where clients claim different deadlines.
+OBJECTIVE_STEP: Final = 1 / 16
 # Share that a class may save up, in declared objectives.
 SHARES_BURST: Final = 1.0
 # Weight of one division in the usual load, but for the first ones.

@@ -36,9 +36,9 @@ def observe(
     """Record an arrival of a class, which may be its first."""
     load = shares.of_class(key)
     if load is None:
-        load = ClassLoad(now_ns, objective_ns, window_ns, weight, declared_ns)
+        load = ClassLoad(now_ns, objective_ns, objective_ns - window_ns, weight, declared_ns)
         shares.add(key, load)
-    shares.observe(now_ns, load, work_ns, lanes)
+    shares.observe(now_ns, load, work_ns, lanes, objective_ns)
     return load
 
 
@@ -48,7 +48,7 @@ def draw(rng: Random, lanes: int) -> tuple[PoolShares, list[ClassLoad], int]:
     arrivals = [
         (
             client,
-            rng.uniform(0.1, 10.0) * S,
+            rng.uniform(1.0, 10.0) * S,
             rng.uniform(0.01, 1.0) * S,
             rng.choice((1.0, 2.0, 5.0)),
         )
@@ -240,7 +240,7 @@ def test_a_claimed_deadline_does_not_hide_a_load(claimed_ns: int) -> None:
 def test_offered_load_is_work_over_time() -> None:
     load = ClassLoad(0, float(S), float(S), 1.0, float(S))
     for at_ns in range(0, 100 * S, S // 10):
-        load.observe(at_ns, 0.25 * S)
+        load.observe(at_ns, 0.25 * S, float(S))
     assert load.offered(100 * S) == pytest.approx(2.5, rel=0.02)
     assert load.offered(300 * S) < 0.01
 
@@ -254,3 +254,21 @@ def test_the_usual_load_is_that_of_quiet_times() -> None:
             observe(shares, now_ns, (0, 0), S, S, 1.0, work_s * S, 2, S)
         assert shares.is_contended is (work_s > 0.2)
         assert shares.usual_lanes == pytest.approx(1.2, rel=0.3)
+
+
+def test_the_objective_of_a_class_is_what_its_requests_have_of_late() -> None:
+    """A client may claim another deadline for each: the first one binds those that follow no more.
+
+    A class whose first request could wait for a minute was taken to wait for a minute for ever,
+    and nothing was kept free for it.
+    """
+    shares = PoolShares()
+    load = observe(shares, 0, (0, 0), 60.0 * S, 59.5 * S, 1.0, 0.1 * S, 1.0, float(S))
+    assert shares.blocked(0, 1.0, 10.0 * S)[0] == 0.0
+    for number in range(1, 200):
+        now_ns = number * S // 10
+        observe(shares, now_ns, (0, 0), float(S), 0.5 * S, 1.0, 0.1 * S, 1.0, float(S))
+    assert load.objective_ns == pytest.approx(S, rel=0.01)
+    assert load.window_ns == pytest.approx(0.5 * S, rel=0.02)
+    lanes, window_ns = shares.blocked(now_ns, 1.0, 10.0 * S)
+    assert (lanes, window_ns) == (load.allotted, load.window_ns)

@@ -62,7 +62,7 @@ class Feasibility:
         self._builds = builds
         self._spillover = spillover
         self.shares = [PoolShares() for _ in view.app.pools]  # by pool id
-        # By pool id: whether some function runs in time nowhere else.
+        # By pool id: whether other pools could not run, in time, all that some function can run here.
         self._is_bound = [False for _ in view.app.pools]
         for build in builds.all:
             if not _has_others(build, builds):
@@ -120,15 +120,15 @@ class Feasibility:
         key = (request.client, request.pipeline.id)
         load = shares.of_class(key)
         if load is None:
-            wait_ns = max(0.0, window_ns - self._builds.isolated_ns(request))
+            alone_ns = self._builds.isolated_ns(request)
             client = self._view.app.clients[request.client]
             declared_ns = self._declared_ns[request.pipeline.id]
             load = ClassLoad(
-                now_ns, window_ns, wait_ns, client.weight, declared_ns, client.priority
+                now_ns, window_ns, alone_ns, client.weight, declared_ns, client.priority
             )
             shares.add(key, load)
         lanes = self._builds.calendars[pool_id].lanes / self._view.gateways
-        shares.observe(now_ns, load, work_ns, lanes, request.priority)
+        shares.observe(now_ns, load, work_ns, lanes, window_ns, request.priority)
         return load
 
     def _offer(self, pool_id: int, work_ns: float) -> None:

@@ -27,20 +27,24 @@ the claim of a minute would be found too low for many seconds, and the pool not 
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Sequence
 from math import exp, inf
 from operator import attrgetter
-from typing import final
+from typing import Final, final
 
 from headgate.core.clock import NEVER_NS
 from headgate.planning.constants import (
+    OBJECTIVE_STEP,
     SHARES_BURST,
     SHARES_MEMORY,
     SHARES_REVIEW,
     STARVED_BELOW,
     USUAL_STEP,
 )
+
+_objective_ns: Final = attrgetter("objective_ns")
+_window_ns: Final = attrgetter("window_ns")
 
 
 @final
@@ -49,6 +53,8 @@ class ClassLoad:
 
     __slots__ = (
         "_allotted_ns",
+        "_alone_ns",
+        "_mean_objective_ns",
         "_refused_ns",
         "_since_ns",
         "_updated_ns",
@@ -72,13 +78,15 @@ class ClassLoad:
         self,
         now_ns: int,
         objective_ns: float,
-        window_ns: float,
+        alone_ns: float,
         weight: float,
         declared_ns: float,
         rank: int = 0,
     ) -> None:
-        self.objective_ns = objective_ns  # of its requests: declared, or what the client claims
-        self.window_ns = window_ns  # how long its requests can wait for a lane
+        # Of its requests: declared, or what the client claims, which may differ from one to another.
+        self.objective_ns = self._mean_objective_ns = objective_ns
+        self._alone_ns = alone_ns  # what one of them takes on an idle system
+        self.window_ns = max(0.0, objective_ns - alone_ns)  # how long they can wait for a lane
         self.weight = weight
         self.rank = rank  # the priority that its client was given: the smallest goes first
         self.declared_ns = declared_ns
@@ -95,8 +103,11 @@ class ClassLoad:
         self._urgent_until_ns = 0
         self._since_ns = self._updated_ns = now_ns
 
-    def observe(self, now_ns: int, work_ns: float, priority: int = 0) -> None:
-        """An arrival brings this much work."""
+    def observe(
+        self, now_ns: int, work_ns: float, objective_ns: float, priority: int = 0
+    ) -> None:
+        """An arrival brings this much work, and has this objective."""
+        self._mean_objective_ns += OBJECTIVE_STEP * (objective_ns - self._mean_objective_ns)
         if priority <= self._urgency or now_ns > self._urgent_until_ns:
             self._urgency = priority
             self._urgent_until_ns = now_ns + int(self.memory_ns)
@@ -121,7 +132,12 @@ class ClassLoad:
         self._refused_ns += work_ns
 
     def allot(self, entitled: float, offered: float) -> None:
-        """Set its share, of which it gets what it offers; note whether it got much less of late."""
+        """Set its share, of which it gets what it offers; note whether it got much less of late.
+
+        Its objective is what its requests had of late: none binds those that follow.
+        """
+        self.objective_ns = self._mean_objective_ns
+        self.window_ns = max(0.0, self.objective_ns - self._alone_ns)
         self.entitled = entitled
         self.allotted = min(offered, entitled)
         # What takes all of its time on an idle system is not late because of others.
@@ -176,15 +192,21 @@ class PoolShares:
     def add(self, key: tuple[int, int], load: ClassLoad) -> None:
         """A class has come: the pool is divided anew with its first arrival."""
         self._classes[key] = load
-        insort(self._by_objective, load, key=attrgetter("objective_ns"))
-        insort(self._by_window, load, key=attrgetter("window_ns"))
+        self._by_objective.append(load)
+        self._by_window.append(load)
         self._arrivals = 0
 
     def observe(
-        self, now_ns: int, load: ClassLoad, work_ns: float, lanes: float, priority: int = 0
+        self,
+        now_ns: int,
+        load: ClassLoad,
+        work_ns: float,
+        lanes: float,
+        objective_ns: float,
+        priority: int = 0,
     ) -> None:
         """Record an arrival of a class, admitted or not."""
-        load.observe(now_ns, work_ns, priority)
+        load.observe(now_ns, work_ns, objective_ns, priority)
         self.offered_ns += work_ns
         self._arrivals -= 1
         if self._arrivals < 0:
@@ -262,6 +284,8 @@ class PoolShares:
                 for key, own_entitled in zip(keys, own, strict=True):
                     self._classes[key].allot(own_entitled, offered[key])
             left = max(0.0, left - sum(needs))
+        self._by_objective.sort(key=_objective_ns)
+        self._by_window.sort(key=_window_ns)
         self._sums = []
         self._sum_up_active(now_ns)
 

@@ -511,12 +511,12 @@ class Placement:
         return waiting_ns or inf
 
     def reload_ns(self, node: Node, build: Build) -> int:
-        """Time to load again what a start evicts though requests with an objective ask for it."""
+        """Time to load again what a start evicts though requests ask for it."""
         return sum(_reload_ns(i) for i in self.to_evict(node, build) if self._is_asked_for(i))
 
     def _is_asked_for(self, instance: Instance) -> bool:
         build = self._builds.on_pool[instance.pool.id][instance.variant.function_id]
-        if build is None or build.window_ns == 0.0:  # no request with an objective uses it
+        if build is None:
             return False
         return build.load.erlangs(self._view.now_ns) >= PRESTART_LOAD
 

@@ -443,6 +443,7 @@ class TaskQueues:
         self._earned_ns[pool_id] = now_ns
         waiting = self.best_effort_heads[pool_id]
         if not waiting.entries or waiting.first() is None:
+            self._blocked_ns[pool_id] = None  # what comes next has not waited
             return False
         calendar = self._builds.calendars[pool_id]
         if elapsed_ns > 0 and self._app.pools[pool_id].faas is None:
