@@ -283,8 +283,11 @@ class Batching:
             return now_ns > promise.order_ns  # too late for its fastest shape
         left_ns = self._builds.latest_ns(task.request, task.id % STAGES_MAX) - now_ns
         # No build is faster than the fastest: where its own is in time, none need be compared.
-        is_tight = build.lane_ns(items) > left_ns
-        return is_tight and self._builds.fastest_ns(task.function.id, items) > left_ns
+        start_ns = 0
+        if build.cold_start_ns > 0:
+            start_ns = self._builds.ready_in_ns(build, may_swap_in=True)
+        is_tight = build.lane_ns(items) + start_ns > left_ns
+        return is_tight and self._builds.soonest_ns(task.function.id, items) > left_ns
 
 
 def take_batch(queue: deque[Task], node: Node, items_max: int) -> list[Task]:

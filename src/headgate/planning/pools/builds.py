@@ -160,6 +160,16 @@ class Builds:
             best_ns = time_ns if time_ns < best_ns else best_ns
         return 0.0 if best_ns == inf else best_ns
 
+    def soonest_ns(self, function_id: int, items: int) -> float:
+        """Least time of a task that begins now, with the start of the build if no node holds it."""
+        best_ns = inf
+        for build in self.of_function[function_id]:
+            time_ns = build.fastest_ns(min(items, build.items_max))
+            if time_ns < best_ns and build.cold_start_ns > 0 and build.warm_pool is None:
+                time_ns += self.ready_in_ns(build, may_swap_in=True)
+            best_ns = min(best_ns, time_ns)
+        return 0.0 if best_ns == inf else best_ns
+
     def latest_ns(self, request: Request, stage: int) -> float:
         """When a stage must be done for the request to be in time, with nothing to spare."""
         after = request.pipeline.successors[stage]
