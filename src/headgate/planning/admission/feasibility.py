@@ -31,6 +31,7 @@ from headgate.core.model import App
 from headgate.core.records import Request, Task
 from headgate.core.view import View
 from headgate.planning.admission.cost_budgets import CostBudgets
+from headgate.planning.admission.promised_starts import PromisedStarts
 from headgate.planning.admission.shares import ClassLoad, PoolShares
 from headgate.planning.admission.spillover import Spillover
 from headgate.planning.constants import (
@@ -79,8 +80,7 @@ class Feasibility:
         self._preferred: list[Build | None] = []  # likewise: the builds that it prefers, by stage
         self._stage_works: list[float] = []  # likewise: what its stages offer to their pools
         self._priority = 0  # likewise
-        # By pool id, by build id: builds that were promised when no node held them.
-        self._to_start: list[dict[int, Build]] = [{} for _ in view.app.pools]
+        self._starts = PromisedStarts(view, builds)
         self.was_share_used = False  # the last request did not fit to leave others their shares
         self.is_trial = False  # what is fitted will not be promised, and is no demand
 
@@ -176,8 +176,8 @@ class Feasibility:
                 build.open_batch.join(promise)
             if load is not None:
                 load.tokens_ns -= promise.work_ns
-            if not self._builds.may_start_now(build) and not self._builds.count_instances(build):
-                self._to_start[build.pool.id][build.id] = build
+            if promise.needed_start_ns > 0 and not self._builds.may_start_now(build):
+                self._starts.book(build, promise.start_ns, promise.needed_start_ns)
             if build not in self._preferred:
                 self._builds.observe_elsewhere(build, promise.base_ns)
 
@@ -330,16 +330,6 @@ class Feasibility:
         is_contended = self.shares[build.pool.id].is_contended
         return self._builds.ready_in_ns(build, may_swap_in=not is_contended)
 
-    def _starts_before_ns(self, build: Build) -> int:
-        """Time of the nodes for starts of other builds that are promised and that no node holds."""
-        to_start, builds, total_ns = self._to_start[build.pool.id], self._builds, 0
-        for other in list(to_start.values()):
-            if other.pending_items == 0 or builds.count_instances(other) > 0:
-                del to_start[other.id]
-            elif other is not build:
-                total_ns += other.cold_start_ns
-        return total_ns // max(1, builds.nodes.node_count(build.pool.id))
-
     def _is_full(self, build: Build, lanes: int, latest_ns: int) -> bool:
         """Whether the lanes of a build have no room until then."""
         left_ns = latest_ns - self._view.now_ns
@@ -394,18 +384,47 @@ class Feasibility:
     def _fit_build(
         self, build: Build, items: int, ready_ns: int, due_ns: int, z: float
     ) -> Promise | None:
-        """The promise of a build to run a stage between two times; None if it cannot."""
+        """The promise of a build to run a stage between two times; None if it cannot.
+
+        Where its place is promised to another one, it is done before that starts, or has a start of
+        its own.
+        """
+        if build.cold_start_ns == 0:
+            return self._fit_within(build, items, ready_ns, due_ns, z, 0)
+        start_ns = self._start_ns(build, due_ns - int(build.cautious_ns(items, z)))
+        if start_ns is None:
+            return None
+        if self._builds.may_start_now(build):
+            return self._fit_within(build, items, ready_ns, due_ns, z, start_ns)
+        started_ns = self._starts.ready_by_ns(build)
+        if started_ns is not None:
+            return self._fit_within(build, items, max(ready_ns, started_ns), due_ns, z, 0)
+        if start_ns > 0 and self._builds.has_instance(build):  # it is starting
+            started_ns = self._view.now_ns + start_ns
+            return self._fit_within(build, items, max(ready_ns, started_ns), due_ns, z, 0)
+        if start_ns == 0:
+            until_ns = self._starts.holds_until_ns(build)
+            if until_ns < due_ns:
+                promise = self._fit_within(build, items, ready_ns, until_ns, z, 0)
+                if promise is not None:
+                    return promise
+                start_ns = build.cold_start_ns
+        return self._fit_within(build, items, ready_ns, due_ns, z, start_ns, start_ns)
+
+    def _fit_within(
+        self,
+        build: Build,
+        items: int,
+        ready_ns: int,
+        due_ns: int,
+        z: float,
+        start_ns: int,
+        booked_ns: int = 0,
+    ) -> Promise | None:
+        """The same where a start takes so long, which takes `booked_ns` of a lane."""
         now_ns, calendar, narrowest = self._view.now_ns, build.calendar, build.narrowest
-        alone_ns, start_ns, before_ns = build.cautious_ns(items, z), 0, 0
-        if build.cold_start_ns > 0:
-            needed_ns = self._start_ns(build, due_ns - int(alone_ns))
-            if needed_ns is None:
-                return None
-            start_ns = needed_ns
-            alone_ns += start_ns
-            if start_ns >= build.cold_start_ns:
-                before_ns = self._starts_before_ns(build)
-        if ready_ns + before_ns + alone_ns > due_ns:
+        alone_ns = build.cautious_ns(items, z) + start_ns
+        if ready_ns + alone_ns > due_ns:
             return None
         window_ns = (due_ns - ready_ns) * narrowest.lanes / (narrowest.lanes + 1.0)
         is_idle = calendar.work_ns == 0 and narrowest.has_free_lane(now_ns)
@@ -426,13 +445,14 @@ class Feasibility:
             begin_ns = build.joined_ns(items, size, ready_ns, latest_ns)
             bucket = calendar.bucket(now_ns, begin_ns)
             if is_idle or self._balances(
-                build, latest_ns - before_ns, begin_ns, bucket, work_ns, batches, build.weight
+                build, latest_ns, begin_ns, bucket, work_ns + booked_ns, batches, build.weight
             ):
                 promise = Promise(
                     build, due_ns, latest_ns, begin_ns, bucket, int(work_ns), batches, items, size,
                     int(base_ns),
                 )  # fmt: skip
                 promise.order_ns = due_ns - int(alone_ns)
+                promise.needed_start_ns = booked_ns
                 return promise
         if ready_ns > now_ns or build.pending_items == 0:
             return None

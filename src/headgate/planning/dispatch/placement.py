@@ -491,7 +491,7 @@ class Placement:
             return []
         evicted = self._spared(node, build)
         others = [i for i in self._evictable(node, build) if i not in evicted]
-        evicted += sorted(others, key=self._idle_per_reload, reverse=True)
+        evicted += sorted(others, key=self._eviction_order)
         for index, instance in enumerate(evicted):
             missing -= instance.variant.profile.memory_bytes
             if missing <= 0:
@@ -534,6 +534,10 @@ class Placement:
         running = [i for i in node.instances.values() if i.running > 0]
         enough = [i for i in running if i.variant.profile.memory_bytes >= missing]
         return any(_reload_ns(instance) < reload_ns for instance in enough)
+
+    def _eviction_order(self, instance: Instance) -> tuple[int, float]:
+        turn_end_ns = self._builds.nodes.instance_turn_end_ns(instance)
+        return max(0, turn_end_ns - self._view.now_ns), -self._idle_per_reload(instance)
 
     def _idle_per_reload(self, instance: Instance) -> float:
         idle_ns = self._view.now_ns - instance.last_used_ns

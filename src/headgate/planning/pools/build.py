@@ -431,6 +431,7 @@ class Promise:
         "is_given_up",
         "items",
         "joined",
+        "needed_start_ns",
         "order_ns",
         "own_bucket",
         "probability",
@@ -469,6 +470,7 @@ class Promise:
         self.batches = batches
         self.items = items
         self.size = size  # of the batches that the promise reckons with
+        self.needed_start_ns = 0  # of a start of its build that nobody needed before
         self.probability = 1.0  # that the task runs, as long as that is not known
         # Where the task waits because its input is there; None: nothing would have to be moved.
         self.input_node_id: int | None = None

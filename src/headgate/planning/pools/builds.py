@@ -460,6 +460,10 @@ class Builds:
         self._runs[batch] = (build, end_ns, lanes, start_ns > 0)
         if batch.node is not None:
             self.nodes.on_sent(batch.node, end_ns)
+            instance = batch.node.instances.get(build.variant.id) if start_ns > 0 else None
+            if instance is not None and self._is_scarce[build.pool.id]:
+                self.nodes.begin_turn(instance, batch.node, start_ns)
+                self.nodes.on_started_by_batch(instance, start_ns)
 
     def on_batch_ended(self, batch: Batch, took_ns: int) -> Build:
         """A batch of a build has ended: free its lane; learn from it unless it awaited a start."""

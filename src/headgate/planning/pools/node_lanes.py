@@ -78,7 +78,9 @@ class NodeLanes:
         self._starts: dict[int, _Start] = {}  # by instance id
         # By node id: the predicted ends of its starts.
         self._node_starts_ns: dict[int, list[int]] = {}
-        self._turn_ends_ns: dict[int, int] = {}  # by node id: of what was started there last
+        self._turn_ends_ns: dict[int, int] = {}  # by instance id
+        self._ready_ns: dict[int, int] = {}  # by instance id: of those that a batch has started
+        self._last_turn_ends_ns: dict[int, int] = {}  # by node id: of what was started there last
         # By node id: the predicted end of what was sent last, and the use of its lanes by all that.
         self._ends_ns: dict[int, int] = {}
         self._uses: dict[int, OfferedLoad] = {}
@@ -114,7 +116,20 @@ class NodeLanes:
 
     def turn_end_ns(self, node: Node) -> int:
         """Until when what was started on a node last should stay to be worth its start."""
-        return self._turn_ends_ns.get(node.id, 0)
+        return self._last_turn_ends_ns.get(node.id, 0)
+
+    def instance_turn_end_ns(self, instance: Instance) -> int:
+        """Until when an instance should stay to be worth its start."""
+        return self._turn_ends_ns.get(instance.id, 0)
+
+    def on_started_by_batch(self, instance: Instance, start_ns: int) -> None:
+        """A batch was sent to a node that has to start its instance first."""
+        self._ready_ns[instance.id] = self._view.now_ns + start_ns
+
+    def begin_turn(self, instance: Instance, node: Node, start_ns: int) -> None:
+        """An instance is being started on a node, which takes so long."""
+        turn_end_ns = self._view.now_ns + (1 + TURN_STARTS) * start_ns
+        self._turn_ends_ns[instance.id] = self._last_turn_ends_ns[node.id] = turn_end_ns
 
     def use(self, node: Node) -> float:
         """The lanes of a node that were in use lately."""
@@ -124,7 +139,7 @@ class NodeLanes:
     def start_end_ns(self, instance: Instance) -> int | None:
         """When the start of an instance is predicted to end; None if that is not known."""
         start = self._starts.get(instance.id)
-        return None if start is None else start.end_ns
+        return self._ready_ns.get(instance.id) if start is None else start.end_ns
 
     def late_starts(self, variant_id: int, at_ns: int) -> int:
         """Number of instances of a variant whose starts end only after a time."""
@@ -164,7 +179,7 @@ class NodeLanes:
         self._occupy(node.pool.id, start)
         self._starts[instance.id] = start
         self._node_starts_ns.setdefault(node.id, []).append(start.end_ns)
-        self._turn_ends_ns[node.id] = start.end_ns + TURN_STARTS * start_ns
+        self.begin_turn(instance, node, start_ns)
         insort(self._start_ends_ns[instance.variant.id], start.end_ns)
 
     def on_instance_started(self, instance: Instance) -> None:
@@ -176,6 +191,8 @@ class NodeLanes:
     def on_instance_gone(self, instance: Instance) -> None:
         """Stop counting a rented node without instances."""
         self._end_start(instance)
+        self._turn_ends_ns.pop(instance.id, None)
+        self._ready_ns.pop(instance.id, None)
         node = instance.node
         if node is not None and node.pool.is_elastic and not node.instances:
             self.on_node_lost(node)
