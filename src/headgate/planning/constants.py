@@ -130,6 +130,9 @@ STARVED_BELOW: Final = 0.75
 # Time per item of a full batch, relative to that of one that no longer waits for more tasks while a
 # class is starved. To wait until it is full costs the worlds 700002 and 700049 a tenth.
 ENOUGH_EFFICIENCY: Final = 0.5
+# Part of the time that urgent requests can wait, within which the lanes that a patient batch leaves
+# them must be free.
+LANES_WITHIN: Final = 0.25
 # Price of the time of a pool without a backlog, relative to a full one.
 PRICE_MIN: Final = 0.1
 # Part of the lane time of a pool that best effort gets while it waits: a little more than 5 % of

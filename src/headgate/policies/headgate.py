@@ -46,11 +46,12 @@ from headgate.planning.admission.spillover import Spillover
 from headgate.planning.dispatch.batching import Send
 from headgate.planning.dispatch.busy_nodes import TRY_AGAIN, BusyNodes
 from headgate.planning.dispatch.next_batch import MORE, Dispatcher
-from headgate.planning.dispatch.placement import Placement, fits_host
+from headgate.planning.dispatch.placement import Placement
 from headgate.planning.dispatch.provisioning import Provisioner
 from headgate.planning.dispatch.task_queues import TaskQueues
 from headgate.planning.pools.build import Build, Promise
 from headgate.planning.pools.builds import Builds
+from headgate.planning.pools.node_room import fits_host
 
 _RESIZE_WARM_POOL: Final = "resize_warm_pool"  # names of timers, with the number of a function
 _CALL: Final = "call"

@@ -560,6 +560,7 @@ class AdmissionControl:
             return False
         self.feasibility.expect(request, stage, promise)
         promise.book(self._view.now_ns)
+        self.feasibility.on_booked(promise)
         self.budgets.set_aside(request.tasks[stage], promise.usd)
         promises.append(promise)
         return True

@@ -63,7 +63,7 @@ class Feasibility:
         self._builds = builds
         self._spillover = spillover
         self.shares = [PoolShares() for _ in view.app.pools]  # by pool id
-        # By pool id: whether other pools could not run, in time, all that some function can run here.
+        # By pool id: whether other pools could not run in time all that some function can run here.
         self._is_bound = [False for _ in view.app.pools]
         for build in builds.all:
             if not _has_others(build, builds):
@@ -159,6 +159,11 @@ class Feasibility:
         """All the work that has been offered to a pool, admitted or not."""
         return self.shares[pool_id].offered_ns
 
+    def on_booked(self, promise: Promise) -> None:
+        """A stage of the request at hand is booked: so is the start that it needs."""
+        if promise.needed_start_ns > 0:
+            self._starts.book(promise.build, promise.start_ns, promise.needed_start_ns)
+
     def on_promised(self, promises: list[Promise]) -> None:
         """The request at hand was admitted: its class pays for it."""
         if self._view.gateways > 1:
@@ -176,8 +181,6 @@ class Feasibility:
                 build.open_batch.join(promise)
             if load is not None:
                 load.tokens_ns -= promise.work_ns
-            if promise.needed_start_ns > 0 and not self._builds.may_start_now(build):
-                self._starts.book(build, promise.start_ns, promise.needed_start_ns)
             if build not in self._preferred:
                 self._builds.observe_elsewhere(build, promise.base_ns)
 
@@ -398,17 +401,20 @@ class Feasibility:
             return self._fit_within(build, items, ready_ns, due_ns, z, start_ns)
         started_ns = self._starts.ready_by_ns(build)
         if started_ns is not None:
-            return self._fit_within(build, items, max(ready_ns, started_ns), due_ns, z, 0)
-        if start_ns > 0 and self._builds.has_instance(build):  # it is starting
-            started_ns = self._view.now_ns + start_ns
-            return self._fit_within(build, items, max(ready_ns, started_ns), due_ns, z, 0)
-        if start_ns == 0:
-            until_ns = self._starts.holds_until_ns(build)
-            if until_ns < due_ns:
-                promise = self._fit_within(build, items, ready_ns, until_ns, z, 0)
+            promise = self._fit_within(build, items, max(ready_ns, started_ns), due_ns, z, 0)
+            if promise is None and started_ns > ready_ns:  # the start may begin sooner
+                promise = self._fit_within(build, items, ready_ns, due_ns, z, start_ns)
                 if promise is not None:
-                    return promise
-                start_ns = build.cold_start_ns
+                    promise.needed_start_ns = start_ns
+            return promise
+        if self._builds.has_instance(build):
+            until_ns = self._starts.holds_until_ns(build)
+            held_ns = min(due_ns, until_ns)
+            started_ns = max(ready_ns, self._view.now_ns + start_ns)
+            promise = self._fit_within(build, items, started_ns, held_ns, z, 0)
+            if promise is not None or held_ns == due_ns:
+                return promise
+            start_ns = self._starts.reload_ns(build)
         return self._fit_within(build, items, ready_ns, due_ns, z, start_ns, start_ns)
 
     def _fit_within(

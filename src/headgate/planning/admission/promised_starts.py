@@ -12,10 +12,11 @@ from typing import final
 
 from headgate.core.clock import NEVER_NS
 from headgate.core.records import Instance
-from headgate.core.states import INSTANCE_STARTING, ON_HOST
-from headgate.core.view import View, has_free_room
+from headgate.core.states import ON_HOST
+from headgate.core.view import View
 from headgate.planning.pools.build import Build
 from headgate.planning.pools.builds import Builds
+from headgate.planning.pools.node_room import time_to_reload_ns
 
 
 @final
@@ -47,15 +48,17 @@ class PromisedStarts:
     def book(self, build: Build, begin_ns: int, time_ns: int) -> None:
         """A promise was made with a start, which must begin by then; one start is for all."""
         known = self._of_pool(build.pool.id).get(build.id)
+        bucket = build.calendar.bucket(self._view.now_ns, begin_ns)
         if known is None:
             holder = self._holder(build)
-            bucket = build.calendar.bucket(self._view.now_ns, begin_ns)
             holder_id = -1 if holder is None else holder.id
             start = _PromisedStart(build, begin_ns, bucket, time_ns, holder_id)
             self._booked[build.pool.id][build.id] = start
             build.calendar.add(bucket, time_ns, 0.0)
         elif begin_ns < known.begin_ns:
-            known.begin_ns = begin_ns
+            build.calendar.add(known.bucket, -known.time_ns, 0.0)
+            build.calendar.add(bucket, known.time_ns, 0.0)
+            known.begin_ns, known.bucket = begin_ns, bucket
 
     def ready_by_ns(self, build: Build) -> int | None:
         """When a build for which a start is booked will have started; None if none is."""
@@ -72,23 +75,31 @@ class PromisedStarts:
         holder = self._holder(build) if booked else None
         if holder is None or holder.node is None:
             return NEVER_NS
-        node, now_ns, lanes = holder.node, self._view.now_ns, max(1, build.lanes)
-        until_ns, count = NEVER_NS, 0
-        for id, start in booked.items():
-            if id != build.id and not has_free_room(
-                node, start.build.variant, start.build.start_shape_id
-            ):
-                count += 1
-                until_ns = min(until_ns, start.begin_ns)
-        sooner = build.calendar.lanes_free_by(now_ns, self._builds.nodes.end_ns(node) - 1) // lanes
-        return NEVER_NS if sooner >= count else until_ns
+        node, nodes, now_ns = holder.node, self._builds.nodes, self._view.now_ns
+        others = sorted((s for s in booked.values() if s.build is not build), key=_begin_ns)
+        lanes_sooner = build.calendar.lanes_free_by(now_ns, nodes.end_ns(node) - 1)
+        order = nodes.eviction_order(holder)
+        room = node.pool.memory_bytes - node.memory_used_bytes
+        for instance in node.instances.values():
+            if instance.residency != ON_HOST and nodes.eviction_order(instance) < order:
+                room += instance.variant.profile.memory_bytes
+        for start in others[lanes_sooner // max(1, build.lanes) :]:
+            room -= start.build.variant.profile.memory_bytes
+            if room < 0:
+                return start.begin_ns
+        return NEVER_NS
+
+    def reload_ns(self, build: Build) -> int:
+        """Time to load a build again after it was evicted from the node that holds it."""
+        holder = self._holder(build)
+        return build.cold_start_ns if holder is None else time_to_reload_ns(holder)
 
     def _holder(self, build: Build) -> Instance | None:
-        """The only instance that holds a build on its pool and has started; None otherwise."""
+        """The only instance that holds a build on its pool, or will; None if there are several."""
         found: Instance | None = None
         for instance in self._view.instances_of[build.variant.id].values():
             if instance.pool is build.pool and instance.residency != ON_HOST:
-                if found is not None or instance.state == INSTANCE_STARTING:
+                if found is not None:
                     return None
                 found = instance
         return found
@@ -111,3 +122,7 @@ class PromisedStarts:
             and instance.residency != ON_HOST
             for instance in self._view.instances_of[build.variant.id].values()
         )
+
+
+def _begin_ns(start: _PromisedStart) -> int:
+    return start.begin_ns

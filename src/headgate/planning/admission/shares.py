@@ -83,7 +83,7 @@ class ClassLoad:
         declared_ns: float,
         rank: int = 0,
     ) -> None:
-        # Of its requests: declared, or what the client claims, which may differ from one to another.
+        # Of its requests: declared, or what the client claims, which may differ between them.
         self.objective_ns = self._mean_objective_ns = objective_ns
         self._alone_ns = alone_ns  # what one of them takes on an idle system
         self.window_ns = max(0.0, objective_ns - alone_ns)  # how long they can wait for a lane
@@ -142,7 +142,9 @@ class ClassLoad:
         self.allotted = min(offered, entitled)
         # What takes all of its time on an idle system is not late because of others.
         is_short = self._work_ns - self._refused_ns < STARVED_BELOW * self._allotted_ns
-        self.is_starved = is_short and self.window_ns > 0.0
+        # Nor is a class starved of which less has come, or of which hardly anything was refused.
+        is_refused = self._refused_ns > (1.0 - STARVED_BELOW) * self._work_ns
+        self.is_starved = is_short and is_refused and self.window_ns > 0.0
 
     def save_up(self) -> None:
         """Have all that can be saved up: a class that comes was idle, and its share unused."""

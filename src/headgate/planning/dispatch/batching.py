@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from math import inf
+from math import inf, sqrt
 from typing import final
 
 from headgate.core.model import UNLIMITED
@@ -18,7 +18,7 @@ from headgate.core.records import STAGES_MAX, Batch, Node, Task
 from headgate.core.states import TASK_READY, BatchState
 from headgate.core.view import View
 from headgate.planning.admission.control import AdmissionControl
-from headgate.planning.constants import ENOUGH_EFFICIENCY, FULL_BATCH_MIN
+from headgate.planning.constants import ENOUGH_EFFICIENCY, FULL_BATCH_MIN, LANES_WITHIN
 from headgate.planning.dispatch.shapes import Choice, ShapeChooser
 from headgate.planning.dispatch.task_queues import EdfQueue, TaskQueues
 from headgate.planning.pools.build import Build, Promise
@@ -90,7 +90,8 @@ class Batching:
         promise = admission.booked(head)
         items_max = build.items_max if choice is None else choice.items
         if promise is None and choice is None:
-            items_max = max(1, self.unblocking_items(build, build.items_best, node))
+            # What blocks others anyway takes all that waits: one more item costs them little.
+            items_max = self.unblocking_items(build, build.items_best, node) or build.items_best
         elif node is not None and queue.node_id is not None and queue.node_id != node.id:
             items_max = 1  # every further input would have to be moved first, too
         bytes_max = UNLIMITED if build.pool.faas is None else build.pool.faas.payload_bytes_max
@@ -143,22 +144,42 @@ class Batching:
         return batch, shape_id
 
     def waits_until_ns(self, task: Task, promise: Promise, items: int) -> int:
-        """Until when a promised task waits for others to join its batch; `items` wait for now.
+        """Until when a promised task waits for the sake of others; `items` wait with it for now.
 
-        It does where a class that can wait less is starved, and its own is not, if so small a batch
-        takes far more time per item. Half of the time that it can wait is enough: what else is
-        promised may delay it.
+        Half of the time that it can wait is enough: what else is promised may delay it.
         """
         build, request = promise.build, task.request
-        shares = self._shares[build.pool.id]
+        shares, now_ns = self._shares[build.pool.id], self._view.now_ns
+        until_ns = (request.arrival_ns + promise.start_ns) // 2
+        if until_ns <= now_ns:
+            return 0
+        if not shares.is_contended:
+            return 0 if self._leaves_lanes(build, min(items, build.items_best)) else until_ns
         if shares.starved_window_ns == inf:
             return 0
+        # A class that can wait less is starved. Where this one is not, a batch that takes far more
+        # time per item than a full one waits for others to join it.
         if build.efficiency(min(items, build.items_best)) >= ENOUGH_EFFICIENCY:
             return 0
         load = shares.of_class((request.client, request.pipeline.id))
         if load is None or load.is_starved or load.window_ns <= shares.starved_window_ns:
             return 0
-        return (request.arrival_ns + promise.start_ns) // 2
+        return until_ns
+
+    def _leaves_lanes(self, build: Build, items: int) -> bool:
+        """Whether a batch leaves lanes to those who cannot wait until it ends.
+
+        Where there is enough for all, patient requests must not take every node at once because all
+        of them are free. What cannot be left, as on a single node, is not waited for.
+        """
+        now_ns, calendar, shares = self._view.now_ns, build.calendar, self._shares[build.pool.id]
+        busy_ns = build.lane_ns(items)
+        needed, window_ns = shares.blocked(now_ns, calendar.lanes / self._view.gateways, busy_ns)
+        if window_ns >= busy_ns:
+            return True
+        needed = min(needed + sqrt(needed), calendar.lanes - build.weight)
+        within_ns = int(LANES_WITHIN * window_ns)
+        return calendar.lanes_free_by(now_ns, now_ns + within_ns) - build.weight >= needed
 
     def unblocking_items(self, build: Build, items: int, node: Node | None = None) -> int:
         """The largest batch, up to `items`, that leaves lanes to those who cannot wait so long.
@@ -172,7 +193,8 @@ class Batching:
         now_ns, calendar, shares = self._view.now_ns, build.calendar, self._shares[build.pool.id]
         busy_ns = build.lane_ns(items)
         needed, window_ns = shares.blocked(now_ns, calendar.lanes / self._view.gateways, busy_ns)
-        if calendar.lanes_free_by(now_ns, now_ns + int(window_ns)) - build.weight >= needed:
+        left = calendar.lanes_free_by(now_ns, now_ns + int(window_ns)) - build.weight
+        if left >= needed + sqrt(needed):
             window_ns = shares.starved_window_ns
         if node is not None:
             window_ns = min(window_ns, self._builds.holders_wait_ns(node, build))
@@ -283,11 +305,10 @@ class Batching:
             return now_ns > promise.order_ns  # too late for its fastest shape
         left_ns = self._builds.latest_ns(task.request, task.id % STAGES_MAX) - now_ns
         # No build is faster than the fastest: where its own is in time, none need be compared.
-        start_ns = 0
-        if build.cold_start_ns > 0:
-            start_ns = self._builds.ready_in_ns(build, may_swap_in=True)
-        is_tight = build.lane_ns(items) + start_ns > left_ns
-        return is_tight and self._builds.soonest_ns(task.function.id, items) > left_ns
+        time_ns = build.lane_ns(items)
+        if not self._builds.may_start_now(build):  # its start would take a place from others
+            time_ns += self._builds.ready_in_ns(build, may_swap_in=True)
+        return time_ns > left_ns and self._builds.soonest_ns(task.function.id, items) > left_ns
 
 
 def take_batch(queue: deque[Task], node: Node, items_max: int) -> list[Task]:

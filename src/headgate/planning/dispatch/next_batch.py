@@ -258,7 +258,7 @@ class Dispatcher:
         waiting: list[tuple[tuple[int, ...], EdfQueue, Build]] = []
         for instance in node.instances.values():
             build = builds[instance.variant.function_id]
-            if build is not None:
+            if build is not None and instance.residency != ON_HOST:
                 own = (
                     queues.best_effort_of(build)
                     if is_best_effort
@@ -298,13 +298,13 @@ class Dispatcher:
                 smallest = build.shape_ids[0]
                 self._lacks_compute |= not has_free_compute(node, build.variant, smallest)
             return None
-        if is_best_effort and not self._leaves_lanes(node, task, build):
+        if is_best_effort and not self._leaves_lanes(node, queue, task, build):
             return None
         if build.has_choice:
             return self._in_shape(queue, task, build, node)
         if queue.node_id is not None and queue.node_id != node.id:
             return self._moved(queue, task, build, node)
-        if not is_best_effort and build.items_best > 1 and self._waits_for_more(queue, task, build):
+        if not is_best_effort and self._should_wait(queue, task, build):
             return None
         send = self._send_to(node, queue, build)
         if send.start_ns == 0 or is_best_effort:
@@ -365,8 +365,8 @@ class Dispatcher:
         is_late = self._view.now_ns + time_ns > latest_ns
         return is_late and self._builds.ready_in_ns(send.build) < send.start_ns
 
-    def _waits_for_more(self, queue: EdfQueue, task: Task, build: Build) -> bool:
-        """Whether a batch waits for more tasks, so that others who are starved find a free node."""
+    def _should_wait(self, queue: EdfQueue, task: Task, build: Build) -> bool:
+        """Whether a promised batch waits, so that others who can wait less find a free node."""
         promise = self._admission.booked(task)
         if promise is None:
             return False
@@ -381,7 +381,7 @@ class Dispatcher:
         self._held[build.id] = until_ns
         self.has_timers = True
 
-    def _leaves_lanes(self, node: Node, task: Task, build: Build) -> bool:
+    def _leaves_lanes(self, node: Node, queue: EdfQueue, task: Task, build: Build) -> bool:
         """Whether a task of best effort leaves lanes to those who cannot wait for it, or need not.
 
         A start that evicts what others ask for keeps the lane from them until that is loaded again.
@@ -391,7 +391,7 @@ class Dispatcher:
         reload_ns = self._placement.reload_ns(node, build)
         if reload_ns == 0 and self._batching.unblocking_items(build, items, node) > 0:
             return True
-        lane_ns = build.lane_ns(items)
+        lane_ns = build.lane_ns(max(items, min(queue.items, build.items_best)))
         if reload_ns > 0:
             lane_ns += reload_ns + self._builds.start_ns(build, node)
         may_block_ns = self._queues.may_block_from_ns(now_ns, build, lane_ns)

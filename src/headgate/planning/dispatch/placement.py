@@ -25,6 +25,7 @@ from headgate.planning.constants import CANDIDATES_MAX, PRESTART_LOAD, SPARE_LOA
 from headgate.planning.dispatch.busy_nodes import BusyNodes
 from headgate.planning.pools.build import Build
 from headgate.planning.pools.builds import Builds
+from headgate.planning.pools.node_room import time_to_reload_ns
 
 
 def has_room(view: View, node: Node, variant: Variant, shape_id: int = 0) -> bool:
@@ -34,12 +35,6 @@ def has_room(view: View, node: Node, variant: Variant, shape_id: int = 0) -> boo
         and has_free_room(node, variant, shape_id)
         and not view.is_barred(node, variant)
     )
-
-
-def fits_host(instance: Instance) -> bool:
-    """Whether the host memory of its node has room for the weights of an instance."""
-    node, size = instance.node, instance.variant.profile.memory_bytes
-    return node is not None and node.host_bytes_used + size <= node.pool.host_memory_bytes
 
 
 @final
@@ -479,9 +474,7 @@ class Placement:
     def to_evict(self, node: Node, build: Build) -> list[Instance]:
         """What to evict before a build is started on a node; empty if there is room.
 
-        First that which has nodes to spare; then what was not used for longest, relative to the
-        time that it takes to load each byte of it again. By the time of its last use alone, what
-        takes seconds to load would go as soon as what takes milliseconds.
+        First that which has nodes to spare, and then in the order of `NodeLanes.eviction_order`.
         """
         held = node.instances.get(build.variant.id)
         if held is not None and held.residency != ON_HOST:
@@ -491,7 +484,7 @@ class Placement:
             return []
         evicted = self._spared(node, build)
         others = [i for i in self._evictable(node, build) if i not in evicted]
-        evicted += sorted(others, key=self._eviction_order)
+        evicted += sorted(others, key=self._builds.nodes.eviction_order)
         for index, instance in enumerate(evicted):
             missing -= instance.variant.profile.memory_bytes
             if missing <= 0:
@@ -512,7 +505,8 @@ class Placement:
 
     def reload_ns(self, node: Node, build: Build) -> int:
         """Time to load again what a start evicts though requests ask for it."""
-        return sum(_reload_ns(i) for i in self.to_evict(node, build) if self._is_asked_for(i))
+        evicted = self.to_evict(node, build)
+        return sum(time_to_reload_ns(i) for i in evicted if self._is_asked_for(i))
 
     def _is_asked_for(self, instance: Instance) -> bool:
         build = self._builds.on_pool[instance.pool.id][instance.variant.function_id]
@@ -530,19 +524,10 @@ class Placement:
         for instance in self.to_evict(node, build):
             other = beside[instance.variant.function_id]
             if other is not None and other.pending_items > 0:
-                reload_ns = max(reload_ns, _reload_ns(instance))
+                reload_ns = max(reload_ns, time_to_reload_ns(instance))
         running = [i for i in node.instances.values() if i.running > 0]
         enough = [i for i in running if i.variant.profile.memory_bytes >= missing]
-        return any(_reload_ns(instance) < reload_ns for instance in enough)
-
-    def _eviction_order(self, instance: Instance) -> tuple[int, float]:
-        turn_end_ns = self._builds.nodes.instance_turn_end_ns(instance)
-        return max(0, turn_end_ns - self._view.now_ns), -self._idle_per_reload(instance)
-
-    def _idle_per_reload(self, instance: Instance) -> float:
-        idle_ns = self._view.now_ns - instance.last_used_ns
-        size = instance.variant.profile.memory_bytes
-        return idle_ns * size / max(1, _reload_ns(instance))
+        return any(time_to_reload_ns(instance) < reload_ns for instance in enough)
 
     def _spared(self, node: Node, build: Build) -> list[Instance]:
         """The idle instances on a node whose builds have nodes to spare."""
@@ -572,12 +557,6 @@ class Placement:
 def _is_prestarted(build: Build) -> bool:
     """Whether to start a build before its task has a node can be worth it: a start takes time."""
     return build.cold_start_ns > 0 and build.warm_pool is None and not build.pool.is_elastic
-
-
-def _reload_ns(instance: Instance) -> int:
-    """Time to load an instance again after it was evicted."""
-    profile = instance.variant.profile
-    return profile.swap_in_ns if fits_host(instance) else profile.cold_start_ns
 
 
 def _missing_bytes(node: Node, build: Build) -> int:

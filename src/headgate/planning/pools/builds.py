@@ -161,11 +161,11 @@ class Builds:
         return 0.0 if best_ns == inf else best_ns
 
     def soonest_ns(self, function_id: int, items: int) -> float:
-        """Least time of a task that begins now, with the start of the build if no node holds it."""
+        """Least time of a task that begins now, with a start that takes a place from others."""
         best_ns = inf
         for build in self.of_function[function_id]:
             time_ns = build.fastest_ns(min(items, build.items_max))
-            if time_ns < best_ns and build.cold_start_ns > 0 and build.warm_pool is None:
+            if time_ns < best_ns and not self.may_start_now(build):
                 time_ns += self.ready_in_ns(build, may_swap_in=True)
             best_ns = min(best_ns, time_ns)
         return 0.0 if best_ns == inf else best_ns
@@ -462,8 +462,7 @@ class Builds:
             self.nodes.on_sent(batch.node, end_ns)
             instance = batch.node.instances.get(build.variant.id) if start_ns > 0 else None
             if instance is not None and self._is_scarce[build.pool.id]:
-                self.nodes.begin_turn(instance, batch.node, start_ns)
-                self.nodes.on_started_by_batch(instance, start_ns)
+                self.nodes.on_sent_with_start(instance, start_ns)
 
     def on_batch_ended(self, batch: Batch, took_ns: int) -> Build:
         """A batch of a build has ended: free its lane; learn from it unless it awaited a start."""

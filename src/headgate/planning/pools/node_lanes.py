@@ -38,6 +38,7 @@ from headgate.planning.constants import (
 from headgate.planning.forecast import OfferedLoad
 from headgate.planning.pools.build import Build
 from headgate.planning.pools.calendar import Calendar
+from headgate.planning.pools.node_room import time_to_reload_ns
 
 _STEPS: Final = 64  # parts are multiples of 1/64: a calendar is rebuilt when its part changes
 
@@ -79,7 +80,7 @@ class NodeLanes:
         # By node id: the predicted ends of its starts.
         self._node_starts_ns: dict[int, list[int]] = {}
         self._turn_ends_ns: dict[int, int] = {}  # by instance id
-        self._ready_ns: dict[int, int] = {}  # by instance id: of those that a batch has started
+        self._ready_ns: dict[int, int] = {}  # by instance id: of those that start for a batch
         self._last_turn_ends_ns: dict[int, int] = {}  # by node id: of what was started there last
         # By node id: the predicted end of what was sent last, and the use of its lanes by all that.
         self._ends_ns: dict[int, int] = {}
@@ -118,18 +119,28 @@ class NodeLanes:
         """Until when what was started on a node last should stay to be worth its start."""
         return self._last_turn_ends_ns.get(node.id, 0)
 
-    def instance_turn_end_ns(self, instance: Instance) -> int:
-        """Until when an instance should stay to be worth its start."""
-        return self._turn_ends_ns.get(instance.id, 0)
+    def eviction_order(self, instance: Instance) -> tuple[int, float]:
+        """The key by which instances of a node are evicted, the smallest first.
 
-    def on_started_by_batch(self, instance: Instance, start_ns: int) -> None:
-        """A batch was sent to a node that has to start its instance first."""
+        First that whose turn is over, or is over first; then what was not used for longest,
+        relative to the time that it takes to load each byte of it again. By the time of its last
+        use alone, what takes seconds to load would go as soon as what takes milliseconds.
+        """
+        turn_ns = self._turn_ends_ns.get(instance.id, 0) - self._view.now_ns
+        idle_ns = self._view.now_ns - instance.last_used_ns
+        size = instance.variant.profile.memory_bytes
+        return max(0, turn_ns), -idle_ns * size / max(1, time_to_reload_ns(instance))
+
+    def on_sent_with_start(self, instance: Instance, start_ns: int) -> None:
+        """A batch was sent to an instance that is started first: its lane is busy all the time."""
         self._ready_ns[instance.id] = self._view.now_ns + start_ns
+        self._begin_turn(instance, start_ns)
 
-    def begin_turn(self, instance: Instance, node: Node, start_ns: int) -> None:
-        """An instance is being started on a node, which takes so long."""
+    def _begin_turn(self, instance: Instance, start_ns: int) -> None:
         turn_end_ns = self._view.now_ns + (1 + TURN_STARTS) * start_ns
-        self._turn_ends_ns[instance.id] = self._last_turn_ends_ns[node.id] = turn_end_ns
+        self._turn_ends_ns[instance.id] = turn_end_ns
+        if instance.node is not None:
+            self._last_turn_ends_ns[instance.node.id] = turn_end_ns
 
     def use(self, node: Node) -> float:
         """The lanes of a node that were in use lately."""
@@ -179,7 +190,7 @@ class NodeLanes:
         self._occupy(node.pool.id, start)
         self._starts[instance.id] = start
         self._node_starts_ns.setdefault(node.id, []).append(start.end_ns)
-        self.begin_turn(instance, node, start_ns)
+        self._begin_turn(instance, start_ns)
         insort(self._start_ends_ns[instance.variant.id], start.end_ns)
 
     def on_instance_started(self, instance: Instance) -> None:

@@ -15,6 +15,7 @@ from typing import Final
 
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import App, Compute, Pool, Shape, Variant
+from headgate.core.records import Instance
 from headgate.planning.constants import BATCH_SHARE
 from headgate.planning.frontier.candidates import visits
 from headgate.planning.pools.concurrency import has_replicas
@@ -192,3 +193,15 @@ def replicas_of(pool: Pool, variant: Variant, lanes: int, room: float, room_left
     )
     wanted = -(-min(lanes, batches) // variant.concurrency)
     return wanted if room <= 0.0 else min(wanted, 1 + int(room_left / room))
+
+
+def fits_host(instance: Instance) -> bool:
+    """Whether the host memory of its node has room for the weights of an instance."""
+    node, size = instance.node, instance.variant.profile.memory_bytes
+    return node is not None and node.host_bytes_used + size <= node.pool.host_memory_bytes
+
+
+def time_to_reload_ns(instance: Instance) -> int:
+    """Time to load an instance again after it was evicted."""
+    profile = instance.variant.profile
+    return profile.swap_in_ns if fits_host(instance) else profile.cold_start_ns
