@@ -184,6 +184,7 @@ class PoolShares:
         self.is_contended = False
         self.starved_window_ns = inf  # the shortest of the active classes that are starved
         self.offered_ns = 0.0  # work of all arrivals, admitted or not
+        self.offered_lanes = 0.0  # offered load when the pool was divided last
         self.usual_lanes = 0.0  # offered load while the pool is not contended, averaged
         self._calm = 0  # divisions while it was not
 
@@ -264,6 +265,7 @@ class PoolShares:
         """Divide the lanes among the clients, and each one's among its pipelines. O(n log n)."""
         offered = {key: load.offered(now_ns) for key, load in self._classes.items()}
         offered_lanes = sum(offered.values())
+        self.offered_lanes = offered_lanes
         self.is_contended = offered_lanes > lanes
         if not self.is_contended:
             self._calm += 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from math import inf, sqrt
+from math import ceil, sqrt
 from typing import final
 
 from headgate.core.model import UNLIMITED
@@ -151,35 +151,34 @@ class Batching:
         build, request = promise.build, task.request
         shares, now_ns = self._shares[build.pool.id], self._view.now_ns
         until_ns = (request.arrival_ns + promise.start_ns) // 2
-        if until_ns <= now_ns:
+        load = shares.of_class((request.client, request.pipeline.id))
+        if until_ns <= now_ns or load is None:
             return 0
         if not shares.is_contended:
-            return 0 if self._leaves_lanes(build, min(items, build.items_best)) else until_ns
-        if shares.starved_window_ns == inf:
+            is_left = self._leaves_lanes(build, min(items, build.items_best), load.window_ns)
+            return 0 if is_left else until_ns
+        if load.is_starved or load.window_ns <= shares.starved_window_ns:
             return 0
         # A class that can wait less is starved. Where this one is not, a batch that takes far more
         # time per item than a full one waits for others to join it.
-        if build.efficiency(min(items, build.items_best)) >= ENOUGH_EFFICIENCY:
-            return 0
-        load = shares.of_class((request.client, request.pipeline.id))
-        if load is None or load.is_starved or load.window_ns <= shares.starved_window_ns:
-            return 0
-        return until_ns
+        is_enough = build.efficiency(min(items, build.items_best)) >= ENOUGH_EFFICIENCY
+        return 0 if is_enough else until_ns
 
-    def _leaves_lanes(self, build: Build, items: int) -> bool:
-        """Whether a batch leaves lanes to those who cannot wait until it ends.
+    def _leaves_lanes(self, build: Build, items: int, own_window_ns: float) -> bool:
+        """Whether a batch leaves lanes to those who can wait less, and not until it ends.
 
-        Where there is enough for all, patient requests must not take every node at once because all
-        of them are free. What cannot be left, as on a single node, is not waited for.
+        Where there is enough for all, patient requests must not take every node at once only
+        because all of them are free. Where lanes that are left would be missed, none are.
         """
         now_ns, calendar, shares = self._view.now_ns, build.calendar, self._shares[build.pool.id]
-        busy_ns = build.lane_ns(items)
-        needed, window_ns = shares.blocked(now_ns, calendar.lanes / self._view.gateways, busy_ns)
-        if window_ns >= busy_ns:
+        lanes, busy_ns = calendar.lanes / self._view.gateways, build.lane_ns(items)
+        busy_ns = min(busy_ns, own_window_ns)
+        needed, window_ns = shares.blocked(now_ns, lanes, busy_ns)
+        left = ceil(needed + sqrt(needed))
+        if window_ns >= busy_ns or shares.offered_lanes - needed + left > lanes:
             return True
-        needed = min(needed + sqrt(needed), calendar.lanes - build.weight)
-        within_ns = int(LANES_WITHIN * window_ns)
-        return calendar.lanes_free_by(now_ns, now_ns + within_ns) - build.weight >= needed
+        free_by_ns = now_ns + int(LANES_WITHIN * window_ns)
+        return calendar.lanes_free_by(now_ns, free_by_ns) - build.weight >= left
 
     def unblocking_items(self, build: Build, items: int, node: Node | None = None) -> int:
         """The largest batch, up to `items`, that leaves lanes to those who cannot wait so long.
