@@ -192,7 +192,8 @@ class Batching:
         now_ns, calendar, shares = self._view.now_ns, build.calendar, self._shares[build.pool.id]
         busy_ns = build.lane_ns(items)
         needed, window_ns = shares.blocked(now_ns, calendar.lanes / self._view.gateways, busy_ns)
-        left = calendar.lanes_free_by(now_ns, now_ns + int(window_ns)) - build.weight
+        free_by_ns = now_ns + int(LANES_WITHIN * window_ns)
+        left = calendar.lanes_free_by(now_ns, free_by_ns) - build.weight
         if left >= needed + sqrt(needed):
             window_ns = shares.starved_window_ns
         if node is not None:
