@@ -107,6 +107,17 @@ def test_trials_are_no_demand_for_warm_instances() -> None:
     assert rig.admission.try_out(refused, 5_000 * MS, inf) is not None
 
 
+def test_trials_do_not_enlarge_the_calendar_for_good() -> None:
+    rig = PlanningRig(make_app([TEN], Pool(0, "gpu")))
+    calendar = rig.build().calendar
+    size = calendar._size
+    rig.admission.try_out(rig.ask(due_ms=9), 60_000 * MS, inf)
+    assert calendar._size > 100 * size
+    for now_ms in range(0, 120_000, 50):
+        calendar.bucket(now_ms * MS, (now_ms + 100) * MS)
+    assert calendar._size == size
+
+
 def test_the_infeasible_is_told_what_is_feasible_and_not_to_retry() -> None:
     rig = PlanningRig(make_app([TEN], Pool(0, "gpu")))
     request = rig.ask(due_ms=9)

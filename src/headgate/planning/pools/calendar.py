@@ -201,7 +201,7 @@ class Calendar(Lanes):
         while size < min(BUCKETS_MAX, 2.0 * longest_ns / width_ns):
             size *= 2
         self._width_ns = max(int(width_ns), int(2.0 * longest_ns / size) + 1)
-        self._size = size
+        self._size = self._size_min = size
         self._origin_ns: int | None = None  # where bucket 0 begins
         self._base = 0  # bucket number of the first leaf
         self._works = [0] * size
@@ -379,21 +379,22 @@ class Calendar(Lanes):
         return self._origin_ns + bucket * self._width_ns
 
     def _reach(self, now_ns: int, number: int) -> None:
-        """Move the first bucket to the present, and add buckets up to twice as far as this one.
+        """Move the first bucket to the present, and have buckets up to twice as far as this one.
 
         Clients may claim deadlines beyond every objective. Work that is due later than the last
         bucket counts as due in it, so with too few buckets it would push out what is urgent. O(n),
-        but only after half the buckets have passed, or when there are more of them.
+        but only after half the buckets have passed, or when there must be more of them. There are
+        fewer then if few deadlines are so far: this bucket is later than all that were used before.
         """
         base = (now_ns - self._origin(now_ns)) // self._width_ns
-        size = self._size
+        size = self._size_min
         while size < BUCKETS_MAX and size < 2 * (number - base):
             size *= 2
         shift = max(0, base - self._base)
-        if size == self._size and 2 * shift < size:
+        if size <= self._size and 2 * shift < self._size:
             return
         overdue = sum(self._works[:shift])
-        works = self._works[shift:]
+        works = self._works[shift : shift + size]
         self._works = works + [0] * (size - len(works))
         self._works[0] += overdue
         self._base += shift
