@@ -404,6 +404,7 @@ class Calendar(Lanes):
         self._rebuild()
 
     def _rebuild(self) -> None:
+        """Make the tree anew: as if nothing were booked, and then what is above the rest."""
         self._is_stale = False
         self._changed.clear()
         # Capacity less inflated work is the inflation times (capacity / inflation - work).
@@ -411,9 +412,28 @@ class Calendar(Lanes):
         size, capacity_ns = self._size, int(self._of_lanes(self._width_ns) / self.inflation)
         self._capacity_ns = capacity_ns
         sums, least = self._sums, self._least
+        # Most buckets are empty where some deadlines are far: those are filled in by the level.
+        count, total = size, capacity_ns
+        while count:
+            sums[count : 2 * count] = [total] * count
+            least[count : 2 * count] = [_NOTHING] * count
+            count //= 2
+            total *= 2
+        booked: list[int] = []
         for leaf, work_ns in enumerate(self._works):
-            sums[size + leaf] = capacity_ns - work_ns
-            least[size + leaf] = capacity_ns - work_ns if work_ns else _NOTHING
-        for node in range(size - 1, 0, -1):
-            sums[node] = sums[2 * node] + sums[2 * node + 1]
-            least[node] = min(least[2 * node], sums[2 * node] + least[2 * node + 1])
+            if work_ns:
+                sums[size + leaf] = least[size + leaf] = capacity_ns - work_ns
+                booked.append(size + leaf)
+        while booked and booked[0] > 1:
+            above: list[int] = []
+            node = 0
+            for child in booked:
+                if child >> 1 != node:  # not also above the one before
+                    node = child >> 1
+                    left = 2 * node
+                    sum_left = sums[left]
+                    sums[node] = sum_left + sums[left + 1]
+                    on_left, on_right = least[left], sum_left + least[left + 1]
+                    least[node] = on_left if on_left < on_right else on_right
+                    above.append(node)
+            booked = above
