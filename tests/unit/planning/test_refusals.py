@@ -128,6 +128,30 @@ def test_the_infeasible_is_told_what_is_feasible_and_not_to_retry() -> None:
     assert rig.admission.admit(rig.ask(due_ms=settlement.accepted_ns / MS))
 
 
+@pytest.mark.parametrize("before", [0, 1])
+def test_what_would_be_accepted_does_not_depend_on_who_came_before(before: int) -> None:
+    """Nothing is observed of a request whose deadline has passed, and its class is a third one.
+
+    The first class has used its share and must leave room to others, the second need not.
+    """
+    rig = PlanningRig(make_app([TEN], Pool(0, "gpu"), pipelines=[[(0, ())]] * 3))
+
+    def ask(pipeline: int, due_ms: float, *, stays: bool = False) -> None:
+        request = rig.ask(pipeline, due_ms=rig.now_ns / MS + due_ms)
+        if rig.admission.admit(request) and not stays:
+            rig.admission.on_settled(request, Outcome.CANCELLED)
+
+    for _ in range(200):
+        rig.view.now_ns = rig.now_ns = rig.now_ns + MS
+        ask(0, 100)
+    for due_ms in (40, 30, 20, 11):
+        ask(1, due_ms, stays=True)
+    ask(before, 100)
+    request = rig.ask(2, due_ms=rig.now_ns / MS)
+    assert not rig.admission.admit(request)
+    assert 50 * MS < rig.refusals.explain(request).accepted_ns < 60 * MS
+
+
 def test_what_only_observed_times_forbid_is_told_when_the_next_one_is_tried() -> None:
     """Batches take three times their profile: no node that becomes free would help."""
     rig = PlanningRig(make_app([TEN], Pool(0, "gpu")))

@@ -142,6 +142,7 @@ class Refusals:
     def explain(self, request: Request) -> Settlement:
         """Why a request has just been refused, and what would have helped."""
         now_ns = self._view.now_ns
+        self._admission.feasibility.try_for(request)
         has_deadline = request.deadline_ns < NEVER_NS
         objective_ns = request.deadline_ns - now_ns if has_deadline else 0
         objective_usd = request.cost_usd if request.cost_usd < inf else 0.0
