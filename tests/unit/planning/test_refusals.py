@@ -13,6 +13,7 @@ from headgate.core.events import NodeLost
 from headgate.core.model import Pool, Profile
 from headgate.core.records import Request
 from headgate.core.states import Outcome, Rejection, Settlement
+from headgate.planning.admission.control import AdmissionControl
 from headgate.planning.admission.refusals import RetryTimes
 from headgate.planning.constants import RETRIES_AWAITED
 
@@ -84,6 +85,36 @@ def test_what_was_found_a_moment_ago_is_told_again() -> None:
     assert not rig.admission.admit(request)
     later = rig.refusals.explain(request)
     assert later.accepted_ns > later.objective_ns == 100 * MS
+
+
+@pytest.mark.parametrize(("due_ms", "cost_usd"), [(0, inf), (9, inf), (100, 1e-12)])
+def test_what_cannot_be_served_is_tried_out_now_and_then_only(
+    due_ms: float, cost_usd: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deadlines of no time cost their client nothing: they may come at any rate."""
+    rig = PlanningRig(make_app([TEN], Pool(0, "gpu", usd_per_hour=1.0)))
+    fill(rig, due_ms=100)
+    tried: list[int] = []
+    try_out = AdmissionControl.try_out
+
+    def count(
+        self: AdmissionControl, request: Request, latency_ns: int, usd: float
+    ) -> float | None:
+        tried.append(latency_ns)
+        return try_out(self, request, latency_ns, usd)
+
+    monkeypatch.setattr(AdmissionControl, "try_out", count)
+    told: list[Settlement] = []
+    for _ in range(100):
+        rig.view.now_ns = rig.now_ns = rig.now_ns + MS // 50
+        request = rig.ask(due_ms=rig.now_ns / MS + due_ms)
+        request.cost_usd = cost_usd
+        assert not rig.admission.admit(request)
+        told.append(rig.refusals.explain(request))
+    assert len({each.reason for each in told}) == 1
+    assert told[0].reason in (Rejection.INFEASIBLE, Rejection.OVER_COST)
+    assert len(tried) <= 5
+    assert told[99].accepted_usd == told[0].accepted_usd
 
 
 def test_each_who_is_refused_is_told_a_later_time() -> None:
