@@ -23,7 +23,7 @@ from headgate.core.view import View
 from headgate.planning.constants import RESIZES_PER_START, SCALE_IN_BELOW
 from headgate.planning.pools.build import Build
 from headgate.planning.pools.builds import Builds
-from headgate.planning.pools.warm_pool import WarmPool
+from headgate.planning.pools.warm_pool import WarmPool, WarmPoolEstimate
 
 _WITHIN_WINDOW: Final = exp(-1.0)  # what is left of recent work after the length of the window
 
@@ -70,9 +70,12 @@ class Spillover:
     def __init__(self, view: View, builds: Builds) -> None:
         self._view = view
         self._on_pool: list[list[Build]] = [[] for _ in view.app.pools]
+        # By pool: with instances that are starting. Of many functions, few are at a time.
+        self._starting: list[dict[WarmPoolEstimate, None]] = [{} for _ in view.app.pools]
         for build in builds.faas:
             if build is not None:
                 self._on_pool[build.pool.id].append(build)
+                _faas(build)[0].instances.starting_there = self._starting[build.pool.id]
         self._has_nodes = [any(b.warm_pool is None for b in row) for row in builds.of_function]
         self._next_resize_ns = [0 for _ in view.app.functions]
         # By function: of all calls, and of those that could not have been in time.
@@ -178,7 +181,7 @@ class Spillover:
         now_ns, requested = self._view.now_ns, warm_pool.requested
         count = warm_pool.desired(now_ns)
         is_provisioned = warm_pool.is_provisioned_cheaper(count)
-        if not is_provisioned:
+        if not is_provisioned and count > requested:
             startable = warm_pool.instances.size(now_ns) + self._starts_max(build)
             count = min(count, max(requested, startable))
         if SCALE_IN_BELOW * requested <= count <= requested:
@@ -253,8 +256,8 @@ class Spillover:
         """Whether the platform takes one more call: its functions share its concurrency."""
         breaker, (_, platform) = self._view.breakers[build.pool.id], _faas(build)
         assert breaker is not None
-        now_ns, on_pool = self._view.now_ns, self._on_pool[build.pool.id]
-        starting = sum(_faas(each)[0].instances.pings_starting(now_ns) for each in on_pool)
+        now_ns, on_pool = self._view.now_ns, self._starting_with(build)
+        starting = sum([each.pings_starting(now_ns) for each in on_pool]) if on_pool else 0
         return (
             breaker.in_flight + starting < platform.concurrency_max
             and self._view.is_pool_available(build.pool.id)
@@ -262,9 +265,16 @@ class Spillover:
 
     def retry_at_ns(self, build: Build) -> int | None:
         """When an instance that is starting on the platform will be warm; None if none is."""
-        now_ns, on_pool = self._view.now_ns, self._on_pool[build.pool.id]
-        ready_ns = [_faas(each)[0].instances.next_ready_ns(now_ns) for each in on_pool]
+        now_ns, on_pool = self._view.now_ns, self._starting_with(build)
+        ready_ns = [each.next_ready_ns(now_ns) for each in on_pool]
         return min((at_ns for at_ns in ready_ns if at_ns is not None), default=None)
+
+    def _starting_with(self, build: Build) -> dict[WarmPoolEstimate, None]:
+        """The functions on the platform of a build of which instances are starting."""
+        starting, now_ns = self._starting[build.pool.id], self._view.now_ns
+        for each in [each for each in starting if not each.is_starting(now_ns)]:
+            del starting[each]
+        return starting
 
     def on_call(self, build: Build) -> None:
         """Record a call that is sent."""

@@ -75,6 +75,8 @@ class WarmPoolEstimate:
         self._idle_since_ns: list[int] = []  # a stack: the most recently used instance is last
         self.busy = 0  # calls in flight
         self.desired = 0  # warm instances requested
+        # The estimates of its platform with instances that are starting, or were: all share it.
+        self.starting_there: dict[WarmPoolEstimate, None] = {}
         self._kept = ReadyCount()  # of those, started
         self._is_provisioned = False
 
@@ -87,6 +89,7 @@ class WarmPoolEstimate:
         else:
             ready_in_ns = self._provisioning_ns if is_provisioned else self._start_ns
             self._kept.resize(now_ns, count, ready_in_ns)
+            self.starting_there[self] = None
 
     def is_starting(self, now_ns: int) -> bool:
         """Whether requested instances are still starting."""
