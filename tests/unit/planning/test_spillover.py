@@ -269,6 +269,34 @@ def test_calls_that_can_follow_each_other_in_time_share_instances(
     assert resize.count == count
 
 
+def test_short_objectives_do_not_forget_for_long_ones() -> None:
+    """A call that can wait a second was missed: 0.4 s later busy instances count whole."""
+    rig = make_rig(warm=3)
+    build = rig.faas()
+    assert build.warm_pool is not None
+    build.pending_ns, build.pending_batches = 10_000 * MS, 1_000.0
+    assert not can_start(rig, 1_000)
+    build.pending_ns, build.pending_batches = 0, 0.0
+    for _ in range(3):
+        rig.spillover.on_call(build)
+    for now_ms, within_ms in ((300, 15), (400, 1_000)):
+        rig.view.now_ns = rig.now_ns = now_ms * MS
+        assert build.warm_pool.recent_demand(rig.now_ns) < 1.5
+        can_start(rig, now_ms + within_ms)
+    assert build.warm_pool.recent_demand(rig.now_ns) > 3.0
+
+
+def test_what_long_objectives_remember_is_no_demand_of_short_ones() -> None:
+    """A call each millisecond takes ten instances, however long the calls before could wait."""
+    rig = make_rig(warm=3)
+    build = rig.faas()
+    assert build.warm_pool is not None
+    for now_ms in range(100):
+        rig.view.now_ns = rig.now_ns = now_ms * MS
+        can_start(rig, now_ms + (1_000 if 0 < now_ms < 99 else 15))
+    assert 8.0 < build.warm_pool.recent_demand(rig.now_ns) < 12.0
+
+
 def test_after_a_miss_busy_instances_count_whole() -> None:
     """One instance is busy: by 30 ms, it does three calls more, and the fourth is missed."""
     rig = make_rig(warm=1)

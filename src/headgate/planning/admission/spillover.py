@@ -37,30 +37,57 @@ class Resize:
 
 
 @final
-class _RecentWork:
-    """The work of recent calls, which decays."""
+class _Window:
+    """The work of calls about within a time, which decays."""
 
-    __slots__ = ("_at_ns", "_task_id", "_work_ns")
+    __slots__ = ("_at_ns", "_work_ns", "length_ns")
+
+    def __init__(self, now_ns: int, length_ns: float) -> None:
+        self.length_ns = length_ns
+        self._work_ns = 0.0
+        self._at_ns = now_ns
+
+    def work_ns(self, now_ns: int, length_ns: float) -> float:
+        return self._work_ns * exp((self._at_ns - now_ns) / length_ns)
+
+    def add(self, added_ns: float, now_ns: int) -> None:
+        self._work_ns = self.work_ns(now_ns, self.length_ns) + added_ns
+        self._at_ns = now_ns
+
+
+@final
+class _RecentWork:
+    """The work of recent calls, within windows of every order of magnitude that is asked for.
+
+    A function may be called for objectives of seconds and of milliseconds: what is long ago for
+    these is recent for those.
+    """
+
+    __slots__ = ("_task_id", "_windows")
 
     def __init__(self) -> None:
-        self._work_ns = 0.0
-        self._at_ns = 0
+        self._windows: dict[int, _Window] = {}  # by the number of bits of their length
         self._task_id = -1  # of the last one: several divisions of a pipeline's time may be tried
 
     def work_ns(self, now_ns: int, window_ns: float) -> float:
-        """The work that was added about within the window; the rest is forgotten."""
-        if self._work_ns > 0.0:
-            self._work_ns *= exp((self._at_ns - now_ns) / window_ns)
-        self._at_ns = now_ns
-        return self._work_ns
+        """The work that was added about within the window."""
+        window = self._windows.get(int(window_ns).bit_length())
+        return 0.0 if window is None else window.work_ns(now_ns, window_ns)
 
     def add(self, task_id: int, added_ns: float, now_ns: int, window_ns: float) -> float:
         """Count a task once, and return the work about within the window, the task's included."""
-        recent_ns = self.work_ns(now_ns, window_ns)
+        bits = int(window_ns).bit_length()
+        own = self._windows.get(bits)
+        if own is None:
+            own = self._windows[bits] = _Window(now_ns, window_ns)
+            if task_id == self._task_id:
+                own.add(added_ns, now_ns)
+        own.length_ns = window_ns
         if task_id != self._task_id:
             self._task_id = task_id
-            self._work_ns = recent_ns + added_ns
-        return self._work_ns
+            for window in self._windows.values():
+                window.add(added_ns, now_ns)
+        return own.work_ns(now_ns, window_ns)
 
 
 @final
