@@ -22,20 +22,24 @@ from __future__ import annotations
 from math import inf
 from typing import Final, final
 
-from headgate.core.clock import NEVER_NS, SECOND_NS
+from headgate.core.clock import NEVER_NS
 from headgate.core.records import Request, Task
 from headgate.core.states import Outcome, Rejection, Settlement
 from headgate.core.view import View
 from headgate.planning.admission.control import AdmissionControl
 from headgate.planning.admission.cost_budgets import IdlePlan
-from headgate.planning.constants import EXCESS_MIN, RETRIES_AWAITED, RETRY_SHARE_MIN
+from headgate.planning.constants import (
+    EXCESS_HALVED,
+    EXCESS_MIN,
+    EXCESSES_TRIED,
+    RETRIES_AWAITED,
+    RETRY_HORIZON_NS,
+    RETRY_SHARE_MIN,
+)
 from headgate.planning.pools.build import Build
 from headgate.planning.pools.builds import Builds
 
 _ANY_COST_USD: Final = 1e12  # an objective that no request exceeds
-_GUESSES: Final = 5  # latencies that are tried, each with twice the excess of the one before
-_NARROWED: Final = 2  # times that the excess is halved
-_HORIZON_NS: Final = 600 * SECOND_NS  # longer deadlines, and waits, count as so long
 
 
 @final
@@ -71,7 +75,7 @@ class RetryTimes:
         booked_ns = clients.get(client, 0.0)
         for each in [each for each, at_ns in clients.items() if at_ns <= now_ns]:
             del clients[each]
-        at_ns = min(max(float(earliest_ns), booked_ns), float(now_ns + _HORIZON_NS))
+        at_ns = min(max(float(earliest_ns), booked_ns), float(now_ns + RETRY_HORIZON_NS))
         sharing = len(clients) + (client not in clients)
         clients[client] = at_ns + spacing_ns * sharing
         return int(at_ns) - now_ns
@@ -132,7 +136,7 @@ class _Acceptable:
             return False
         is_infeasible = self.reason == Rejection.INFEASIBLE
         scale_ns = self.reach_ns if is_infeasible else request.deadline_ns - now_ns
-        is_young = now_ns - self.made_ns <= EXCESS_MIN * min(scale_ns, _HORIZON_NS)
+        is_young = now_ns - self.made_ns <= EXCESS_MIN * min(scale_ns, RETRY_HORIZON_NS)
         return is_young and short is self.short
 
     def accepted_ns(self, now_ns: int, refused_ns: int) -> int:
@@ -297,7 +301,7 @@ class Refusals:
         least_ns = int(EXCESS_MIN * refused_ns)
         high_ns = max(guess_ns, low_ns + least_ns)
         usd: float | None = None
-        for _ in range(_GUESSES):
+        for _ in range(EXCESSES_TRIED):
             answer.reach_ns = high_ns
             usd = self._admission.try_out(request, high_ns, cost_usd)
             if usd is not None:
@@ -305,7 +309,7 @@ class Refusals:
             low_ns, high_ns = high_ns, high_ns + 2 * (high_ns - refused_ns)
         if usd is None:
             return
-        for _ in range(_NARROWED):
+        for _ in range(EXCESS_HALVED):
             if high_ns - low_ns <= least_ns:
                 break
             middle_ns = (low_ns + high_ns) // 2

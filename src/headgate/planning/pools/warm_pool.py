@@ -11,7 +11,7 @@ from math import ceil, exp
 from typing import final
 
 from headgate.core.model import App, FaasPlatform, Function
-from headgate.planning.constants import WARM_HEADROOM
+from headgate.planning.constants import WARM_DEMAND_MIN, WARM_HEADROOM
 from headgate.planning.pools.calendar import Lanes
 from headgate.planning.pools.targets import FaasTarget
 
@@ -179,7 +179,7 @@ class WarmPool:
     def desired(self, now_ns: int) -> int:
         """How many instances to keep warm now."""
         self._decay(now_ns)
-        count = ceil(self._headroom * self._peak) if self._peak > 0.05 else 0
+        count = ceil(self._headroom * self._peak) if self._peak > WARM_DEMAND_MIN else 0
         return min(count, self._platform.concurrency_max)
 
     def is_provisioned_cheaper(self, count: int) -> bool:
