@@ -109,7 +109,8 @@ PROBE_BACKOFF_UNKEPT: Final = 0.5
 # However long probes have failed, one is made so often, for the cause may be gone.
 PROBE_BACKOFF_MAX_NS: Final = MINUTE_NS
 # Slack of a call, relative to that of a stage that waits for a node: the stages before it may be
-# late. Of 0, 0.25 and 0.5 the one with which quantiles are kept in the worlds 70043 and 80026.
+# late. Of 0, 0.25 and 0.5 the one with which quantiles are kept where only some of the stages of a
+# pipeline can be calls, and the others wait for nodes (worlds 70043 and 80026).
 CALL_SLACK: Final = 0.5
 
 # Fair shares, and best effort (`shares`, `feasibility`, `task_queues`).
@@ -129,7 +130,8 @@ LEFT_BY_LARGE: Final = 0.125
 # the regret search demands for every class.
 STARVED_BELOW: Final = 0.75
 # Time per item of a full batch, relative to that of one that no longer waits for more tasks while a
-# class is starved. To wait until it is full costs the worlds 700002 and 700049 a tenth.
+# class is starved. To wait until it is full costs a tenth where objectives of 20 and 34 ms share a
+# node with others that are several times as long (worlds 700049 and 700002).
 ENOUGH_EFFICIENCY: Final = 0.5
 # Execution times after its arrival at which best effort is due (`default_deadline_factor`): short
 # requests go first, and none starves.
@@ -172,13 +174,14 @@ LOAD_RUNS: Final = 200
 LOAD_MIN: Final = 0.02
 # Load in lanes, below which a build is started on demand only.
 PRESTART_LOAD: Final = 0.05
-# Load per node that is left, up to which a build can spare one. The only value tried, on the world
-# with seed 400116.
+# Load per node that is left, up to which a build can spare one. The only value tried, where every
+# node has memory for one function, and one of two is in time on the fast node alone (world 400116).
 SPARE_LOAD: Final = 0.5
 # Objectives for which nothing was sent to a build that is spared altogether.
 SPARE_UNUSED: Final = 10.0
 # Standard deviations of its batches within which another pool must be in time, so that a function
-# which it holds need take no node from others. The only value tried, on the world 2000368.
+# which it holds need take no node from others. The only value tried, where a function is late in
+# the other pool as often as not (world 2000368).
 ELSEWHERE_MARGIN: Final = 1.0
 
 # Times as long as its start took for which a function stays on a node where others that are refused
