@@ -41,6 +41,7 @@ NEAR_ONE: Final = frozenset(
         "BATCH_TOLERANCE",
         "KNEE_THROUGHPUT",
         "LATENCY_SHARE",
+        "RUNNING_SHARE",
         "SCALE_IN_BELOW",
         "SURPLUS",
         "WARM_HEADROOM",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import runpy
 
 from tidy_sources import PACKAGE, ROOT, modules
@@ -49,6 +50,12 @@ def test_the_tool_scales_every_constant() -> None:
         half, double = (tool["scaled"](name, factor) for factor in tool["FACTORS"])
         assert half != double
         assert type(half) in (type(getattr(constants, name)), float)
+
+
+def test_the_document_names_every_constant() -> None:
+    """In its table, or among those that have no row in it."""
+    text = (ROOT / "docs" / "constants.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"`([A-Z][A-Z_]+)`", text)) == _chosen()
 
 
 def _outside_functions(tree: ast.AST) -> list[ast.AST]:

@@ -249,7 +249,6 @@ class ProcessGroup:
         log_path: Path | None,
     ) -> None:
         self.number = number
-        self.deployment = deployment
         self.config = deployment.load()
         self._http_fd = http_fd
         self._begun_fd = begun_fd

@@ -1,1 +1,1 @@
-"""Planning: pure arithmetic over profiles and demand. Policies import it; it decides nothing."""
+"""Planning: pure arithmetic over profiles and demand, which returns decisions as values."""

@@ -1,10 +1,10 @@
-"""Every constant of the default policy whose value is a choice.
+"""The constants of the default policy whose value is a choice.
 
-Names, bounds of arrays and units stand where they are used; here is what could have been another
-number. Each was chosen on a few worlds and is tried on others: `tools/sensitivity.py` halves and
-doubles each in worlds on which none was chosen, and docs/constants.md has the table it made: which
-constants matter, and what another value costs. A comment names the experiment that a value comes
-from where there was one of its own.
+Names, bounds of arrays, steps of rounding and units stand where they are used; here is what could
+have been another number. Each was chosen on a few worlds. To try others, `tools/sensitivity.py`
+halves and doubles each in worlds on which none was chosen. docs/constants.md has the table that it
+made: which constants matter, and what another value costs; and it names those that are younger than
+the table. A comment names the experiment that a value comes from where there was one of its own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OVERRUN_MAX: Final = 3.0
 # Standard deviations that a lane is expected to be free later than on average.
 END_CAUTION: Final = 1.0
 
-# Batches (`pools/build`, `pools/concurrency`, `dispatch/shapes`).
+# Batches (`pools/build`, `pools/concurrency`, `dispatch/shapes`, `frontier/candidates`).
 
 # Batches may grow by this factor over recent ones.
 BATCH_GROWTH: Final = 1.5
@@ -44,6 +44,9 @@ BATCH_SHARE: Final = 0.5
 KNEE_THROUGHPUT: Final = 0.97
 # Share of a latency objective that execution may take at the knee.
 LATENCY_SHARE: Final = 0.7
+# Share of a latency objective that running batches may take in the plan by which a function has its
+# shape, of several; the rest is for waiting.
+RUNNING_SHARE: Final = 0.9
 # Weight of one batch in what is learnt about the CPUs and the GPUs that batches take.
 MIX_STEP: Final = 0.01
 # With 4.0, the scarcer of the two counts alone if 12 % more of it are taken than of the other.
@@ -106,7 +109,8 @@ PROBE_BACKOFF_UNKEPT: Final = 0.5
 # However long probes have failed, one is made so often, for the cause may be gone.
 PROBE_BACKOFF_MAX_NS: Final = MINUTE_NS
 # Slack of a call, relative to that of a stage that waits for a node: the stages before it may be
-# late. Of 0, 0.25 and 0.5 the one with which quantiles are kept in the worlds 70043 and 80026.
+# late. Of 0, 0.25 and 0.5 the one with which quantiles are kept where only some of the stages of a
+# pipeline can be calls, and the others wait for nodes (worlds 70043 and 80026).
 CALL_SLACK: Final = 0.5
 
 # Fair shares, and best effort (`shares`, `feasibility`, `task_queues`).
@@ -128,11 +132,15 @@ LEFT_BY_LARGE: Final = 0.125
 # the regret search demands for every class.
 STARVED_BELOW: Final = 0.75
 # Time per item of a full batch, relative to that of one that no longer waits for more tasks while a
-# class is starved. To wait until it is full costs the worlds 700002 and 700049 a tenth.
+# class is starved. To wait until it is full costs a tenth where objectives of 20 and 34 ms share a
+# node with others that are several times as long (worlds 700049 and 700002).
 ENOUGH_EFFICIENCY: Final = 0.5
 # Part of the time that urgent requests can wait, within which the lanes that a patient batch leaves
 # them must be free.
 LANES_WITHIN: Final = 0.25
+# Execution times after its arrival at which best effort is due (`default_deadline_factor`): short
+# requests go first, and none starves.
+BEST_EFFORT_DUE: Final = 30.0
 # Price of the time of a pool without a backlog, relative to a full one.
 PRICE_MIN: Final = 0.1
 # Part of the lane time of a pool that best effort gets while it waits: a little more than 5 % of
@@ -150,6 +158,12 @@ FULL_BATCH_MIN: Final = 0.5
 
 # Of the latency objective: the least excess that is tried.
 EXCESS_MIN: Final = 1 / 16
+# Latencies that are tried until one is accepted, each with twice the excess of the one before.
+EXCESSES_TRIED: Final = 5
+# Times that the excess which was accepted is halved.
+EXCESS_HALVED: Final = 2
+# Nobody is told to retry later than that, and deadlines that are longer count as so long.
+RETRY_HORIZON_NS: Final = 10 * MINUTE_NS
 # Of a pool, that is left to those who come back.
 RETRY_SHARE_MIN: Final = 0.1
 # So many of those who were told to come back may stay away before none is waited for. With half of
@@ -165,13 +179,14 @@ LOAD_RUNS: Final = 200
 LOAD_MIN: Final = 0.02
 # Load in lanes, below which a build is started on demand only.
 PRESTART_LOAD: Final = 0.05
-# Load per node that is left, up to which a build can spare one. The only value tried, on the world
-# with seed 400116.
+# Load per node that is left, up to which a build can spare one. The only value tried, where every
+# node has memory for one function, and one of two is in time on the fast node alone (world 400116).
 SPARE_LOAD: Final = 0.5
 # Objectives for which nothing was sent to a build that is spared altogether.
 SPARE_UNUSED: Final = 10.0
 # Standard deviations of its batches within which another pool must be in time, so that a function
-# which it holds need take no node from others. The only value tried, on the world 2000368.
+# which it holds need take no node from others. The only value tried, where a function is late in
+# the other pool as often as not (world 2000368).
 ELSEWHERE_MARGIN: Final = 1.0
 
 # Times as long as its start took for which a function stays on a node where others that are refused
@@ -188,12 +203,15 @@ LATE_Z: Final = 2.0
 WARM_MEMORY_NS: Final = HOUR_NS
 # Warm instances relative to the largest recent demand.
 WARM_HEADROOM: Final = 1.25
+# The largest recent demand, in concurrent calls, up to which none is kept warm: that of one call
+# three time constants ago.
+WARM_DEMAND_MIN: Final = 0.05
 # Hysteresis: fewer are kept warm only where less than this part of them is wanted.
 SCALE_IN_BELOW: Final = 0.7
 # At most one resize per 1/50 of a cold start.
 RESIZES_PER_START: Final = 50
 
-# Rented nodes (`rent_or_call` and `fleet_size` of `autoscaling`).
+# Rented nodes (`rent_or_call` and `fleet_size` of `autoscaling`, `forecast`).
 
 # Regret, in costs of a boot, that starts a node (for Poisson arrivals) and that stops it.
 START_REGRET: Final = 0.15
@@ -205,10 +223,23 @@ NEEDED_AGAIN_NS: Final = 15 * MINUTE_NS
 # Window and time constant of the index of dispersion of arrivals.
 DISPERSION_WINDOW_NS: Final = 5 * SECOND_NS
 DISPERSION_MEMORY_NS: Final = 30 * MINUTE_NS
+# Weight, in arrivals, of the prior that arrivals are Poisson.
+DISPERSION_PRIOR: Final = 3.0
+# Least correlation of a rate with itself, a period before, of what is said to recur: noise of as
+# many values as are compared at first, 256, correlates by 0.06.
+RECURRING_MIN: Final = 0.4
+# Seasons that must have been seen.
+RECURRING_SEASONS: Final = 2
+# Searches for a period while all steps that are kept are replaced.
+RECURRING_SEARCHES: Final = 16
 # Cost of a missed request where no FaaS target exists, in rent per request.
 MISS_COST: Final = 20.0
 # Time constant of the parts that functions have in the work of a pool.
 WORK_MEMORY_NS: Final = 5 * MINUTE_NS
+# Time that a request without an objective may take on rented nodes: that, or so many times what it
+# takes alone. Where nothing can be called and nodes hold all functions, `BEST_EFFORT_DUE` times.
+ALLOWED_NS: Final = SECOND_NS
+ALLOWED_TIMES: Final = 2
 # Work of a function that is loaded, in that of one that is not and would take its place on rented
 # nodes which cannot hold both.
 LOADED_WORK: Final = 2.0
@@ -218,6 +249,8 @@ IN_USE_NS: Final = 15 * MINUTE_NS
 START_SLACK: Final = 2.0
 # Standard deviations by which a shorter window of arrivals contradicts a longer one.
 RISE_DEVIATIONS: Final = 3.0
+# Shortest windows of arrivals in the longest one, at least.
+WINDOWS_FOR_MEAN: Final = 8
 # Time until a rise is noticed.
 REACTION_NS: Final = 3 * SECOND_NS
 # Time after the first arrival from which on the rate counts as known.
@@ -259,6 +292,10 @@ GATEWAY_STEP: Final = 1 / 32
 RETRY_SLACK: Final = 1 / 32
 RETRY_MIN: Final = 1 / 64
 RETRY_MAX: Final = 1 / 2
+# And not sooner than that, however short the batches.
+RETRY_MIN_NS: Final = 100_000
+# Refusals of one task, after which it is refused as it is where there is a single gateway.
+REFUSALS_MAX: Final = 1000
 # By which the time until best effort asks again grows with each refusal.
 RETRY_GROWTH: Final = 1 / 16
 # Part of the time of a batch for which a slot that is free again is left to other gateways, after

@@ -15,23 +15,25 @@ from math import ceil, exp, floor, sqrt
 from typing import Final, final
 
 from headgate.core.clock import SECOND_NS
+from headgate.planning.constants import (
+    DISPERSION_PRIOR,
+    RECURRING_MIN,
+    RECURRING_SEARCHES,
+    RECURRING_SEASONS,
+)
 
 ForecastRule = Callable[[Sequence[float], float], float]
 
-_PRIOR: Final = 3.0  # weight, in arrivals, of the prior that arrivals are Poisson
 _SEASONS_MAX: Final = 3  # how many earlier seasons are averaged
 _BLUR: Final = 1 / 96  # part of a period to each side that is averaged: a quarter of an hour a day
 _RECENT_MIN: Final = 8  # buckets that say how this season compares with the earlier ones
 _RATIO_MAX: Final = 2.0  # by how much it may differ from them; more is noise in a few arrivals
 _GROUPS_MAX: Final = 256  # values in the first, coarse search for a period
-_CORRELATION_MIN: Final = 0.4  # of a period; noise of that many values correlates by 0.06
 _SEARCHES_PER_WINDOW: Final = 16
 # Steps of `Seasons` that are kept: periods of up to half of that are known, 8 minutes by the
 # second. Longer steps than the set-up time would have nodes wait for longer than it takes to set
 # them up.
 _STEPS_KEPT: Final = 1024
-_SEARCHES_OF_STEPS: Final = 16  # while all levels that are kept are replaced
-_SEASONS_MIN: Final = 2
 
 
 @final
@@ -277,12 +279,12 @@ def find_period(values: Sequence[float], seasons: int = 3) -> int | None:
     if first is None:
         return None
     highest = max(correlations[first:])
-    if highest < _CORRELATION_MIN:
+    if highest < RECURRING_MIN:
         return None
     lag = next(i for i in range(first, lag_max + 1) if correlations[i] >= 0.9 * highest)
     while lag < lag_max and correlations[lag + 1] > correlations[lag]:
         lag += 1  # the shortest lag that is nearly the best is on the way up to a peak
-    if 3 * lag <= whole and _autocorrelation(coarse, 2 * lag) < _CORRELATION_MIN:
+    if 3 * lag <= whole and _autocorrelation(coarse, 2 * lag) < RECURRING_MIN:
         return None
     if group == 1:
         return lag
@@ -390,8 +392,8 @@ class Dispersion:
         self._ends_ns: int | None = None
         self._count = 0.0
         self._before = 0.0
-        self._squares = _PRIOR
-        self._mean = _PRIOR
+        self._squares = DISPERSION_PRIOR
+        self._mean = DISPERSION_PRIOR
 
     @property
     def value(self) -> float:
@@ -531,13 +533,13 @@ class Seasons:
         self._means.append(sum(levels) / len(levels))
         self._lowest.append(min(self._before, default=before))
         highest = self._highest
-        if len(highest) > _STEPS_KEPT + _STEPS_KEPT // _SEARCHES_OF_STEPS:
+        if len(highest) > _STEPS_KEPT + _STEPS_KEPT // RECURRING_SEARCHES:
             for kept in (highest, self._means, self._lowest):
                 del kept[:-_STEPS_KEPT]
         self._until_search -= 1
         if self._until_search < 0:
-            self._until_search = len(highest) // _SEARCHES_OF_STEPS
-            period = find_period(highest, seasons=_SEASONS_MIN)
+            self._until_search = len(highest) // RECURRING_SEARCHES
+            period = find_period(highest, seasons=RECURRING_SEASONS)
             self._period = period if period and self._is_worth_it(period) else None
 
     def _is_worth_it(self, period: int) -> bool:

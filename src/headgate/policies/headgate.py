@@ -43,6 +43,7 @@ from headgate.core.states import TASK_READY, Settlement
 from headgate.planning.admission.control import AdmissionControl
 from headgate.planning.admission.refusals import Refusals
 from headgate.planning.admission.spillover import Spillover
+from headgate.planning.constants import BEST_EFFORT_DUE
 from headgate.planning.dispatch.batching import Send
 from headgate.planning.dispatch.busy_nodes import TRY_AGAIN, BusyNodes
 from headgate.planning.dispatch.next_batch import MORE, Dispatcher
@@ -57,12 +58,18 @@ _RESIZE_WARM_POOL: Final = "resize_warm_pool"  # names of timers, with the numbe
 _CALL: Final = "call"
 
 
+def _default_deadline_factor() -> float:
+    return BEST_EFFORT_DUE
+
+
 @dataclass(frozen=True)
 class Config(PolicyConfig):
     """Settings of `headgate`. The default is meant to stay."""
 
     # Best effort goes by arrival plus so many execution times: short ones first, and none starves.
-    default_deadline_factor: float = field(default=30.0, metadata=POSITIVE)
+    default_deadline_factor: float = field(
+        default_factory=_default_deadline_factor, metadata=POSITIVE
+    )
 
 
 @final

@@ -223,7 +223,7 @@ class Engine:
         elif isinstance(item, EventInTransit):
             self._deliver(now_ns, item.event)
         elif isinstance(item, ActionInTransit):
-            self._execute(now_ns, item.scheduler, item.action)
+            self._execute(now_ns, item.action)
         elif isinstance(item, Submission):
             self._pending_clients -= 1
             if item.sender is not None:
@@ -372,7 +372,7 @@ class Engine:
         if isinstance(action, Dispatch):
             if self._network_ns[action.pool_id]:
                 at_ns = now_ns + self._network_ns[action.pool_id]
-                self.queue.push(at_ns, Rank.COMPLETION, ActionInTransit(index, action))
+                self.queue.push(at_ns, Rank.COMPLETION, ActionInTransit(action))
             elif action.node_id is not None:
                 self.nodes[action.node_id].execute_batch(now_ns, action)
             else:
@@ -400,9 +400,9 @@ class Engine:
         node_id = action.node_id
         network_ns = 0 if node_id is None else self.nodes[node_id].pool.network_ns
         if network_ns:
-            self.queue.push(now_ns + network_ns, Rank.COMPLETION, ActionInTransit(index, action))
+            self.queue.push(now_ns + network_ns, Rank.COMPLETION, ActionInTransit(action))
         else:
-            self._execute(now_ns, index, action)
+            self._execute(now_ns, action)
 
     def _note_start(self, index: int, action: StartInstance) -> None:
         """Note what is started, and on which life of its node: the one its Scheduler knows of."""
@@ -410,7 +410,7 @@ class Engine:
         if action.node_id is not None:
             self._life_of_start[action.instance_id] = self.gateways.lives[index][action.node_id]
 
-    def _execute(self, now_ns: int, index: int, action: Action) -> None:
+    def _execute(self, now_ns: int, action: Action) -> None:
         """Carry out an action that has reached its node, its platform or its shared pool."""
         if isinstance(action, Dispatch) and action.node_id is None:
             self.platforms[action.pool_id].invoke(now_ns, action)

@@ -114,10 +114,9 @@ class Callback(QueueItem):
 class ActionInTransit(QueueItem):
     """An action on the network, between its Scheduler and the node or platform it is for."""
 
-    __slots__ = ("action", "scheduler")
+    __slots__ = ("action",)
 
-    def __init__(self, scheduler: int, action: Action) -> None:
-        self.scheduler = scheduler
+    def __init__(self, action: Action) -> None:
         self.action = action
 
 

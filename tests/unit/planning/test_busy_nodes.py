@@ -10,7 +10,8 @@ from planning_rig import MS, PlanningRig, make_app
 from headgate.core.events import GatewaysChanged
 from headgate.core.model import Pool, Profile
 from headgate.core.records import Batch
-from headgate.planning.dispatch.busy_nodes import RETRY_MIN_NS, BusyNodes
+from headgate.planning.constants import RETRY_MIN_NS
+from headgate.planning.dispatch.busy_nodes import BusyNodes
 
 BATCH_NS = 64.0 * MS
 

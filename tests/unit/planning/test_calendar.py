@@ -38,11 +38,11 @@ class Model:
         number = (deadline_ns - self.origin_ns) // WIDTH_NS
         present = (now_ns - self.origin_ns) // WIDTH_NS
         if number >= self.first + self.size:
-            size = self.size
-            while self.size < 2 * (number - present):
-                self.size *= 2
-            if self.size > size or 2 * (present - self.first) >= size:
-                self.first = max(self.first, present)
+            size = BUCKETS
+            while size < 2 * (number - present):
+                size *= 2
+            if size > self.size or 2 * (present - self.first) >= self.size:
+                self.first, self.size = max(self.first, present), size
         number = max(number, self.first)
         assert self.calendar.bucket(now_ns, deadline_ns) == number
         return number
@@ -82,17 +82,19 @@ class Model:
         assert calendar.batches == pytest.approx(sum(count for _, _, count in self.bookings))
         assert calendar.busy_ns(now_ns) == self.busy_ns(now_ns)
         assert calendar.last_end_ns() == max(self.ends_ns, default=0)
+        assert calendar._size == self.size
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_slack_is_what_a_list_of_bookings_says(seed: int) -> None:
     """Random bookings, lanes and runs, while time passes: the first bucket moves along.
 
-    Some deadlines are beyond the last bucket: there are more buckets then.
+    Some deadlines are beyond the last bucket: there are more buckets then, for a while.
     """
     rng, model, now_ns = Random(seed), Model(), 0
+    steps_ns = (0, 0, 300, 2_500) if seed % 2 else (0, 4_000, 20_000)
     for _ in range(300):
-        now_ns += rng.choice((0, 0, 300, 2_500)) if rng.random() < 0.99 else 90_000
+        now_ns += rng.choice(steps_ns) if rng.random() < 0.99 else rng.choice((90_000, 900_000))
         choice = rng.random()
         if choice < 0.45:
             longest_ns = 61_000 if rng.random() < 0.95 else 400_000
@@ -136,6 +138,33 @@ def test_deadlines_that_are_too_far_count_as_due_in_the_last_bucket() -> None:
     numbers = [calendar.bucket(at_ns, 1 << 40) for at_ns in range(0, 10_000_000, 100_000)]
     assert set(numbers) == {BUCKETS_MAX - 1, BUCKETS_MAX - 1 + BUCKETS_MAX // 2 + 8}
     assert calendar.covered_ns(numbers[-1]) == (numbers[-1] + 1) * WIDTH_NS
+
+
+def ask_for_near_deadlines(calendar: Calendar, buckets: int) -> None:
+    for at in range(0, buckets, 10):
+        calendar.bucket(at * WIDTH_NS, (at + 30) * WIDTH_NS)
+
+
+def test_one_far_deadline_does_not_enlarge_the_calendar_for_good() -> None:
+    """There are as many buckets as near deadlines need again, once it has passed."""
+    calendar = make_calendar(1)
+    far = calendar.bucket(0, 2_000 * WIDTH_NS)
+    calendar.add(far, 20 * WIDTH_NS, 1.0)
+    ask_for_near_deadlines(calendar, 2_000)
+    now_ns = 1_990 * WIDTH_NS
+    assert [calendar.slack(now_ns, at)[0] for at in (far - 1, far)] == [0, 20 * WIDTH_NS]
+    assert calendar._size == 4_096
+    ask_for_near_deadlines(calendar, 4_100)
+    assert calendar._size == BUCKETS
+    now_ns = 4_090 * WIDTH_NS
+    assert calendar.slack(now_ns, calendar.bucket(now_ns, now_ns))[0] == 20 * WIDTH_NS
+
+
+def test_where_deadlines_are_as_far_as_before_the_calendar_keeps_its_size() -> None:
+    calendar = make_calendar(1)
+    for at in range(0, 20_000, 10):
+        calendar.bucket(at * WIDTH_NS, (at + 900) * WIDTH_NS)
+        assert calendar._size == 2_048
 
 
 def count_starts(now_ns: int, at_ns: int, batch_ns: int, ends_ns: list[int], lanes: int) -> int:

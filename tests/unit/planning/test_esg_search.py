@@ -53,7 +53,7 @@ def test_the_k_best_equal_brute_force(seed: int) -> None:
         assert best.cost == found.paths[0].cost
 
 
-def test_both_blades_save_work() -> None:
+def test_the_blades_save_work() -> None:
     configs = [law_configs(ms, (1, 2, 4, 8), (1, 2, 4), (1, 3, 7)) for ms in (86.0, 293.0, 147.0)]
     budget_ns = 500_000_000
     expected = [path.cost for path in brute_force(configs, budget_ns)]
@@ -61,7 +61,6 @@ def test_both_blades_save_work() -> None:
     found = EsgSearch(configs).search(budget_ns)
     for each in (plain, found):
         assert [path.cost for path in each.paths] == expected
-    assert plain.dropped_late > 0 and plain.dropped_costly > 0
     assert found.expansions < plain.expansions < 36**2
 
 

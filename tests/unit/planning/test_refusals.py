@@ -13,6 +13,7 @@ from headgate.core.events import NodeLost
 from headgate.core.model import Pool, Profile
 from headgate.core.records import Request
 from headgate.core.states import Outcome, Rejection, Settlement
+from headgate.planning.admission.control import AdmissionControl
 from headgate.planning.admission.refusals import RetryTimes
 from headgate.planning.constants import RETRIES_AWAITED
 
@@ -86,6 +87,36 @@ def test_what_was_found_a_moment_ago_is_told_again() -> None:
     assert later.accepted_ns > later.objective_ns == 100 * MS
 
 
+@pytest.mark.parametrize(("due_ms", "cost_usd"), [(0, inf), (9, inf), (100, 1e-12)])
+def test_what_cannot_be_served_is_tried_out_now_and_then_only(
+    due_ms: float, cost_usd: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deadlines of no time cost their client nothing: they may come at any rate."""
+    rig = PlanningRig(make_app([TEN], Pool(0, "gpu", usd_per_hour=1.0)))
+    fill(rig, due_ms=100)
+    tried: list[int] = []
+    try_out = AdmissionControl.try_out
+
+    def count(
+        self: AdmissionControl, request: Request, latency_ns: int, usd: float
+    ) -> float | None:
+        tried.append(latency_ns)
+        return try_out(self, request, latency_ns, usd)
+
+    monkeypatch.setattr(AdmissionControl, "try_out", count)
+    told: list[Settlement] = []
+    for _ in range(100):
+        rig.view.now_ns = rig.now_ns = rig.now_ns + MS // 50
+        request = rig.ask(due_ms=rig.now_ns / MS + due_ms)
+        request.cost_usd = cost_usd
+        assert not rig.admission.admit(request)
+        told.append(rig.refusals.explain(request))
+    assert len({each.reason for each in told}) == 1
+    assert told[0].reason in (Rejection.INFEASIBLE, Rejection.OVER_COST)
+    assert len(tried) <= 5
+    assert told[99].accepted_usd == told[0].accepted_usd
+
+
 def test_each_who_is_refused_is_told_a_later_time() -> None:
     rig = PlanningRig(make_app([TEN], Pool(0, "gpu", nodes=2)))
     waits_ns = [rig.refusals.explain(fill(rig, due_ms=100)).retry_ns for _ in range(20)]
@@ -107,6 +138,17 @@ def test_trials_are_no_demand_for_warm_instances() -> None:
     assert rig.admission.try_out(refused, 5_000 * MS, inf) is not None
 
 
+def test_trials_do_not_enlarge_the_calendar_for_good() -> None:
+    rig = PlanningRig(make_app([TEN], Pool(0, "gpu")))
+    calendar = rig.build().calendar
+    size = calendar._size
+    rig.admission.try_out(rig.ask(due_ms=9), 60_000 * MS, inf)
+    assert calendar._size > 100 * size
+    for now_ms in range(0, 120_000, 50):
+        calendar.bucket(now_ms * MS, (now_ms + 100) * MS)
+    assert calendar._size == size
+
+
 def test_the_infeasible_is_told_what_is_feasible_and_not_to_retry() -> None:
     rig = PlanningRig(make_app([TEN], Pool(0, "gpu")))
     request = rig.ask(due_ms=9)
@@ -115,6 +157,30 @@ def test_the_infeasible_is_told_what_is_feasible_and_not_to_retry() -> None:
     assert (settlement.reason, settlement.retry_ns) == (Rejection.INFEASIBLE, 0)
     assert settlement.predicted_ns == 10 * MS <= settlement.accepted_ns
     assert rig.admission.admit(rig.ask(due_ms=settlement.accepted_ns / MS))
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_what_would_be_accepted_does_not_depend_on_who_came_before(before: int) -> None:
+    """Nothing is observed of a request whose deadline has passed, and its class is a third one.
+
+    The first class has used its share and must leave room to others, the second need not.
+    """
+    rig = PlanningRig(make_app([TEN], Pool(0, "gpu"), pipelines=[[(0, ())]] * 3))
+
+    def ask(pipeline: int, due_ms: float, *, stays: bool = False) -> None:
+        request = rig.ask(pipeline, due_ms=rig.now_ns / MS + due_ms)
+        if rig.admission.admit(request) and not stays:
+            rig.admission.on_settled(request, Outcome.CANCELLED)
+
+    for _ in range(200):
+        rig.view.now_ns = rig.now_ns = rig.now_ns + MS
+        ask(0, 100)
+    for due_ms in (40, 30, 20, 11):
+        ask(1, due_ms, stays=True)
+    ask(before, 100)
+    request = rig.ask(2, due_ms=rig.now_ns / MS)
+    assert not rig.admission.admit(request)
+    assert 50 * MS < rig.refusals.explain(request).accepted_ns < 60 * MS
 
 
 def test_what_only_observed_times_forbid_is_told_when_the_next_one_is_tried() -> None:

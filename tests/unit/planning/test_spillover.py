@@ -5,6 +5,9 @@ A call takes 10 ms, and its start 40.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from random import Random
+
 import pytest
 from planning_rig import CLOUD, MS, NODES, PlanningRig, make_app
 
@@ -13,6 +16,7 @@ from headgate.core.model import App, Function, Pipeline, Pool, Profile, Slo, Sta
 from headgate.core.records import Task
 from headgate.planning.pools.warm_pool import WarmPoolEstimate
 
+CLOUD0 = replace(CLOUD, id=0)
 PROFILE = Profile((10 * MS, 12 * MS), cold_start_ns=40 * MS)
 
 
@@ -194,6 +198,62 @@ def test_instances_that_are_starting_take_concurrency_of_the_platform() -> None:
     assert rig.spillover.may_call(build, make_task(rig))
 
 
+def test_a_call_looks_at_the_functions_that_are_starting_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of fifty functions on a platform, three are asked for instances that are starting."""
+    rig = PlanningRig(make_app([PROFILE] * 50, CLOUD0))
+    for function_id in (7, 11, 13):
+        warm_pool = rig.faas(function_id).warm_pool
+        assert warm_pool is not None
+        warm_pool.instances.set_desired(function_id * MS, 1)
+    asked: set[WarmPoolEstimate] = set()
+    next_ready_ns = WarmPoolEstimate.next_ready_ns
+
+    def note(self: WarmPoolEstimate, now_ns: int) -> int | None:
+        asked.add(self)
+        return next_ready_ns(self, now_ns)
+
+    monkeypatch.setattr(WarmPoolEstimate, "next_ready_ns", note)
+    build, task = rig.faas(0), make_task(rig, due_ms=100)
+    assert rig.spillover.retry_at_ns(build) == 47 * MS
+    assert rig.spillover.may_call(build, task)
+    assert len(asked) <= 4  # and its own
+    for now_ms, ready_ms in ((46, 47), (47, 51), (52, 53), (53, None)):
+        rig.view.now_ns = rig.now_ns = now_ms * MS
+        assert rig.spillover.retry_at_ns(build) == (ready_ms and ready_ms * MS)
+    asked.clear()
+    assert rig.spillover.may_call(build, make_task(rig, due_ms=200))
+    assert len(asked) <= 1
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_is_starting_on_the_platform_is_that_of_all_its_functions(seed: int) -> None:
+    rng, rig = Random(seed), PlanningRig(make_app([PROFILE] * 6, CLOUD0))
+    builds = [rig.faas(function_id) for function_id in range(6)]
+    pools = [build.warm_pool for build in builds]
+    for _ in range(300):
+        rig.view.now_ns = rig.now_ns = rig.now_ns + rng.choice((0, MS, 15 * MS))
+        warm_pool = rng.choice(pools)
+        assert warm_pool is not None
+        if rng.random() < 0.5:
+            count = rng.choice((0, 0, 1, 2))
+            warm_pool.instances.set_desired(rig.now_ns, count, is_provisioned=rng.random() < 0.2)
+        elif warm_pool.instances.busy and rng.random() < 0.5:
+            warm_pool.instances.on_return(rig.now_ns, ran=rng.random() < 0.7)
+        else:
+            warm_pool.instances.on_call(rig.now_ns)
+        each = [pool.instances for pool in pools if pool is not None]
+        starting = sum(instances.pings_starting(rig.now_ns) for instances in each)
+        ready_ns = [instances.next_ready_ns(rig.now_ns) for instances in each]
+        build = rng.choice(builds)
+        assert build.warm_pool is not None
+        is_idle = build.warm_pool.instances.idle(rig.now_ns) > 0
+        assert rig.spillover.has_warm(build, make_task(rig)) == (starting < 5 and is_idle)
+        soonest_ns = min((at_ns for at_ns in ready_ns if at_ns is not None), default=None)
+        assert rig.spillover.retry_at_ns(build) == soonest_ns
+
+
 @pytest.mark.parametrize(("latest_ms", "count"), [(0, 5), (30, 2)])
 def test_calls_that_can_follow_each_other_in_time_share_instances(
     latest_ms: float, count: int
@@ -207,6 +267,34 @@ def test_calls_that_can_follow_each_other_in_time_share_instances(
     resize = rig.spillover.resize(build)
     assert resize is not None
     assert resize.count == count
+
+
+def test_short_objectives_do_not_forget_for_long_ones() -> None:
+    """A call that can wait a second was missed: 0.4 s later busy instances count whole."""
+    rig = make_rig(warm=3)
+    build = rig.faas()
+    assert build.warm_pool is not None
+    build.pending_ns, build.pending_batches = 10_000 * MS, 1_000.0
+    assert not can_start(rig, 1_000)
+    build.pending_ns, build.pending_batches = 0, 0.0
+    for _ in range(3):
+        rig.spillover.on_call(build)
+    for now_ms, within_ms in ((300, 15), (400, 1_000)):
+        rig.view.now_ns = rig.now_ns = now_ms * MS
+        assert build.warm_pool.recent_demand(rig.now_ns) < 1.5
+        can_start(rig, now_ms + within_ms)
+    assert build.warm_pool.recent_demand(rig.now_ns) > 3.0
+
+
+def test_what_long_objectives_remember_is_no_demand_of_short_ones() -> None:
+    """A call each millisecond takes ten instances, however long the calls before could wait."""
+    rig = make_rig(warm=3)
+    build = rig.faas()
+    assert build.warm_pool is not None
+    for now_ms in range(100):
+        rig.view.now_ns = rig.now_ns = now_ms * MS
+        can_start(rig, now_ms + (1_000 if 0 < now_ms < 99 else 15))
+    assert 8.0 < build.warm_pool.recent_demand(rig.now_ns) < 12.0
 
 
 def test_after_a_miss_busy_instances_count_whole() -> None:

@@ -166,9 +166,6 @@ class Budget:
         self._used[tenant] = used - size
         self.used -= size
 
-    def used_by(self, tenant: int) -> int:
-        return self._used[tenant]
-
 
 @final
 class Hold:

@@ -194,6 +194,21 @@ class Feasibility:
         self._loads.clear()
         self._request = None
 
+    def try_for(self, request: Request) -> None:
+        """What is tried next is tried for this request, though it may not have been observed.
+
+        Its class is what it was, and that of the request before has nothing to do with it.
+        """
+        if self._request is request:
+            return
+        self.on_admitted_before()
+        self._priority = request.priority
+        self.was_share_used = False
+        for pool_id, shares in enumerate(self.shares):
+            load = shares.of_class((request.client, request.pipeline.id))
+            if load is not None:
+                self._loads[pool_id] = load
+
     def _latest_start_ns(self, request: Request, stage: int) -> int:
         """When a stage must start at its fastest for the request to be in time."""
         time_ns = self._builds.fastest_ns(request.tasks[stage].function.id, request.items)

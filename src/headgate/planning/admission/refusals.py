@@ -4,7 +4,9 @@
 the cost, as if the request came with them now. A latency is first guessed from the backlog; what
 does not fit is doubled, and what fits is narrowed down a little. So it is one that would have been
 accepted, and about the least. Each trial takes as long as an admission, and under overload most
-requests are refused: what was found holds for a moment, for other requests of the same kind.
+requests are refused: what was found holds for a moment, for other requests of the same kind that
+are refused for the same reason. A moment is a part of the deadline; of what is infeasible, of the
+latency that was found, for a deadline of no time may come at any rate.
 
 **When to retry.** If a deadline later by d would have been accepted now, the same request fits in d
 from now, provided that nobody else comes. But others were refused as well, and they will come back
@@ -20,20 +22,24 @@ from __future__ import annotations
 from math import inf
 from typing import Final, final
 
-from headgate.core.clock import NEVER_NS, SECOND_NS
+from headgate.core.clock import NEVER_NS
 from headgate.core.records import Request, Task
 from headgate.core.states import Outcome, Rejection, Settlement
 from headgate.core.view import View
 from headgate.planning.admission.control import AdmissionControl
 from headgate.planning.admission.cost_budgets import IdlePlan
-from headgate.planning.constants import EXCESS_MIN, RETRIES_AWAITED, RETRY_SHARE_MIN
+from headgate.planning.constants import (
+    EXCESS_HALVED,
+    EXCESS_MIN,
+    EXCESSES_TRIED,
+    RETRIES_AWAITED,
+    RETRY_HORIZON_NS,
+    RETRY_SHARE_MIN,
+)
 from headgate.planning.pools.build import Build
 from headgate.planning.pools.builds import Builds
 
 _ANY_COST_USD: Final = 1e12  # an objective that no request exceeds
-_GUESSES: Final = 5  # latencies that are tried, each with twice the excess of the one before
-_NARROWED: Final = 2  # times that the excess is halved
-_HORIZON_NS: Final = 600 * SECOND_NS  # nobody is told to retry later than that
 
 
 @final
@@ -69,7 +75,7 @@ class RetryTimes:
         booked_ns = clients.get(client, 0.0)
         for each in [each for each, at_ns in clients.items() if at_ns <= now_ns]:
             del clients[each]
-        at_ns = min(max(float(earliest_ns), booked_ns), float(now_ns + _HORIZON_NS))
+        at_ns = min(max(float(earliest_ns), booked_ns), float(now_ns + RETRY_HORIZON_NS))
         sharing = len(clients) + (client not in clients)
         clients[client] = at_ns + spacing_ns * sharing
         return int(at_ns) - now_ns
@@ -103,13 +109,16 @@ class _Acceptable:
         "lanes",
         "made_ns",
         "margin_ns",
+        "reach_ns",
+        "reason",
         "short",
         "spacing_ns",
         "usd",
     )
 
-    def __init__(self, made_ns: int, request: Request, short: Build | None) -> None:
+    def __init__(self, made_ns: int, request: Request, reason: str, short: Build | None) -> None:
         self.made_ns = made_ns
+        self.reason = reason
         self.items = request.items
         self.cost_usd = request.cost_usd
         self.short = short
@@ -117,6 +126,7 @@ class _Acceptable:
         self.lanes = 0.0  # that are busy there if at least half of them come
         self.due_ns = 0  # the deadline that would have been accepted; 0: none was found
         self.margin_ns = 0
+        self.reach_ns = 0  # the latency that it was found for, or the longest that was tried
         self.usd = 0.0  # the cost with that deadline
         self.accepted_usd = 0.0  # and what the deadline as it is would have cost
 
@@ -124,8 +134,17 @@ class _Acceptable:
         """Whether it is young, and about such a request that lacks the same."""
         if request.items != self.items or request.cost_usd != self.cost_usd:
             return False
-        is_young = now_ns - self.made_ns <= EXCESS_MIN * (request.deadline_ns - now_ns)
+        is_infeasible = self.reason == Rejection.INFEASIBLE
+        scale_ns = self.reach_ns if is_infeasible else request.deadline_ns - now_ns
+        is_young = now_ns - self.made_ns <= EXCESS_MIN * min(scale_ns, RETRY_HORIZON_NS)
         return is_young and short is self.short
+
+    def accepted_ns(self, now_ns: int, refused_ns: int) -> int:
+        """The latency that would be accepted now, where this one is not; 0: none was found."""
+        if not self.due_ns:
+            return 0
+        # If that was sooner, something has been admitted since.
+        return max(self.due_ns - now_ns, refused_ns + int(EXCESS_MIN * refused_ns))
 
 
 @final
@@ -137,24 +156,26 @@ class Refusals:
         self._builds = builds
         self._admission = admission
         self._retry_times = RetryTimes()
-        self._answers: dict[tuple[int, int], _Acceptable] = {}  # by client and pipeline
+        # By client, pipeline and reason.
+        self._answers: dict[tuple[int, int, str], _Acceptable] = {}
 
     def explain(self, request: Request) -> Settlement:
         """Why a request has just been refused, and what would have helped."""
         now_ns = self._view.now_ns
+        self._admission.feasibility.try_for(request)
         has_deadline = request.deadline_ns < NEVER_NS
         objective_ns = request.deadline_ns - now_ns if has_deadline else 0
         objective_usd = request.cost_usd if request.cost_usd < inf else 0.0
         allowed_ns = request.deadline_ns - now_ns
         best_ns = int(self._builds.isolated_ns(request))
         if best_ns > allowed_ns:
-            accepted_ns, usd = self._accepted(request, best_ns, best_ns)
+            answer = self._answer(request, Rejection.INFEASIBLE, None, best_ns, best_ns)
             return Settlement(
                 Outcome.REJECTED,
                 Rejection.INFEASIBLE,
                 predicted_ns=best_ns,
-                predicted_usd=usd,
-                accepted_ns=accepted_ns,
+                predicted_usd=answer.usd,
+                accepted_ns=answer.accepted_ns(now_ns, best_ns),
                 objective_ns=objective_ns,
                 objective_usd=objective_usd,
             )
@@ -183,10 +204,9 @@ class Refusals:
         best_ns = int(self._builds.isolated_ns(request))
         is_unfair = self._admission.feasibility.was_share_used
         wait_ns = 0 if short is None else self._wait_ns(short)
-        answer = self._answer(request, short, best_ns + wait_ns)
-        # If that was sooner, something has been admitted since.
-        accepted_ns = max(answer.due_ns - now_ns, allowed_ns + int(EXCESS_MIN * allowed_ns))
-        accepted_ns = accepted_ns if answer.due_ns else 0
+        guess_ns = best_ns + wait_ns
+        answer = self._answer(request, Rejection.OVERLOADED, short, allowed_ns, guess_ns)
+        accepted_ns = answer.accepted_ns(now_ns, allowed_ns)
         retry_ns = max(wait_ns, accepted_ns - allowed_ns)
         if short is not None:
             spacing_ns, pool_id = answer.spacing_ns, short.pool.id
@@ -215,40 +235,46 @@ class Refusals:
             objective_usd=request.cost_usd if request.cost_usd < inf else 0.0,
         )
 
-    def _answer(self, request: Request, short: Build | None, guess_ns: int) -> _Acceptable:
-        """What would have been accepted: found now, or a moment ago."""
-        now_ns, key = self._view.now_ns, (request.client, request.pipeline.id)
+    def _answer(
+        self,
+        request: Request,
+        reason: str,
+        short: Build | None,
+        refused_ns: int,
+        guess_ns: int,
+    ) -> _Acceptable:
+        """What would have been accepted: found now, or a moment ago.
+
+        A latency of `refused_ns` would not; `guess_ns` might: 0 if none would.
+        """
+        now_ns, key = self._view.now_ns, (request.client, request.pipeline.id, reason)
         known = self._answers.get(key)
         if known is not None and known.holds_for(request, short, now_ns):
             return known
-        allowed_ns = request.deadline_ns - now_ns
-        answer = self._answers[key] = _Acceptable(now_ns, request, short)
+        answer = self._answers[key] = _Acceptable(now_ns, request, reason, short)
         if short is not None:
             self._space(answer, request, short)
-        accepted_ns, answer.usd = self._accepted(request, allowed_ns, guess_ns)
-        if accepted_ns:
-            answer.due_ns = now_ns + accepted_ns
-            answer.margin_ns = self._admission.margin_ns(request, accepted_ns)
-        if request.cost_usd < inf:
+        if guess_ns:
+            self._find(answer, request, refused_ns, guess_ns)
+        if request.cost_usd < inf and reason != Rejection.INFEASIBLE:
+            allowed_ns = request.deadline_ns - now_ns
             usd = self._admission.try_out(request, allowed_ns, _ANY_COST_USD)
             answer.accepted_usd = usd or 0.0
         return answer
 
     def _over_cost(self, request: Request, plan: IdlePlan, objective_ns: int) -> Settlement:
         """The refusal of a request that can pay for nothing that is in time."""
-        allowed_ns = request.deadline_ns - self._view.now_ns
+        now_ns, allowed_ns = self._view.now_ns, request.deadline_ns - self._view.now_ns
         affordable = self._admission.budgets.fastest_plan(request)
-        accepted_ns = 0
-        if affordable is not None and affordable.latency_ns > allowed_ns:
-            accepted_ns, _ = self._accepted(request, allowed_ns, affordable.latency_ns)
-        usd = self._admission.try_out(request, allowed_ns, _ANY_COST_USD)
+        guess_ns = 0 if affordable is None else affordable.latency_ns
+        answer = self._answer(request, Rejection.OVER_COST, None, allowed_ns, guess_ns)
         return Settlement(
             Outcome.REJECTED,
             Rejection.OVER_COST,
             predicted_ns=plan.latency_ns,
             predicted_usd=plan.usd,
-            accepted_ns=accepted_ns,
-            accepted_usd=plan.usd if usd is None else max(usd, plan.usd),
+            accepted_ns=answer.accepted_ns(now_ns, allowed_ns),
+            accepted_usd=max(answer.accepted_usd, plan.usd),
             objective_ns=objective_ns,
             objective_usd=request.cost_usd,
         )
@@ -265,8 +291,8 @@ class Refusals:
             return None
         return budgets.cheapest_plan(request, left_ns)
 
-    def _accepted(self, request: Request, refused_ns: int, guess_ns: int) -> tuple[int, float]:
-        """A latency objective that would have been accepted, and the cost then; 0: none was found.
+    def _find(self, answer: _Acceptable, request: Request, refused_ns: int, guess_ns: int) -> None:
+        """Find a latency objective that would have been accepted, and the cost then.
 
         A shorter one, `refused_ns`, would not.
         """
@@ -275,14 +301,15 @@ class Refusals:
         least_ns = int(EXCESS_MIN * refused_ns)
         high_ns = max(guess_ns, low_ns + least_ns)
         usd: float | None = None
-        for _ in range(_GUESSES):
+        for _ in range(EXCESSES_TRIED):
+            answer.reach_ns = high_ns
             usd = self._admission.try_out(request, high_ns, cost_usd)
             if usd is not None:
                 break
             low_ns, high_ns = high_ns, high_ns + 2 * (high_ns - refused_ns)
         if usd is None:
-            return 0, 0.0
-        for _ in range(_NARROWED):
+            return
+        for _ in range(EXCESS_HALVED):
             if high_ns - low_ns <= least_ns:
                 break
             middle_ns = (low_ns + high_ns) // 2
@@ -291,7 +318,9 @@ class Refusals:
                 low_ns = middle_ns
             else:
                 high_ns, usd = middle_ns, found_usd
-        return high_ns, usd
+        answer.reach_ns, answer.usd = high_ns, usd
+        answer.due_ns = answer.made_ns + high_ns
+        answer.margin_ns = self._admission.margin_ns(request, high_ns)
 
     def _short(self, request: Request, task: Task) -> Build | None:
         """The build whose pool is short: of a stage that did not fit, the one that is free first.

@@ -23,7 +23,7 @@ from headgate.core.view import View
 from headgate.planning.constants import RESIZES_PER_START, SCALE_IN_BELOW
 from headgate.planning.pools.build import Build
 from headgate.planning.pools.builds import Builds
-from headgate.planning.pools.warm_pool import WarmPool
+from headgate.planning.pools.warm_pool import WarmPool, WarmPoolEstimate
 
 _WITHIN_WINDOW: Final = exp(-1.0)  # what is left of recent work after the length of the window
 
@@ -37,30 +37,57 @@ class Resize:
 
 
 @final
-class _RecentWork:
-    """The work of recent calls, which decays."""
+class _Window:
+    """The work of calls about within a time, which decays."""
 
-    __slots__ = ("_at_ns", "_task_id", "_work_ns")
+    __slots__ = ("_at_ns", "_work_ns", "length_ns")
+
+    def __init__(self, now_ns: int, length_ns: float) -> None:
+        self.length_ns = length_ns
+        self._work_ns = 0.0
+        self._at_ns = now_ns
+
+    def work_ns(self, now_ns: int, length_ns: float) -> float:
+        return self._work_ns * exp((self._at_ns - now_ns) / length_ns)
+
+    def add(self, added_ns: float, now_ns: int) -> None:
+        self._work_ns = self.work_ns(now_ns, self.length_ns) + added_ns
+        self._at_ns = now_ns
+
+
+@final
+class _RecentWork:
+    """The work of recent calls, within windows of every order of magnitude that is asked for.
+
+    A function may be called for objectives of seconds and of milliseconds: what is long ago for
+    these is recent for those.
+    """
+
+    __slots__ = ("_task_id", "_windows")
 
     def __init__(self) -> None:
-        self._work_ns = 0.0
-        self._at_ns = 0
+        self._windows: dict[int, _Window] = {}  # by the number of bits of their length
         self._task_id = -1  # of the last one: several divisions of a pipeline's time may be tried
 
     def work_ns(self, now_ns: int, window_ns: float) -> float:
-        """The work that was added about within the window; the rest is forgotten."""
-        if self._work_ns > 0.0:
-            self._work_ns *= exp((self._at_ns - now_ns) / window_ns)
-        self._at_ns = now_ns
-        return self._work_ns
+        """The work that was added about within the window."""
+        window = self._windows.get(int(window_ns).bit_length())
+        return 0.0 if window is None else window.work_ns(now_ns, window_ns)
 
     def add(self, task_id: int, added_ns: float, now_ns: int, window_ns: float) -> float:
         """Count a task once, and return the work about within the window, the task's included."""
-        recent_ns = self.work_ns(now_ns, window_ns)
+        bits = int(window_ns).bit_length()
+        own = self._windows.get(bits)
+        if own is None:
+            own = self._windows[bits] = _Window(now_ns, window_ns)
+            if task_id == self._task_id:
+                own.add(added_ns, now_ns)
+        own.length_ns = window_ns
         if task_id != self._task_id:
             self._task_id = task_id
-            self._work_ns = recent_ns + added_ns
-        return self._work_ns
+            for window in self._windows.values():
+                window.add(added_ns, now_ns)
+        return own.work_ns(now_ns, window_ns)
 
 
 @final
@@ -70,9 +97,12 @@ class Spillover:
     def __init__(self, view: View, builds: Builds) -> None:
         self._view = view
         self._on_pool: list[list[Build]] = [[] for _ in view.app.pools]
+        # By pool: with instances that are starting. Of many functions, few are at a time.
+        self._starting: list[dict[WarmPoolEstimate, None]] = [{} for _ in view.app.pools]
         for build in builds.faas:
             if build is not None:
                 self._on_pool[build.pool.id].append(build)
+                _faas(build)[0].instances.starting_there = self._starting[build.pool.id]
         self._has_nodes = [any(b.warm_pool is None for b in row) for row in builds.of_function]
         self._next_resize_ns = [0 for _ in view.app.functions]
         # By function: of all calls, and of those that could not have been in time.
@@ -178,7 +208,7 @@ class Spillover:
         now_ns, requested = self._view.now_ns, warm_pool.requested
         count = warm_pool.desired(now_ns)
         is_provisioned = warm_pool.is_provisioned_cheaper(count)
-        if not is_provisioned:
+        if not is_provisioned and count > requested:
             startable = warm_pool.instances.size(now_ns) + self._starts_max(build)
             count = min(count, max(requested, startable))
         if SCALE_IN_BELOW * requested <= count <= requested:
@@ -253,8 +283,8 @@ class Spillover:
         """Whether the platform takes one more call: its functions share its concurrency."""
         breaker, (_, platform) = self._view.breakers[build.pool.id], _faas(build)
         assert breaker is not None
-        now_ns, on_pool = self._view.now_ns, self._on_pool[build.pool.id]
-        starting = sum(_faas(each)[0].instances.pings_starting(now_ns) for each in on_pool)
+        now_ns, on_pool = self._view.now_ns, self._starting_with(build)
+        starting = sum([each.pings_starting(now_ns) for each in on_pool]) if on_pool else 0
         return (
             breaker.in_flight + starting < platform.concurrency_max
             and self._view.is_pool_available(build.pool.id)
@@ -262,9 +292,16 @@ class Spillover:
 
     def retry_at_ns(self, build: Build) -> int | None:
         """When an instance that is starting on the platform will be warm; None if none is."""
-        now_ns, on_pool = self._view.now_ns, self._on_pool[build.pool.id]
-        ready_ns = [_faas(each)[0].instances.next_ready_ns(now_ns) for each in on_pool]
+        now_ns, on_pool = self._view.now_ns, self._starting_with(build)
+        ready_ns = [each.next_ready_ns(now_ns) for each in on_pool]
         return min((at_ns for at_ns in ready_ns if at_ns is not None), default=None)
+
+    def _starting_with(self, build: Build) -> dict[WarmPoolEstimate, None]:
+        """The functions on the platform of a build of which instances are starting."""
+        starting, now_ns = self._starting[build.pool.id], self._view.now_ns
+        for each in [each for each in starting if not each.is_starting(now_ns)]:
+            del starting[each]
+        return starting
 
     def on_call(self, build: Build) -> None:
         """Record a call that is sent."""

@@ -46,12 +46,12 @@ from headgate.planning.constants import (
     SETTLED_AFTER_NS,
     SURPLUS,
     SURPLUS_SETUPS,
+    WINDOWS_FOR_MEAN,
 )
 from headgate.planning.forecast import ArrivalCounts, Recurrence
 
 _BUCKET_NS: Final = SECOND_NS  # so that counts are rates per second
 _WINDOW: Final = 64  # the longest, of a single gateway, in buckets
-_SHORTEST_FOR_MEAN: Final = 8  # of the shortest windows in the longest, at least
 _WINDOW_MAX: Final = 16 * _WINDOW  # of any number of gateways
 _NORMAL: Final = NormalDist()
 _STEPS_PER_E: Final = 100.0  # rates are rounded to 1 %: fewer estimates
@@ -191,7 +191,7 @@ class FleetSize:
         values = self._counts.buckets(now_ns)
         if not values:
             return
-        longest = min(gateways * max(_WINDOW, _SHORTEST_FOR_MEAN * self._shortest), _WINDOW_MAX)
+        longest = min(gateways * max(_WINDOW, WINDOWS_FOR_MEAN * self._shortest), _WINDOW_MAX)
         own = values[-longest:]
         if gateways > 1:
             own = [value / gateways for value in own]

@@ -34,7 +34,10 @@ from headgate.core.model import UNLIMITED, App, Function, Pipeline, Pool, Slo, V
 from headgate.core.policy import Target
 from headgate.planning.autoscaling.fleet_size import FleetSize, FleetSizes, SurplusInstances
 from headgate.planning.constants import (
+    ALLOWED_NS,
+    ALLOWED_TIMES,
     BATCH_SHARE,
+    BEST_EFFORT_DUE,
     DISPERSION_MEMORY_NS,
     DISPERSION_WINDOW_NS,
     IN_USE_NS,
@@ -64,12 +67,6 @@ from headgate.planning.pools.warm_pool import burst_of
 _OFF: Final = 0
 _BOOTING: Final = 1
 _ON: Final = 2
-
-# Time that a request may take if it has no objective: a second, or so many times what it takes
-# alone. Where nothing can be called and nodes hold all functions, as best effort is due in queues.
-_ALLOWED_NS: Final = SECOND_NS
-_ALLOWED_TIMES: Final = 2
-_ALLOWED_TIMES_WITHOUT_CALLS: Final = 30
 
 
 @final
@@ -240,7 +237,7 @@ class NodeAutoscaler:
     ) -> None:
         self._app = app
         self._faas_targets = faas_targets
-        self._limits = KneeLimits(app, default_ns=_ALLOWED_NS)
+        self._limits = KneeLimits(app, default_ns=ALLOWED_NS)
         self._shares_nodes = shares_nodes
         self._budgets_ns = budgets_ns(app)
         self._users = [
@@ -522,12 +519,12 @@ class NodeAutoscaler:
         function_id, miss_cost = variant.function_id, MISS_COST
         target = self._faas_targets[function_id]
         if allowed_ns == NEVER_NS:
-            times = _ALLOWED_TIMES
+            times: float = ALLOWED_TIMES
             if target is None and not self._is_scarce.get(pool.id, False):
                 # It can wait, and takes no memory from what cannot: a node is worth its rent if
                 # such requests keep it busy.
-                times, miss_cost = _ALLOWED_TIMES_WITHOUT_CALLS, 1.0
-            allowed_ns = max(_ALLOWED_NS, times * alone_ns)
+                times, miss_cost = BEST_EFFORT_DUE, 1.0
+            allowed_ns = max(ALLOWED_NS, int(times * alone_ns))
         interval_ns, batch_ns, items = self._in_batches(pool, variant, allowed_ns)
         key, node_items = (pool.id, function_id), items * self._together(pool, variant)
         self._node_items[key] = min(node_items, self._node_items.get(key, node_items))

@@ -17,9 +17,11 @@ from typing import Final, final
 from headgate.core.records import Batch, Node
 from headgate.core.view import View
 from headgate.planning.constants import (
+    REFUSALS_MAX,
     RETRY_GROWTH,
     RETRY_MAX,
     RETRY_MIN,
+    RETRY_MIN_NS,
     RETRY_SLACK,
     YIELD,
     YIELD_BATCHES_MAX,
@@ -28,8 +30,6 @@ from headgate.planning.dispatch.task_queues import TaskQueues
 from headgate.planning.pools.builds import Builds
 
 TRY_AGAIN: Final = "try_again"  # the timer with which a node is asked again; its number is its id
-RETRY_MIN_NS: Final = 100_000
-_REFUSALS_MAX: Final = 1000  # of one task, after which it is refused as for a single gateway
 
 
 @final
@@ -63,7 +63,7 @@ class BusyNodes:
         node = batch.node
         if not self.has_had_peers or node is None:
             return False
-        if max(task.busy_refusals for task in batch.tasks) >= _REFUSALS_MAX:
+        if max(task.busy_refusals for task in batch.tasks) >= REFUSALS_MAX:
             return False
         self.hold_back(node)
         self._refused_id = batch.id

@@ -20,6 +20,7 @@ from headgate.core.clock import NEVER_NS, SECOND_NS
 from headgate.core.errors import ConfigError
 from headgate.core.model import App, Compute, Function, Pipeline, Pool, Shape, Slo, Variant
 from headgate.core.units import format_duration
+from headgate.planning.constants import RUNNING_SHARE
 from headgate.planning.frontier.configs import (
     COST_UNITS_PER_USD,
     StageConfig,
@@ -32,8 +33,6 @@ from headgate.planning.frontier.pipeline import Edge, PipelineFrontier, Pipeline
 _ROUNDING: Final = 1e-9  # relative: prices are floats, and so is a cost objective
 _UNITS_PER_USD_PER_MILLION: Final = COST_UNITS_PER_USD // 10**6
 _SIX_DIGITS_UP: Final = Context(prec=6, rounding=ROUND_CEILING)
-# Of an objective: the time that plans give to running batches. The rest is for waiting.
-_RUNNING_SHARE: Final = 0.9
 
 
 def pipeline_frontier(
@@ -285,7 +284,7 @@ def _plan(app: App, pipeline: Pipeline) -> PipelinePlan | None:
         return None
     budget_ns = pipeline.slo.latency_ns
     if budget_ns < NEVER_NS:
-        budget_ns = int(_RUNNING_SHARE * budget_ns)
+        budget_ns = int(RUNNING_SHARE * budget_ns)
     return frontier.plan(max(budget_ns, frontier.whole.fastest_ns))
 
 

@@ -31,6 +31,7 @@ from headgate.planning.constants import (
 )
 from headgate.planning.forecast import OfferedLoad
 from headgate.planning.pools.calendar import Calendar
+from headgate.planning.pools.node_room import compute_part, cpu_part, gpu_part
 from headgate.planning.pools.warm_pool import WarmPool
 
 _MIX_LEVELS: Final = 8
@@ -146,8 +147,8 @@ class Build:
         ]
         self._weights = [_weight(lanes, pool, times.shape) for times in variant.shapes]
         self._mix = mix or ComputeMix()  # of the pool
-        self._cpu_lanes = [lanes * _cpu_share(pool, times.shape) for times in variant.shapes]
-        self._gpu_lanes = [lanes * _gpu_share(pool, times.shape) for times in variant.shapes]
+        self._cpu_lanes = [lanes * cpu_part(pool, times.shape) for times in variant.shapes]
+        self._gpu_lanes = [lanes * gpu_part(pool, times.shape) for times in variant.shapes]
         # The shape that plans reckon with. Where a dispatch chooses the shape, `shape_ids` are
         # those that it chooses among, the smallest first; otherwise it is the only one.
         self.shape_id = shape_id
@@ -577,15 +578,7 @@ def _weight(lanes: int, pool: Pool, shape: Shape) -> float:
     """
     if pool.compute == Compute.RESIDENT:
         return 1.0
-    return max(1.0, lanes * _cpu_share(pool, shape), lanes * _gpu_share(pool, shape))
-
-
-def _cpu_share(pool: Pool, shape: Shape) -> float:
-    return shape.cpu_milli / max(1, pool.cpu_milli)
-
-
-def _gpu_share(pool: Pool, shape: Shape) -> float:
-    return shape.gpu_sevenths / max(1, pool.gpu_sevenths)
+    return max(1.0, lanes * compute_part(pool, shape))
 
 
 def _knee(times_ns: list[float]) -> int:

@@ -201,7 +201,7 @@ class Calendar(Lanes):
         while size < min(BUCKETS_MAX, 2.0 * longest_ns / width_ns):
             size *= 2
         self._width_ns = max(int(width_ns), int(2.0 * longest_ns / size) + 1)
-        self._size = size
+        self._size = self._size_min = size
         self._origin_ns: int | None = None  # where bucket 0 begins
         self._base = 0  # bucket number of the first leaf
         self._works = [0] * size
@@ -379,21 +379,22 @@ class Calendar(Lanes):
         return self._origin_ns + bucket * self._width_ns
 
     def _reach(self, now_ns: int, number: int) -> None:
-        """Move the first bucket to the present, and add buckets up to twice as far as this one.
+        """Move the first bucket to the present, and have buckets up to twice as far as this one.
 
         Clients may claim deadlines beyond every objective. Work that is due later than the last
         bucket counts as due in it, so with too few buckets it would push out what is urgent. O(n),
-        but only after half the buckets have passed, or when there are more of them.
+        but only after half the buckets have passed, or when there must be more of them. There are
+        fewer then if few deadlines are so far: this bucket is later than all that were used before.
         """
         base = (now_ns - self._origin(now_ns)) // self._width_ns
-        size = self._size
+        size = self._size_min
         while size < BUCKETS_MAX and size < 2 * (number - base):
             size *= 2
         shift = max(0, base - self._base)
-        if size == self._size and 2 * shift < size:
+        if size <= self._size and 2 * shift < self._size:
             return
         overdue = sum(self._works[:shift])
-        works = self._works[shift:]
+        works = self._works[shift : shift + size]
         self._works = works + [0] * (size - len(works))
         self._works[0] += overdue
         self._base += shift
@@ -403,6 +404,7 @@ class Calendar(Lanes):
         self._rebuild()
 
     def _rebuild(self) -> None:
+        """Make the tree anew: as if nothing were booked, and then what is above the rest."""
         self._is_stale = False
         self._changed.clear()
         # Capacity less inflated work is the inflation times (capacity / inflation - work).
@@ -410,9 +412,28 @@ class Calendar(Lanes):
         size, capacity_ns = self._size, int(self._of_lanes(self._width_ns) / self.inflation)
         self._capacity_ns = capacity_ns
         sums, least = self._sums, self._least
+        # Most buckets are empty where some deadlines are far: those are filled in by the level.
+        count, total = size, capacity_ns
+        while count:
+            sums[count : 2 * count] = [total] * count
+            least[count : 2 * count] = [_NOTHING] * count
+            count //= 2
+            total *= 2
+        booked: list[int] = []
         for leaf, work_ns in enumerate(self._works):
-            sums[size + leaf] = capacity_ns - work_ns
-            least[size + leaf] = capacity_ns - work_ns if work_ns else _NOTHING
-        for node in range(size - 1, 0, -1):
-            sums[node] = sums[2 * node] + sums[2 * node + 1]
-            least[node] = min(least[2 * node], sums[2 * node] + least[2 * node + 1])
+            if work_ns:
+                sums[size + leaf] = least[size + leaf] = capacity_ns - work_ns
+                booked.append(size + leaf)
+        while booked and booked[0] > 1:
+            above: list[int] = []
+            node = 0
+            for child in booked:
+                if child >> 1 != node:  # not also above the one before
+                    node = child >> 1
+                    left = 2 * node
+                    sum_left = sums[left]
+                    sums[node] = sum_left + sums[left + 1]
+                    on_left, on_right = least[left], sum_left + least[left + 1]
+                    least[node] = on_left if on_left < on_right else on_right
+                    above.append(node)
+            booked = above

@@ -299,17 +299,20 @@ def tightest_objectives_ns(app: App) -> list[int]:
     return objectives
 
 
-def budgets_ns(app: App) -> list[int]:
+def budgets_ns(app: App, alone_ns: Sequence[int] | None = None) -> list[int]:
     """Latency budget of one stage of each function, by function id.
 
     A pipeline's objective is divided in proportion to isolated execution times along the critical
     path through the stage. The tightest of all pipelines counts; `NEVER_NS` without any objective.
+    The times are those of each function's reference, or `alone_ns`, by function id.
     """
+    if alone_ns is None:
+        alone_ns = [function.reference_exec_ns for function in app.functions]
     budgets = [NEVER_NS for _ in app.functions]
     for pipeline in app.pipelines:
         if pipeline.slo.latency_ns == NEVER_NS:
             continue
-        times_ns = _reference_times_ns(pipeline)
+        times_ns = [float(alone_ns[stage.function.id]) for stage in pipeline.stages]
         to_ns, from_ns = pipeline.longest_to(times_ns), pipeline.longest_from(times_ns)
         for index, stage in enumerate(pipeline.stages):
             path_ns = to_ns[index] + from_ns[index] - times_ns[index]  # the stage is in both
@@ -349,10 +352,6 @@ def longest_path_ns(pipeline: Pipeline, index: int, waits_ns: float = 0.0) -> tu
 
 def shares_of_remaining_path(pipeline: Pipeline) -> list[float]:
     """By stage: the share of the time left at its start that the stage may use for itself."""
-    times_ns = _reference_times_ns(pipeline)
+    times_ns = [float(stage.function.reference_exec_ns) for stage in pipeline.stages]
     paths_ns = pipeline.longest_from(times_ns)
     return [own_ns / max(1.0, path_ns) for own_ns, path_ns in zip(times_ns, paths_ns, strict=True)]
-
-
-def _reference_times_ns(pipeline: Pipeline) -> list[float]:
-    return [float(stage.function.reference_exec_ns) for stage in pipeline.stages]

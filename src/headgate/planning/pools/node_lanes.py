@@ -265,7 +265,6 @@ class GatewayShare:
     def __init__(self, calendar: Calendar, own: Sequence[Calendar], objective_ns: float) -> None:
         self._calendar = calendar
         self._own = own  # of builds with fewer lanes than the pool
-        self._objective_ns = objective_ns
         self._offered = OfferedLoad(int(GATEWAY_MEMORY * objective_ns), int(objective_ns) // 10)
         slow_ns, prior_ns = (
             int(GATEWAY_MEMORY_SLOW * objective_ns),

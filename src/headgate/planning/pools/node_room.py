@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from heapq import heapreplace
 from typing import Final
 
-from headgate.core.clock import NEVER_NS
 from headgate.core.model import App, Compute, Pool, Shape, Variant
 from headgate.core.records import Instance
 from headgate.planning.constants import BATCH_SHARE
 from headgate.planning.frontier.candidates import visits
-from headgate.planning.pools.concurrency import has_replicas
+from headgate.planning.pools.concurrency import budgets_ns, has_replicas
 
 _ROUNDING: Final = 1e-9
 
@@ -44,7 +43,7 @@ def resident_holdings(app: App, pool: Pool, gateways: int = 1) -> dict[int, Hold
         return {}
     if len(variants) > pool.slots and not any(v.profile.cold_start_ns for v in variants):
         return {}
-    budgets, demands = _budgets_ns(app), _visits(app)
+    budgets, demands = budgets_ns(app, _fastest_ns(app)), _visits(app)
     options = [_options(pool, v, budgets[v.function_id]) for v in variants]
     if not all(options):
         return {}
@@ -69,9 +68,9 @@ def resident_holdings(app: App, pool: Pool, gateways: int = 1) -> dict[int, Hold
     return {variant.id: each for variant, each in zip(variants, chosen, strict=True)}
 
 
-def _budgets_ns(app: App) -> list[int]:
-    """By function, the least time that a stage has: in proportion to the fastest of each stage."""
-    fastest_ns = [
+def _fastest_ns(app: App) -> list[int]:
+    """By function: the time of one item where it runs fastest."""
+    return [
         min(
             variant.exec_ns(1, shape_id) + 2 * app.pools[pool_id].network_ns
             for variant in function.variants
@@ -81,17 +80,6 @@ def _budgets_ns(app: App) -> list[int]:
         )
         for function in app.functions
     ]
-    budgets = [NEVER_NS for _ in app.functions]
-    for pipeline in app.pipelines:
-        if pipeline.slo.latency_ns == NEVER_NS:
-            continue
-        times_ns = [float(fastest_ns[stage.function.id]) for stage in pipeline.stages]
-        to_ns, from_ns = pipeline.longest_to(times_ns), pipeline.longest_from(times_ns)
-        for index, stage in enumerate(pipeline.stages):
-            part = times_ns[index] / max(1.0, to_ns[index] + from_ns[index] - times_ns[index])
-            id = stage.function.id
-            budgets[id] = min(budgets[id], int(part * pipeline.slo.latency_ns))
-    return budgets
 
 
 def _visits(app: App) -> list[float]:
@@ -121,10 +109,7 @@ def _options(pool: Pool, variant: Variant, budget_ns: int) -> list[Holding]:
             for items, time_ns in enumerate(times_ns, 1)
             if items == 1 or time_ns <= limit_ns
         )
-        part = max(
-            shape.cpu_milli / max(1, pool.cpu_milli),
-            shape.gpu_sevenths / max(1, pool.gpu_sevenths),
-        )
+        part = compute_part(pool, shape)
         for replicas in range(1, pool.count_of(shape) + 1):
             lanes = min(pool.slots, replicas * variant.concurrency)
             options.append(Holding(id, replicas, replicas * part, lanes / held_ns * 1e9))
@@ -156,13 +141,23 @@ def room_of(pool: Pool, variant: Variant, shape_id: int) -> float:
     """The part of a node that an instance holds: of its memory or, where resident, its compute."""
     part = variant.profile.memory_bytes / max(1, pool.memory_bytes)
     if pool.compute == Compute.RESIDENT:
-        shape = variant.shapes[shape_id].shape
-        part = max(
-            part,
-            shape.cpu_milli / max(1, pool.cpu_milli),
-            shape.gpu_sevenths / max(1, pool.gpu_sevenths),
-        )
+        part = max(part, compute_part(pool, variant.shapes[shape_id].shape))
     return part
+
+
+def compute_part(pool: Pool, shape: Shape) -> float:
+    """The part of a node's compute that a shape takes: of its CPUs or its GPU, the scarcer."""
+    return max(cpu_part(pool, shape), gpu_part(pool, shape))
+
+
+def cpu_part(pool: Pool, shape: Shape) -> float:
+    """The part of a node's CPUs that a shape takes."""
+    return shape.cpu_milli / max(1, pool.cpu_milli)
+
+
+def gpu_part(pool: Pool, shape: Shape) -> float:
+    """The part of a node's GPU that a shape takes."""
+    return shape.gpu_sevenths / max(1, pool.gpu_sevenths)
 
 
 def within_room(wanted: Sequence[tuple[float, int]], nodes: int) -> list[int]:

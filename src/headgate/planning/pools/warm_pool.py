@@ -11,7 +11,7 @@ from math import ceil, exp
 from typing import final
 
 from headgate.core.model import App, FaasPlatform, Function
-from headgate.planning.constants import WARM_HEADROOM
+from headgate.planning.constants import WARM_DEMAND_MIN, WARM_HEADROOM
 from headgate.planning.pools.calendar import Lanes
 from headgate.planning.pools.targets import FaasTarget
 
@@ -75,6 +75,8 @@ class WarmPoolEstimate:
         self._idle_since_ns: list[int] = []  # a stack: the most recently used instance is last
         self.busy = 0  # calls in flight
         self.desired = 0  # warm instances requested
+        # The estimates of its platform with instances that are starting, or were: all share it.
+        self.starting_there: dict[WarmPoolEstimate, None] = {}
         self._kept = ReadyCount()  # of those, started
         self._is_provisioned = False
 
@@ -87,6 +89,7 @@ class WarmPoolEstimate:
         else:
             ready_in_ns = self._provisioning_ns if is_provisioned else self._start_ns
             self._kept.resize(now_ns, count, ready_in_ns)
+            self.starting_there[self] = None
 
     def is_starting(self, now_ns: int) -> bool:
         """Whether requested instances are still starting."""
@@ -176,7 +179,7 @@ class WarmPool:
     def desired(self, now_ns: int) -> int:
         """How many instances to keep warm now."""
         self._decay(now_ns)
-        count = ceil(self._headroom * self._peak) if self._peak > 0.05 else 0
+        count = ceil(self._headroom * self._peak) if self._peak > WARM_DEMAND_MIN else 0
         return min(count, self._platform.concurrency_max)
 
     def is_provisioned_cheaper(self, count: int) -> bool:

@@ -59,8 +59,6 @@ class SearchResult:
 
     paths: tuple[ConfigPath, ...]  # the cheapest first; fewer than K if fewer are in time
     expansions: int  # partial and complete paths that were taken from the heap
-    dropped_late: int  # by the time blade
-    dropped_costly: int  # by the cost blade, each with all its later siblings
     is_complete: bool = True  # False: the limit on expansions was reached
 
 
@@ -166,7 +164,7 @@ class EsgSearch:
         # Largest first: the negated upper bounds of `paths_max` different completions. A partial
         # path that ends in a stage's fastest configuration has the completion of the one before.
         uppers = [-sum(stage.costs[stage.fastest] for stage in stages)]
-        late = costly = expansions = serial = 0  # ties in the heap are first in, first out
+        expansions = serial = 0  # ties in the heap are first in, first out
         found: list[ConfigPath] = []
         last = len(stages) - 1
         # (lower bound, serial, stage, configuration, time and cost before it, path before it)
@@ -174,7 +172,7 @@ class EsgSearch:
         heap.append((0, 0, -1, 0, 0, 0, ()))
         while heap:
             if expansions_max is not None and expansions >= expansions_max:
-                return SearchResult(tuple(found), expansions, late, costly, is_complete=False)
+                return SearchResult(tuple(found), expansions, is_complete=False)
             _, _, number, index, before_ns, before, path = heappop(heap)
             expansions += 1
             new = []  # (stage, configuration, time and cost before it, path before it)
@@ -195,14 +193,12 @@ class EsgSearch:
                 limit_ns = budget_ns - before_ns - stage.rest_ns
                 count = len(stage.costs)
                 while index < count and stage.times_ns[index] > limit_ns:
-                    late += 1
                     index = stage.faster[index]
                 if index == count:
                     continue
                 cost = before + stage.costs[index]
                 lower = cost + stage.rest_low_cost
                 if len(uppers) == paths_max and lower > -uppers[0]:
-                    costly += 1
                     continue
                 if index != stage.fastest:
                     upper = cost + stage.rest_fast_cost
@@ -212,7 +208,7 @@ class EsgSearch:
                         heapreplace(uppers, -upper)
                 serial += 1
                 heappush(heap, (lower, serial, number, index, before_ns, before, path))
-        return SearchResult(tuple(found), expansions, late, costly)
+        return SearchResult(tuple(found), expansions)
 
     def _prepared(self, budget_ns: int, paths_max: int) -> list[_SearchStage]:
         """Return the stages in the order of the search, the last one prepared first."""
