@@ -33,7 +33,7 @@ from headgate.core.model import (
     Variant,
 )
 from headgate.core.policy import Capabilities, Policy, PolicyConfig, PolicyKind
-from headgate.core.records import Node, Task
+from headgate.core.records import STAGES_MAX, Node, Task
 from headgate.core.scheduler.scheduler import Scheduler
 from headgate.functions.tensor import TaskInputs
 from headgate.live.call import Call
@@ -129,8 +129,8 @@ def ignore(call: Call) -> None:
     """Ignore the result."""
 
 
-def remote_call(*calls: Call) -> RemoteCall:
-    """Return the remote call for these calls as one batch."""
+def remote_call(*calls: Call, answered: Collection[int] = ()) -> RemoteCall:
+    """Return the remote call for these calls as one batch, of which some are answered already."""
     scheduler = Scheduler(make_app(), KIND)
     task_ids: list[int] = []
     for number, call in enumerate(calls):
@@ -141,8 +141,9 @@ def remote_call(*calls: Call) -> RemoteCall:
         (dispatch,) = [a for a in scheduler.handle(MS, event) if isinstance(a, Dispatch)]
         task_ids += dispatch.task_ids
     action = Dispatch(9, 0, task_ids, len(task_ids), 1, None, None)
-    tasks = [TaskInputs(task_id, 1, []) for task_id in task_ids]
-    return make_remote_call(scheduler.view, action, tasks, dict(enumerate(calls)))
+    open_calls = {id: call for id, call in enumerate(calls) if id not in answered}
+    tasks = [TaskInputs(id, 1, []) for id in task_ids if id // STAGES_MAX in open_calls]
+    return make_remote_call(scheduler.view, action, tasks, open_calls)
 
 
 def test_call_has_the_latest_deadline() -> None:
@@ -164,6 +165,13 @@ def test_call_without_deadline() -> None:
     assert not call.is_hard
     assert call.tenant is None  # two tenants share the call
     assert call.shares == ((0, 0, 1), (0, 1, 1))
+
+
+def test_call_goes_out_without_what_is_answered_already() -> None:
+    ann, bob = (Call(0, [], 1, ignore, client_id=number) for number in range(2))
+    call = remote_call(ann, bob, answered=(0,))
+    assert [task.task_id // STAGES_MAX for task in call.tasks] == [1]
+    assert (call.tenant, call.shares) == ("bob", ((0, 1, 1),))
 
 
 def test_slo_is_a_soft_deadline() -> None:

@@ -92,9 +92,12 @@ class RemoteCall:
 def make_remote_call(
     view: View, action: Dispatch, tasks: list[TaskInputs], calls: Mapping[int, Call]
 ) -> RemoteCall:
-    """Return a dispatched batch as a remote call. `calls` are the open calls by request id."""
+    """Return a dispatched batch as a remote call. `calls` are the open calls by request id.
+
+    `tasks` are those of its tasks whose calls are open: a call may be answered after a fault.
+    """
     app = view.app
-    batch_calls = [calls[task_id // STAGES_MAX] for task_id in action.task_ids]
+    batch_calls = [calls[task.task_id // STAGES_MAX] for task in tasks]
     ids = {call.request_id for call in batch_calls}
     requests = [view.requests[id] for id in ids if id in view.requests]
     tenants = {call.client_id for call in batch_calls}
