@@ -1,4 +1,4 @@
-"""Keep-warm from the policy through the driver; remote calls, their cost, and the breaker."""
+"""Keep-warm from the policy through the driver; remote calls, what is accounted, the breaker."""
 
 from __future__ import annotations
 
@@ -206,6 +206,19 @@ def test_call_cost_is_shared_by_items() -> None:
         ("f", "ann", "serverless", "usage"): pytest.approx(0.125),
         ("f", "bob", "serverless", "usage"): pytest.approx(0.375),
         ("f", "", "serverless", "warm"): 0.25,
+    }
+
+
+def test_prediction_errors_of_the_variants_of_a_function_stand_apart() -> None:
+    fast = Variant(0, "f/fast", 0, (0,), Profile(exec_ns=(MS,)))
+    slow = Variant(1, "f/slow", 0, (1,), Profile(exec_ns=(5 * MS,)))
+    accounting = CostAccounting(replace(make_app(), functions=(Function(0, "f", (fast, slow)),)))
+    accounting.on_batch_ran(0, 1, 0, 4 * MS)
+    accounting.on_batch_ran(1, 1, 0, 4 * MS)
+    errors = accounting.gauge_snapshot(None, []).prediction_error_s
+    assert errors == {
+        ("f", "f/fast"): pytest.approx(0.003),
+        ("f", "f/slow"): pytest.approx(-0.001),
     }
 
 

@@ -103,8 +103,8 @@ class GaugeSnapshot:
     inflight: Mapping[str, int] = field(default_factory=dict)  # by model: accepted, not settled
     # By function and state (`core.states`): instances.
     replicas: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    # By function: recent mean of execution time minus predicted time.
-    prediction_error_s: Mapping[str, float] = field(default_factory=dict)
+    # By function and variant: recent mean of execution time minus predicted time.
+    prediction_error_s: Mapping[tuple[str, str], float] = field(default_factory=dict)
     # By model, tenant, tier and basis ("usage", "idle" or "warm"); monotone.
     cost_usd: Mapping[tuple[str, str, str, str], float] = field(default_factory=dict)
     faas_pools: Mapping[str, FaasPoolGauges] = field(default_factory=dict)  # by pool

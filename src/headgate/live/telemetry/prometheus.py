@@ -216,16 +216,17 @@ class _Families(Collector):
         now_ns = self._metrics.now_ns()
         gauges = self._read_gauges()
         arrival_rps = {model.name: model.arrival_rps(now_ns) for model in self._metrics.models}
-        error = "Recent mean of execution time minus predicted time of batches."
         margin = "Safety margin of the admission test, in the policy's own unit."
         for name, help_text, label, values in (
             ("queue_depth", "Requests waiting in queues.", "model", gauges.queue_depth),
             ("inflight", "Requests accepted and not yet settled.", "model", gauges.inflight),
             ("arrival_rps", "Arrivals per second, mean of the last 10 s.", "model", arrival_rps),
-            ("prediction_error_seconds", error, "function", gauges.prediction_error_s),
             ("admission_margin", margin, "model", gauges.admission_margin),
         ):
             yield _gauge(name, help_text, label, _labelled(values))
+        help_text = "Recent mean of execution time minus predicted time of batches."
+        errors = gauges.prediction_error_s.items()
+        yield _gauge("prediction_error_seconds", help_text, "function variant", errors)
         help_text = "Outputs of stages that stay in the memory of workers for the next stage."
         yield _gauge("stage_output_bytes", help_text, "", [((), gauges.stage_output_bytes)])
         labels = "function state"
