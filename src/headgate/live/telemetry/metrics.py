@@ -88,7 +88,7 @@ class FaasPoolGauges:
     """Gauges of one pay-per-call pool."""
 
     breaker: int  # a `BreakerState`
-    blocked_by: str  # what blocks calls: a `core.circuit_breaker.Closed`; empty: nothing
+    blocked_by: str  # what blocks calls: a `core.circuit_breaker.CallBlock`; empty: nothing
     in_flight: int
     calls: Mapping[str, int]  # total, by outcome
     pings: int  # total keep-warm calls
