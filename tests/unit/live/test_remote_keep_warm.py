@@ -228,14 +228,14 @@ def test_breaker_state_is_reported() -> None:
     readings = GaugeSnapshot(faas_pools={"cloud": spill})
     text = Exposition(Metrics(make_app()), lambda: readings).text()[0].decode()
     for line in (
-        'headgate_spill_breaker_state{pool="cloud"} 1.0',
-        'headgate_spill_open{pool="cloud"} 0.0',
-        'headgate_spill_closed{pool="cloud",reason="breaker"} 1.0',
-        'headgate_spill_closed{pool="cloud",reason="budget"} 0.0',
-        'headgate_spill_spent_usd_total{pool="cloud"} 0.25',
-        'headgate_spill_inflight{pool="cloud"} 3.0',
-        'headgate_spill_calls_total{outcome="throttled",pool="cloud"} 2.0',
-        'headgate_spill_pings_total{pool="cloud"} 4.0',
+        'headgate_faas_breaker_state{pool="cloud"} 1.0',
+        'headgate_faas_calls_allowed{pool="cloud"} 0.0',
+        'headgate_faas_calls_blocked{pool="cloud",reason="breaker"} 1.0',
+        'headgate_faas_calls_blocked{pool="cloud",reason="budget"} 0.0',
+        'headgate_faas_spent_usd_total{pool="cloud"} 0.25',
+        'headgate_faas_inflight{pool="cloud"} 3.0',
+        'headgate_faas_calls_total{outcome="throttled",pool="cloud"} 2.0',
+        'headgate_faas_pings_total{pool="cloud"} 4.0',
     ):
         assert line in text
 

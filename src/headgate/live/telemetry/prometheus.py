@@ -243,25 +243,25 @@ class _Families(Collector):
 
 def _faas_pool_families(pools: Mapping[str, FaasPoolGauges]) -> Iterator[Metric]:
     yield _gauge(
-        "spill_breaker_state",
+        "faas_breaker_state",
         "State of the circuit breaker of a pay-per-call pool: 0 closed, 1 open, 2 half-open.",
         "pool",
         (((name,), pool.breaker) for name, pool in pools.items()),
     )
     yield _gauge(
-        "spill_open",
+        "faas_calls_allowed",
         "Whether the pool can take a call now: breaker, back-off and budgets allow it.",
         "pool",
         (((name,), not pool.blocked_by) for name, pool in pools.items()),
     )
     yield _gauge(
-        "spill_inflight",
+        "faas_inflight",
         "Calls in flight to the pool.",
         "pool",
         (((name,), pool.in_flight) for name, pool in pools.items()),
     )
     yield _gauge(
-        "spill_closed",
+        "faas_calls_blocked",
         "Whether this reason blocks calls to the pool now.",
         "pool reason",
         (
@@ -271,13 +271,13 @@ def _faas_pool_families(pools: Mapping[str, FaasPoolGauges]) -> Iterator[Metric]
         ),
     )
     yield _counter(
-        "spill_spent_usd",
+        "faas_spent_usd",
         "Spending that counts against the budgets: calls, and instances kept warm.",
         "pool",
         (((name,), pool.spent_usd) for name, pool in pools.items()),
     )
     yield _counter(
-        "spill_calls",
+        "faas_calls",
         "Calls to the pool that have ended, by outcome.",
         "pool outcome",
         (
@@ -287,7 +287,7 @@ def _faas_pool_families(pools: Mapping[str, FaasPoolGauges]) -> Iterator[Metric]
         ),
     )
     yield _counter(
-        "spill_pings",
+        "faas_pings",
         "Calls to the pool that only kept an instance warm.",
         "pool",
         (((name,), pool.pings) for name, pool in pools.items()),
