@@ -220,13 +220,18 @@ class Runtime:
     def gauge_snapshot(self) -> GaugeSnapshot:
         view = None if self._driver is None else self._driver.scheduler.view
         gauges = self._costs.gauge_snapshot(view, list(self._calls.values()), self._remote_pools)
-        if self._driver is None:
+        if self._driver is None or view is None:
             return gauges
         margins = self._driver.scheduler.policy.admission_margins
         pipelines = self._driver.scheduler.app.pipelines
         by_model = {pipelines[id].name: margin for id, margin in enumerate(margins)}
         kept_bytes = self._worker_links.memories.kept_bytes()
-        return replace(gauges, admission_margin=by_model, stage_output_bytes=kept_bytes)
+        return replace(
+            gauges,
+            admission_margin=by_model,
+            stage_output_bytes=kept_bytes,
+            events_ignored=view.events_ignored,
+        )
 
     def worker_pids(self) -> list[int]:
         """Return the process ids of the workers, the latest of each node."""

@@ -28,6 +28,7 @@ READINGS = GaugeSnapshot(
     prediction_error_s={("resnet", "resnet-cpu"): -0.001},
     cost_usd={("resnet", "ann", "dedicated", "usage"): 0.25},
     admission_margin={"resnet": 1.5},
+    events_ignored=7,
 )
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from headgate.config import from_spec
 from headgate.core.event_log import Wire, to_wire
-from headgate.core.events import BatchLost, InstanceStarted, InstanceStopped
+from headgate.core.events import BatchLost, InstanceStarted, InstanceStopped, RequestCancelled
 from headgate.core.records import STAGES_MAX
 from headgate.core.states import Outcome
 from headgate.functions.tensor import Block, Signature, TaskInputs, TaskResult, Tensor
@@ -163,6 +163,21 @@ def test_margins_of_the_policy_are_gauges(tmp_path: Path) -> None:
         assert rig.runtime._driver is not None
         rig.runtime._driver.scheduler.policy.admission_margins = [0.25]
         assert rig.runtime.gauge_snapshot().admission_margin == {"f": 0.25}
+        await rig.runtime.stop()
+
+    run(scenario)
+
+
+def test_ignored_events_are_counted(tmp_path: Path) -> None:
+    """A cancellation that crosses the response."""
+
+    async def scenario() -> None:
+        rig = Rig(tmp_path)
+        await rig.serve(1)
+        assert rig.runtime.gauge_snapshot().events_ignored == 0
+        assert rig.runtime._driver is not None
+        rig.runtime._driver.post(RequestCancelled(0))
+        await rig.until(lambda: rig.runtime.gauge_snapshot().events_ignored == 1)
         await rig.runtime.stop()
 
     run(scenario)

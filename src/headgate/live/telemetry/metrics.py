@@ -111,6 +111,7 @@ class GaugeSnapshot:
     # By model: the safety margin of the policy's admission test, in the policy's own unit.
     admission_margin: Mapping[str, float] = field(default_factory=dict)
     stage_output_bytes: int = 0  # in the memory of workers, for the next stage
+    events_ignored: int = 0  # total events that crossed others or came twice
 
 
 HTTP: Final = "http"

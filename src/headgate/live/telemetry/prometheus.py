@@ -229,6 +229,8 @@ class _Families(Collector):
         yield _gauge("prediction_error_seconds", help_text, "function variant", errors)
         help_text = "Outputs of stages that stay in the memory of workers for the next stage."
         yield _gauge("stage_output_bytes", help_text, "", [((), gauges.stage_output_bytes)])
+        help_text = "Events without effect: they crossed others or came twice."
+        yield _counter("events_ignored", help_text, "", [((), gauges.events_ignored)])
         labels = "function state"
         yield _gauge("replicas", "Instances, by state.", labels, gauges.replicas.items())
         yield _counter(
