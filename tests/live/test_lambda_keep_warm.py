@@ -20,6 +20,7 @@ from remote_rig import Rig
 pytest.importorskip("boto3")
 
 from headgate.config.providers import Provider
+from headgate.live.pools import remote_pool
 from headgate.live.pools.aws_client import make_client
 from headgate.live.pools.lambda_pool import LambdaFunctions
 from headgate.live.pools.remote_pool import Failed, WarmKeeper
@@ -117,7 +118,11 @@ def test_provisioned_instances_are_requested_billed_and_removed(tmp_path: Path) 
     assert cloud.provisioned[-1] == ("doubler", "live", 0)
 
 
-def test_provisioning_needs_an_alias(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_provisioning_needs_an_alias(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_pool, "DEPROVISION_WAIT_S", 0.1)
+
     async def scenario(cloud: FakeLambda, kept: WarmRig) -> None:
         kept.keeper.set_target("double", 2, is_provisioned=True)
         await kept.rig.until(lambda: "only an alias" in caplog.text)

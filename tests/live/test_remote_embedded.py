@@ -35,9 +35,9 @@ def test_burst_spills_to_cold_starting_instances(
                 assert [status for status, _ in answers] == [200] * 5
                 assert [value(body) for _, body in answers] == [2.0 * n for n in range(5)]
             metrics = served.get("/metrics")[1]
-            spilled = reading(metrics, "headgate_spill_calls_total", outcome="finished")
+            spilled = reading(metrics, "headgate_faas_calls_total", outcome="finished")
             assert spilled >= 4
             # The start of the worker itself is one of them.
             starts = reading(metrics, "headgate_cold_starts_total", function="double") - 1
             assert 1 <= starts <= spilled - 1  # the second burst reused some of them
-            assert until(lambda: reading(served.get("/metrics")[1], "headgate_spill_inflight") == 0)
+            assert until(lambda: reading(served.get("/metrics")[1], "headgate_faas_inflight") == 0)

@@ -40,11 +40,11 @@ def burst(served: Served, count: int = BURST) -> None:
 
 
 def calls(served: Served, outcome: str) -> float:
-    return reading(served.get("/metrics")[1], "headgate_spill_calls_total", outcome=outcome)
+    return reading(served.get("/metrics")[1], "headgate_faas_calls_total", outcome=outcome)
 
 
 def breaker(served: Served) -> float:
-    return reading(served.get("/metrics")[1], "headgate_spill_breaker_state", pool="cloud")
+    return reading(served.get("/metrics")[1], "headgate_faas_breaker_state", pool="cloud")
 
 
 def recovers(served: Served, cloud: FakeLambda) -> None:

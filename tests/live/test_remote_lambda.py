@@ -39,9 +39,9 @@ def test_burst_spills_and_is_observable(tmp_path: Path) -> None:
         assert all(float(str(event["deadline_ms"])) <= 500 for event in cloud.events)
         assert all(event["tenant"] == "client" for event in cloud.events)
     assert ready == {"ready": True, "live": True, "breakers": {"cloud": "closed"}}
-    assert reading(metrics, "headgate_spill_calls_total", outcome="finished") == spilled
-    assert reading(metrics, "headgate_spill_breaker_state", pool="cloud") == 0
-    assert reading(metrics, "headgate_spill_inflight", pool="cloud") == 0
+    assert reading(metrics, "headgate_faas_calls_total", outcome="finished") == spilled
+    assert reading(metrics, "headgate_faas_breaker_state", pool="cloud") == 0
+    assert reading(metrics, "headgate_faas_inflight", pool="cloud") == 0
     usd = reading(metrics, "headgate_cost_usd_total", tier="serverless", basis="usage")
     assert spilled * 0.2e-6 + spilled * 0.03 * 1.647 * 1.6e-5 < usd < spilled * 1e-4
     assert reading(metrics, "headgate_cold_starts_total", function="double") > 1
@@ -97,7 +97,7 @@ def test_function_errors_reach_the_client_if_allowed(
             assert (status, body["error"]) == (500, error)
             # a function error is not retried, because it would fail again
             assert len(cloud.events) == 1
-            assert reading(served.get("/metrics")[1], "headgate_spill_breaker_state") == 0
+            assert reading(served.get("/metrics")[1], "headgate_faas_breaker_state") == 0
 
 
 def test_remote_only_function_without_source_accepts_any_input(tmp_path: Path) -> None:

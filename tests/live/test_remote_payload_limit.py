@@ -101,7 +101,7 @@ def refused(body: dict[str, object]) -> tuple[object, bool]:
 
 
 def calls(served: Served, outcome: str) -> float:
-    return reading(served.get("/metrics")[1], "headgate_spill_calls_total", outcome=outcome)
+    return reading(served.get("/metrics")[1], "headgate_faas_calls_total", outcome=outcome)
 
 
 @pytest.mark.parametrize("policy", ["serverless_only", "{name: threshold, threshold: 1}"])
@@ -144,7 +144,7 @@ def test_large_results_between_stages_move_to_the_node(
         assert outputs[0]["shape"] == [1, 3]
         assert [event["function"] for event in cloud.events] == ["grow"]
         assert (calls(served, "finished"), calls(served, "refused")) == (1, 1)
-        assert reading(served.get("/metrics")[1], "headgate_spill_breaker_state") == 0
+        assert reading(served.get("/metrics")[1], "headgate_faas_breaker_state") == 0
 
 
 @pytest.mark.parametrize(
@@ -184,10 +184,10 @@ def test_open_breaker_stops_keep_warm(tmp_path: Path) -> None:
                 return bool(reported["breakers"] == {"cloud": "open"})
 
             assert until(is_open)
-            pings = reading(served.get("/metrics")[1], "headgate_spill_pings_total")
+            pings = reading(served.get("/metrics")[1], "headgate_faas_pings_total")
             assert not until(
-                lambda: reading(served.get("/metrics")[1], "headgate_spill_pings_total") > pings, 1
+                lambda: reading(served.get("/metrics")[1], "headgate_faas_pings_total") > pings, 1
             )
             metrics = served.get("/metrics")[1]
-    assert reading(metrics, "headgate_spill_closed", reason="breaker") == 1
-    assert reading(metrics, "headgate_spill_spent_usd_total") > 0
+    assert reading(metrics, "headgate_faas_calls_blocked", reason="breaker") == 1
+    assert reading(metrics, "headgate_faas_spent_usd_total") > 0

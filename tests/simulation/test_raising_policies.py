@@ -12,7 +12,10 @@ from headgate.core.actions import Action, ReportFault
 from headgate.core.errors import PolicyError
 from headgate.core.event_log import LogEntry, replay
 from headgate.core.events import Event
+from headgate.core.model import Pool
 from headgate.core.policy import Context, Policy, PolicyConfig, PolicyKind
+from headgate.core.records import Request
+from headgate.core.states import Outcome
 from headgate.policies import find_policy, policy_names
 from headgate.sim.faults import Fault, FaultPlan
 from headgate.sim.fuzz import fuzz_kind
@@ -110,6 +113,21 @@ def test_a_log_with_faults_differs_from_a_faultless_policy() -> None:
     difference = replay(log.entries, scheduler).first_difference
     assert difference is not None
     assert difference.seq == first
+
+
+def test_after_a_fault_requests_may_wait_for_as_long_as_before() -> None:
+    """Sixty requests of ten seconds each, a minute after the fault, on one node."""
+
+    def on_arrival(self: Policy, request: Request) -> None:
+        if request.id == 0:
+            raise HookError
+
+    kind = find_policy("balance")
+    raises_once = type("RaisesOnce", (kind.make,), {"on_arrival": on_arrival})
+    app = make_app(exec_ms=(10_000,), pools=(Pool(0, "gpu"),))
+    setup = Setup(app, PolicyKind(raises_once, kind.config), survives_faults=True)
+    run = simulate(setup, at_ms(0, *([70_000] * 60)))
+    assert run.requests.outcome.tolist() == [Outcome.FAILED, *([Outcome.MET] * 60)]
 
 
 def test_without_survives_faults_the_first_policy_error_ends_the_run() -> None:

@@ -148,7 +148,7 @@ class ResidentInstance:
         self.held = 0  # dispatches accepted and not begun
         self.idle_since_ns = 0  # when its last work ended; meaningful only while nothing runs
         self.is_in_use = True  # False from `Variant.unused_after_ns` after its last work
-        self.has_timer = False  # one of its own two timeouts is being waited for
+        self.has_timer = False  # one of its timeouts is being waited for
 
 
 @final
@@ -353,16 +353,21 @@ class Backend:
             self._finish_if_idle(instance, effects)
 
     def _stop_if_idle(self, now_ns: int, instance_id: int, effects: list[Effect]) -> None:
-        """Stop an instance that nobody has used since the idle timer was set."""
+        """Stop an instance that nobody has used for long; one that has been used waits on."""
         instance = self.instances.get(instance_id)
         if instance is None:
             return
         instance.has_timer = False
-        if instance.running or instance.held or not instance.is_ready or instance.stop_reason:
-            return
+        if instance.running or not instance.is_ready or instance.stop_reason:
+            return  # when its work has ended it gets another timer
         if instance.variant.unused_after_ns < NEVER_NS:
-            self._retire_by_steps(now_ns, instance, effects)
-        elif now_ns - instance.idle_since_ns >= self._pool.idle_timeout_ns:
+            if not instance.held:
+                self._retire_by_steps(now_ns, instance, effects)
+            return
+        due_ns = instance.idle_since_ns + self._pool.idle_timeout_ns
+        if now_ns < due_ns:
+            self._set_timer(instance, due_ns, effects)
+        elif not instance.held:
             self._stop(instance_id, IDLE, effects)
 
     def _retire_by_steps(
@@ -384,7 +389,7 @@ class Backend:
         self._set_timer(instance, due_ns, effects)
 
     def _set_timer(self, instance: ResidentInstance, at_ns: int, effects: list[Effect]) -> None:
-        """Wait for a timeout of this instance. One timer is enough: it may be used meanwhile."""
+        """Wait for a timeout of this instance. One timer is enough, however often it is used."""
         if not instance.has_timer:
             instance.has_timer = True
             effects.append(IdleTimer(instance.id, at_ns))
@@ -418,7 +423,7 @@ class Backend:
             if instance.variant.unused_after_ns < NEVER_NS:
                 self._set_timer(instance, now_ns + instance.variant.unused_after_ns, effects)
             elif self._pool.idle_timeout_ns < NEVER_NS:
-                effects.append(IdleTimer(instance.id, now_ns + self._pool.idle_timeout_ns))
+                self._set_timer(instance, now_ns + self._pool.idle_timeout_ns, effects)
         return effects
 
     def _begin_held(self, effects: list[Effect]) -> None:

@@ -98,10 +98,10 @@ class CostAccounting:
         for instance in () if view is None else view.instances.values():
             function = app.functions[instance.variant.function_id]
             replicas[function.name, STATE_NAMES.get(instance.state, "gone")] += 1
-        errors = {
-            app.functions[app.variants[id].function_id].name: error_s
-            for id, error_s in self._error_s.items()
-        }
+        errors: dict[tuple[str, str], float] = {}
+        for id, error_s in self._error_s.items():
+            variant = app.variants[id]
+            errors[app.functions[variant.function_id].name, variant.name] = error_s
         spills = {} if view is None else _faas_pool_gauges(view, remote_pools)
         return GaugeSnapshot(queued, open_calls, replicas, errors, self._cost_usd(), spills)
 

@@ -120,8 +120,8 @@ class Runtime:
         self._config = deployment.load()
         self._metrics = metrics
         self._tracer = tracer
-        # By starting instance: its function, and since when.
-        self._starts: dict[int, tuple[str, int]] = {}
+        # By starting instance: its function, since when, and its node if we have picked that.
+        self._starts: dict[int, tuple[str, int, int | None]] = {}
         self._index = membership.index
         self._gateways = membership.count  # that serve, this one included
         self._costs = CostAccounting(self._config.app, self._config.serve.gateways)
@@ -220,13 +220,18 @@ class Runtime:
     def gauge_snapshot(self) -> GaugeSnapshot:
         view = None if self._driver is None else self._driver.scheduler.view
         gauges = self._costs.gauge_snapshot(view, list(self._calls.values()), self._remote_pools)
-        if self._driver is None:
+        if self._driver is None or view is None:
             return gauges
         margins = self._driver.scheduler.policy.admission_margins
         pipelines = self._driver.scheduler.app.pipelines
         by_model = {pipelines[id].name: margin for id, margin in enumerate(margins)}
         kept_bytes = self._worker_links.memories.kept_bytes()
-        return replace(gauges, admission_margin=by_model, stage_output_bytes=kept_bytes)
+        return replace(
+            gauges,
+            admission_margin=by_model,
+            stage_output_bytes=kept_bytes,
+            events_ignored=view.events_ignored,
+        )
 
     def worker_pids(self) -> list[int]:
         """Return the process ids of the workers, the latest of each node."""
@@ -371,20 +376,20 @@ class Runtime:
     def execute(self, action: PlacedAction) -> None:
         assert self._driver is not None
         link = None if action.node_id is None else self._links.get(action.node_id)
-        is_granted = action.node_id is None and self._is_granted(action)
-        if isinstance(action, StartInstance) and (link is not None or is_granted):
-            function_id = self.app.variants[action.variant_id].function_id
-            name = self.app.functions[function_id].name
-            self._starts[action.instance_id] = (name, monotonic_ns())
         if link is not None:
             link.send_action(to_wire(action))
-        elif is_granted:
+        elif action.node_id is None and self._is_granted(action):
             assert self.control is not None
             self.control.send(action)
         elif self._remote_pools is not None and self._remote_pools.execute(action):
             return
         elif isinstance(action, StartInstance | StopInstance):
             self._driver.post(InstanceStopped(action.instance_id, "the worker is disconnected"))
+            return
+        if isinstance(action, StartInstance):  # it has been sent, and ends in an event
+            function_id = self.app.variants[action.variant_id].function_id
+            name = self.app.functions[function_id].name
+            self._starts[action.instance_id] = (name, monotonic_ns(), action.node_id)
 
     def _is_granted(self, action: PlacedAction) -> bool:
         """Whether a Broker picks the node that an action is for: the supervisor has it."""
@@ -614,6 +619,8 @@ class Runtime:
         assert self._driver is not None
         self._driver.post(NodeLost(node.id))
         self._costs.on_node_lost(node.id)
+        # No event tells of the instances that were starting there.
+        self._starts = {id: start for id, start in self._starts.items() if start[2] != node.id}
 
 
 def _is_starting(view: View, function: Function) -> bool:

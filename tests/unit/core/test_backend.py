@@ -338,7 +338,6 @@ def test_an_instance_that_was_idle_for_long_stops() -> None:
     assert told(backend, Ended(start(0)), now_ns=5) == ["timer 0 at 15"]
     assert told(backend, batch(0), IdleTimer(0, 15), now_ns=15) == ["begin batch 0"]
     assert told(backend, Ended(batch(0)), now_ns=50) == ["timer 0 at 60"]
-    assert told(backend, IdleTimer(0, 59), now_ns=59) == []  # used since that timer was set
     assert told(backend, IdleTimer(0, 60), now_ns=60) == ["0 idle for too long"]
     assert told(backend, IdleTimer(0, 61), now_ns=61) == []
 
@@ -450,8 +449,10 @@ class Driver:
         elif isinstance(effect, WeightsEvicted | InstanceStopped):
             self.loaded.pop(effect.instance_id, None)
         if isinstance(effect, IdleTimer):
-            assert effect.at_ns == self.now_ns + self.idle_timeout_ns
+            assert effect.at_ns <= self.now_ns + self.idle_timeout_ns
+            assert all(timer.instance_id != effect.instance_id for timer in self.timers)
             self.timers.append(effect)
+            self.timers.sort(key=lambda timer: timer.at_ns)
         elif isinstance(effect, BatchRefused):
             self.open_batches.remove(effect.batch_id)
             assert all(e.batch_id != effect.batch_id for e in self.batches())

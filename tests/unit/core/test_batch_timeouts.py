@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headgate.core.actions import SetTimer
+from headgate.core.clock import HOUR_NS
 from headgate.core.events import (
     BatchFinished,
     InstanceStarted,
@@ -74,3 +75,32 @@ def test_the_past_fades(make_rig: type[Rig]) -> None:
     assert limits_ns[0] == 38
     assert limits_ns == sorted(limits_ns, reverse=True)
     assert limits_ns[-1] == 20
+
+
+def hourly_limits(rig: Rig, *took_ns: int) -> list[int]:
+    """The timeouts of batches that are sent an hour apart and take so long."""
+    limits_ns = []
+    for hour, length_ns in enumerate(took_ns):
+        limits_ns.append(limit_of(rig, hour * HOUR_NS, hour))
+        if hour == 0:
+            rig.at(0, InstanceStarted(0, 0))
+        rig.at(hour * HOUR_NS + length_ns, BatchFinished(hour))
+    return limits_ns
+
+
+def test_the_past_fades_with_time_where_batches_are_rare(make_rig: type[Rig]) -> None:
+    """One batch took 9,000 times its profile, and the others what it says."""
+    limits = Limits(timeout_factor=10_000.0, timeout_floor_ns=0)
+    rig = make_rig(make_app(limits=limits), nodes=1)
+    limits_ns = hourly_limits(rig, 90_000, *([10] * 99))
+    assert limits_ns[:2] == [100_000, 900_000_000]
+    assert limits_ns[1:] == sorted(limits_ns[1:], reverse=True)
+    assert limits_ns[24] < 900_000_000 / 2**3
+    assert limits_ns[90] == 100_000
+
+
+def test_what_is_always_slow_is_waited_for_however_rare_it_is(make_rig: type[Rig]) -> None:
+    limits = Limits(timeout_factor=2.0, timeout_floor_ns=70)
+    rig = make_rig(make_app(limits=limits), nodes=1)
+    assert hourly_limits(rig, *([60] * 50))[1:] == [120] * 49
+    assert limit_of(rig, 10_000 * HOUR_NS, 50) == 120

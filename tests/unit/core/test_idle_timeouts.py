@@ -1,4 +1,4 @@
-"""The two timeouts of an instance: it leaves service, and later it retires."""
+"""The timeouts of an instance: that of its pool, or it leaves service and later retires."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headgate.core.backend import Backend, Ended, IdleTimer
 from headgate.core.clock import NEVER_NS
 from headgate.core.model import Pool
 
-from .test_backend import batch, start, told, variants
+from .test_backend import batch, cancel, make_backend, start, told, variants
 
 
 def make_retiring(pool: Pool, unused_ns: int = 10, retire_ns: int = 30) -> Backend:
@@ -65,3 +65,24 @@ def test_an_instance_may_leave_service_and_never_retire() -> None:
     told(backend, start(1), now_ns=11)  # another variant has the timeout of the pool
     assert told(backend, Ended(start(1)), now_ns=12) == ["timer 1 at 15"]
     assert told(backend, IdleTimer(1, 15), now_ns=15) == ["1 idle for too long"]
+
+
+def test_an_instance_waits_for_one_idle_timer_however_often_it_is_used() -> None:
+    backend = make_backend(Pool(0, "gpu", idle_timeout_ns=1_000))
+    assert told(backend, start(0), Ended(start(0))) == ["begin start 0", "timer 0 at 1000"]
+    for at_ns in range(1, 1_000):
+        effects = told(backend, batch(at_ns), Ended(batch(at_ns)), now_ns=at_ns)
+        assert effects == [f"begin batch {at_ns}"]
+    assert told(backend, IdleTimer(0, 1_000), now_ns=1_000) == ["timer 0 at 1999"]
+    assert told(backend, IdleTimer(0, 1_999), now_ns=1_999) == ["0 idle for too long"]
+
+
+def test_an_idle_timer_that_is_early_waits_for_the_rest_beside_a_held_batch() -> None:
+    """The batch waits for the slot, and is cancelled: the instance stops when it would have."""
+    backend = make_backend(Pool(0, "gpu", idle_timeout_ns=10, queue_max=1))
+    told(backend, start(0), Ended(start(0)))
+    told(backend, batch(0), Ended(batch(0)), now_ns=5)
+    told(backend, start(1), now_ns=6)
+    assert told(backend, batch(1), IdleTimer(0, 10), now_ns=10) == ["timer 0 at 15"]
+    assert told(backend, cancel(1), now_ns=11) == ["batch 1 cancelled"]
+    assert told(backend, IdleTimer(0, 15), now_ns=15) == ["0 idle for too long"]

@@ -196,7 +196,36 @@ def test_who_has_been_sent_out_since_is_not_forgotten() -> None:
     policy.slips.clear()
     scheduler.handle(2, TimerFired(OFFER))  # too early, so ignored
     scheduler.handle(1 + 100 * MILLISECOND_NS, TimerFired(OFFER))
-    assert [
-        type(action).__name__ for action in scheduler.handle(1 + MINUTE_NS, TimerFired(FORGOTTEN))
-    ] == ["SetTimer"]
+    assert scheduler.handle(1 + MINUTE_NS, TimerFired(FORGOTTEN)) == []
     assert list(scheduler.view.requests) == [0]
+
+
+def test_who_comes_after_a_fault_may_wait_for_long() -> None:
+    scheduler, _ = make(("on_arrival", 1), nodes=0)
+    scheduler.handle(0, RequestArrived(0, 0))
+    faulty(scheduler, 1, RequestArrived(1, 0))
+    scheduler.handle(2, RequestArrived(2, 0))
+    late = scheduler.handle(1 + MINUTE_NS, TimerFired(FORGOTTEN))
+    assert settled([to_wire(action) for action in late]) == {0: FAILED}
+    for minute in range(2, 100):
+        scheduler.handle(minute * MINUTE_NS, RequestArrived(minute + 1, 0))
+        assert FORGOTTEN not in scheduler.view.timers
+    assert list(scheduler.view.requests) == list(range(2, 101))
+
+
+def test_who_waits_at_a_later_fault_is_checked_after_that() -> None:
+    """0 came before the first fault, 2 before the second and 4 after both."""
+    scheduler, _ = make(("on_arrival", 1), ("on_arrival", 3), nodes=0)
+    left = []
+    for request_id in range(5):
+        event = RequestArrived(request_id, 0)
+        if request_id in (1, 3):
+            faulty(scheduler, request_id, event)
+        else:
+            scheduler.handle(request_id, event)
+    for _ in range(2):
+        due_ns = scheduler.view.timers[FORGOTTEN]
+        scheduler.handle(due_ns, TimerFired(FORGOTTEN))
+        left.append(list(scheduler.view.requests))
+    assert left == [[2, 4], [4]]
+    assert FORGOTTEN not in scheduler.view.timers

@@ -25,9 +25,10 @@ READINGS = GaugeSnapshot(
     queue_depth={"resnet": 3},
     inflight={"resnet": 5},
     replicas={("resnet", "ready"): 2},
-    prediction_error_s={"resnet": -0.001},
+    prediction_error_s={("resnet", "resnet-cpu"): -0.001},
     cost_usd={("resnet", "ann", "dedicated", "usage"): 0.25},
     admission_margin={"resnet": 1.5},
+    events_ignored=7,
 )
 
 

@@ -86,10 +86,12 @@ def test_gauges_and_other_families() -> None:
     assert value(got, "headgate_queue_depth", model="resnet") == 3
     assert value(got, "headgate_inflight", model="resnet") == 5
     assert value(got, "headgate_replicas", function="resnet", state="ready") == 2
-    assert value(got, "headgate_prediction_error_seconds", function="resnet") == -0.001
+    error = {"function": "resnet", "variant": "resnet-cpu"}
+    assert value(got, "headgate_prediction_error_seconds", **error) == -0.001
     cost = {"model": "resnet", "tenant": "ann", "tier": "dedicated", "basis": "usage"}
     assert value(got, "headgate_cost_usd_total", **cost) == 0.25
     assert value(got, "headgate_admission_margin", model="resnet") == 1.5
+    assert value(got, "headgate_events_ignored_total") == 7
     assert value(got, "headgate_cold_starts_total", function="resnet") == 1
     starts = "headgate_cold_start_duration_seconds_bucket"
     assert [value(got, starts, function="resnet", le=le) for le in ("0.5", "1.0")] == [0, 1]

@@ -1,4 +1,4 @@
-"""Keep-warm from the policy through the driver; remote calls, their cost, and the breaker."""
+"""Keep-warm from the policy through the driver; remote calls, what is accounted, the breaker."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from headgate.core.model import (
     Variant,
 )
 from headgate.core.policy import Capabilities, Policy, PolicyConfig, PolicyKind
-from headgate.core.records import Node, Task
+from headgate.core.records import STAGES_MAX, Node, Task
 from headgate.core.scheduler.scheduler import Scheduler
 from headgate.functions.tensor import TaskInputs
 from headgate.live.call import Call
@@ -129,8 +129,8 @@ def ignore(call: Call) -> None:
     """Ignore the result."""
 
 
-def remote_call(*calls: Call) -> RemoteCall:
-    """Return the remote call for these calls as one batch."""
+def remote_call(*calls: Call, answered: Collection[int] = ()) -> RemoteCall:
+    """Return the remote call for these calls as one batch, of which some are answered already."""
     scheduler = Scheduler(make_app(), KIND)
     task_ids: list[int] = []
     for number, call in enumerate(calls):
@@ -141,8 +141,9 @@ def remote_call(*calls: Call) -> RemoteCall:
         (dispatch,) = [a for a in scheduler.handle(MS, event) if isinstance(a, Dispatch)]
         task_ids += dispatch.task_ids
     action = Dispatch(9, 0, task_ids, len(task_ids), 1, None, None)
-    tasks = [TaskInputs(task_id, 1, []) for task_id in task_ids]
-    return make_remote_call(scheduler.view, action, tasks, dict(enumerate(calls)))
+    open_calls = {id: call for id, call in enumerate(calls) if id not in answered}
+    tasks = [TaskInputs(id, 1, []) for id in task_ids if id // STAGES_MAX in open_calls]
+    return make_remote_call(scheduler.view, action, tasks, open_calls)
 
 
 def test_call_has_the_latest_deadline() -> None:
@@ -164,6 +165,13 @@ def test_call_without_deadline() -> None:
     assert not call.is_hard
     assert call.tenant is None  # two tenants share the call
     assert call.shares == ((0, 0, 1), (0, 1, 1))
+
+
+def test_call_goes_out_without_what_is_answered_already() -> None:
+    ann, bob = (Call(0, [], 1, ignore, client_id=number) for number in range(2))
+    call = remote_call(ann, bob, answered=(0,))
+    assert [task.task_id // STAGES_MAX for task in call.tasks] == [1]
+    assert (call.tenant, call.shares) == ("bob", ((0, 1, 1),))
 
 
 def test_slo_is_a_soft_deadline() -> None:
@@ -201,20 +209,33 @@ def test_call_cost_is_shared_by_items() -> None:
     }
 
 
+def test_prediction_errors_of_the_variants_of_a_function_stand_apart() -> None:
+    fast = Variant(0, "f/fast", 0, (0,), Profile(exec_ns=(MS,)))
+    slow = Variant(1, "f/slow", 0, (1,), Profile(exec_ns=(5 * MS,)))
+    accounting = CostAccounting(replace(make_app(), functions=(Function(0, "f", (fast, slow)),)))
+    accounting.on_batch_ran(0, 1, 0, 4 * MS)
+    accounting.on_batch_ran(1, 1, 0, 4 * MS)
+    errors = accounting.gauge_snapshot(None, []).prediction_error_s
+    assert errors == {
+        ("f", "f/fast"): pytest.approx(0.003),
+        ("f", "f/slow"): pytest.approx(-0.001),
+    }
+
+
 def test_breaker_state_is_reported() -> None:
     assert breakers(Scheduler(make_app(), KIND).view) == {"cloud": "closed"}
     spill = FaasPoolGauges(1, "breaker", 3, {"finished": 5, "throttled": 2}, 4, 0.25)
     readings = GaugeSnapshot(faas_pools={"cloud": spill})
     text = Exposition(Metrics(make_app()), lambda: readings).text()[0].decode()
     for line in (
-        'headgate_spill_breaker_state{pool="cloud"} 1.0',
-        'headgate_spill_open{pool="cloud"} 0.0',
-        'headgate_spill_closed{pool="cloud",reason="breaker"} 1.0',
-        'headgate_spill_closed{pool="cloud",reason="budget"} 0.0',
-        'headgate_spill_spent_usd_total{pool="cloud"} 0.25',
-        'headgate_spill_inflight{pool="cloud"} 3.0',
-        'headgate_spill_calls_total{outcome="throttled",pool="cloud"} 2.0',
-        'headgate_spill_pings_total{pool="cloud"} 4.0',
+        'headgate_faas_breaker_state{pool="cloud"} 1.0',
+        'headgate_faas_calls_allowed{pool="cloud"} 0.0',
+        'headgate_faas_calls_blocked{pool="cloud",reason="breaker"} 1.0',
+        'headgate_faas_calls_blocked{pool="cloud",reason="budget"} 0.0',
+        'headgate_faas_spent_usd_total{pool="cloud"} 0.25',
+        'headgate_faas_inflight{pool="cloud"} 3.0',
+        'headgate_faas_calls_total{outcome="throttled",pool="cloud"} 2.0',
+        'headgate_faas_pings_total{pool="cloud"} 4.0',
     ):
         assert line in text
 

@@ -12,7 +12,7 @@ import pytest
 
 from headgate.config import from_spec
 from headgate.core.event_log import Wire, to_wire
-from headgate.core.events import BatchLost, InstanceStarted, InstanceStopped
+from headgate.core.events import BatchLost, InstanceStarted, InstanceStopped, RequestCancelled
 from headgate.core.records import STAGES_MAX
 from headgate.core.states import Outcome
 from headgate.functions.tensor import Block, Signature, TaskInputs, TaskResult, Tensor
@@ -56,6 +56,8 @@ class FakeLink:
         self.runtime = runtime
         self.breaks = 0
         self.deaths = 0  # it ends with its next batches, and comes back
+        self.load_breaks = 0  # its next starts cannot be sent
+        self.load_deaths = 0  # it ends with its next starts, and comes back
         self.ran: list[RunBatch] = []
 
     def run(self, message: RunBatch) -> None:
@@ -71,12 +73,19 @@ class FakeLink:
         ran = BatchRan(message.batch_id, 1, 2, results)
         asyncio.get_running_loop().call_soon(self.runtime.on_batch_ran, 0, ran)
 
-    def _die(self, batch_id: int) -> None:
-        self.runtime.on_worker_lost(cast(WorkerLink, self), [batch_id])
+    def _die(self, *batch_ids: int) -> None:
+        self.runtime.on_worker_lost(cast(WorkerLink, self), list(batch_ids))
         self.runtime.on_worker_joined(cast(WorkerLink, self))
 
     def send_action(self, wire: Wire) -> None:
         assert wire[0] == "StartInstance"
+        if self.load_breaks:
+            self.load_breaks -= 1
+            raise ValueError("planted")
+        if self.load_deaths:
+            self.load_deaths -= 1
+            asyncio.get_running_loop().call_soon(self._die)
+            return
         started = InstanceStarted(cast(int, wire[1]), 0)
         asyncio.get_running_loop().call_soon(self.runtime.on_event, started)
 
@@ -159,6 +168,21 @@ def test_margins_of_the_policy_are_gauges(tmp_path: Path) -> None:
     run(scenario)
 
 
+def test_ignored_events_are_counted(tmp_path: Path) -> None:
+    """A cancellation that crosses the response."""
+
+    async def scenario() -> None:
+        rig = Rig(tmp_path)
+        await rig.serve(1)
+        assert rig.runtime.gauge_snapshot().events_ignored == 0
+        assert rig.runtime._driver is not None
+        rig.runtime._driver.post(RequestCancelled(0))
+        await rig.until(lambda: rig.runtime.gauge_snapshot().events_ignored == 1)
+        await rig.runtime.stop()
+
+    run(scenario)
+
+
 def test_failing_front_end_does_not_affect_others(tmp_path: Path) -> None:
     async def scenario() -> None:
         rig = Rig(tmp_path)
@@ -200,6 +224,29 @@ def test_only_a_process_that_runs_functions_dies_of_them(
         rig.link.hello.runs_functions = runs_functions
         rig.link.deaths = 2
         assert await rig.serve(1) == [outcome]
+        await rig.runtime.stop()
+
+    run(scenario)
+
+
+def test_start_on_a_worker_that_dies_while_it_loads_is_forgotten(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        rig = Rig(tmp_path)
+        rig.link.load_deaths = 1
+        assert await rig.serve(1) == [Outcome.MET]
+        assert (rig.link.load_deaths, rig.runtime._starts) == (0, {})
+        await rig.runtime.stop()
+
+    run(scenario)
+
+
+def test_unsent_start_is_forgotten(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        rig = Rig(tmp_path)
+        rig.link.load_breaks = 1
+        assert await rig.serve(1) == [Outcome.MET]
+        assert rig.metrics.faults == {"order": 1}
+        assert rig.runtime._starts == {}
         await rig.runtime.stop()
 
     run(scenario)

@@ -118,8 +118,9 @@ class PolicyRecovery:
 
     A hook that raised may not have used the capacity it was offered, so all free capacity is
     offered again after a moment. The hook may also have lost a task that it had dequeued, or a
-    node. What a policy has lost cannot be observed from outside, so from the first fault on, a task
-    that has been ready for a minute or two without being dispatched fails.
+    node. What a policy has lost cannot be observed from outside, so a task that is ready at a fault
+    fails if it has not been dispatched a minute or two later. Tasks that become ready after that
+    may wait as long as ever: one fault must not change for good who is served.
     """
 
     def __init__(
@@ -130,22 +131,33 @@ class PolicyRecovery:
         self._requests = requests
         self._hooks = hooks
         self._waiting: list[tuple[Task, int]] = []  # ready tasks, each with its tries so far
+        self._is_outdated = False  # there has been a fault since they were listed
+        self._fault_ns = 0  # when the last one was
 
-    def watch(self, is_fault: bool) -> None:
-        """After an event, from the first fault on: set the timers of the checks below."""
+    def on_fault(self) -> None:
+        """After an event with a fault: set the timers of the checks below."""
         view = self._view
         if not view.requests:
             return
-        if is_fault and (OFFER_AGAIN, 0) not in view.timers:
+        self._fault_ns = view.now_ns
+        if (OFFER_AGAIN, 0) not in view.timers:
             self._state.set_timer((OFFER_AGAIN, 0), view.now_ns + OFFER_AFTER_NS)
-        if (FORGOTTEN, 0) not in view.timers:
-            self._state.set_timer((FORGOTTEN, 0), view.now_ns + FORGOTTEN_AFTER_NS)
-            self._waiting = [
-                (task, _tries(task))
-                for request in view.requests.values()
-                for task in request.tasks
-                if task.state == TaskState.READY
-            ]
+        if (FORGOTTEN, 0) in view.timers:
+            self._is_outdated = True  # to list them at every fault would cost too much
+        else:
+            self._list_waiting()
+
+    def _list_waiting(self) -> None:
+        """List what may have been ready at the last fault, to be checked after a while."""
+        view = self._view
+        self._state.set_timer((FORGOTTEN, 0), view.now_ns + FORGOTTEN_AFTER_NS)
+        self._waiting = [
+            (task, _tries(task))
+            for request in view.requests.values()
+            if request.arrival_ns <= self._fault_ns
+            for task in request.tasks
+            if task.state == TaskState.READY
+        ]
 
     def offer_again(self) -> None:
         """Offer all free capacity again, because the hook that raised may not have used it."""
@@ -155,11 +167,17 @@ class PolicyRecovery:
                 self._hooks.pool_available(pool.id)
 
     def fail_forgotten(self) -> None:
-        """Fail the tasks that were ready at the last check and have not been dispatched since."""
+        """Fail the tasks that were ready when they were listed and have not been dispatched since.
+
+        If there has been a fault in between, those that were ready then have their time from now.
+        """
         waiting, self._waiting = self._waiting, []
         for task, tries in waiting:
             if _tries(task) == tries:
                 self._requests.fail_if_ready(task)
+        is_outdated, self._is_outdated = self._is_outdated, False
+        if is_outdated and self._view.requests:
+            self._list_waiting()
 
 
 def _tries(task: Task) -> int:

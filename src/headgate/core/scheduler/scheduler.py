@@ -185,13 +185,10 @@ class Scheduler:
             self._quarantine.release()
         if self._plan_every_ns and ("plan", 0) not in view.timers:
             state.set_timer(("plan", 0), now_ns + self._plan_every_ns)
-        if view.policy_faults:
-            self._recovery.watch(state.fault is not None)
+        if state.fault is not None:
+            self._recovery.on_fault()
         state.needs_finish = (
-            self._always_finishes
-            or view.policy_faults > 0
-            or len(view.load_failures) > 0
-            or not self._quarantine.is_empty
+            self._always_finishes or len(view.load_failures) > 0 or not self._quarantine.is_empty
         )
         if self._validator is not None:
             self._validator.check()

@@ -35,6 +35,7 @@ from headgate.core.actions import (
     StopInstance,
 )
 from headgate.core.circuit_breaker import CircuitBreaker
+from headgate.core.clock import HOUR_NS
 from headgate.core.errors import PolicyError
 from headgate.core.events import TimerKey
 from headgate.core.ids import IDS_PER_SCHEDULER
@@ -56,6 +57,7 @@ from headgate.core.states import (
 from headgate.core.view import View, has_free_room, is_evictable, is_free
 
 _RATIO_DECAY: Final = 0.99  # per batch, of the largest recent ratio
+_RATIO_HALVED_EVERY_NS: Final = 6 * HOUR_NS  # for functions that run rarely
 _TIMED_OUT_MAX: Final = 256  # timed-out batches remembered, the newest of them
 
 
@@ -565,7 +567,11 @@ class InstanceWriter:
 
 @final
 class BatchTimeouts:
-    """Tracks, per variant, the ratio of observed to expected time of the slowest recent batch."""
+    """Tracks, per variant, the ratio of observed to expected time of the slowest recent batch.
+
+    The largest ratio fades with the batches that follow and with time. It never fades below the
+    latest one: what always takes longer than its profile may run so rarely that little else counts.
+    """
 
     def __init__(self, app: App) -> None:
         limits = app.limits
@@ -573,11 +579,13 @@ class BatchTimeouts:
         self._factor = limits.timeout_factor
         self._floor_ns = limits.timeout_floor_ns
         self._ratios = [1.0 for _ in app.variants]  # largest recent ratio, which decays
+        self._latest = [1.0 for _ in app.variants]
+        self._halved_ns = [0 for _ in app.variants]  # until when it has decayed by time
         self._timed_out: dict[int, Batch] = {}  # by batch id
 
     def limit_ns(self, batch: Batch) -> int:
         """The timeout of this batch, counted from its dispatch."""
-        expected_ns = _expected_ns(batch) * self._ratios[batch.variant.id]
+        expected_ns = _expected_ns(batch) * self._ratio(batch.variant.id, batch.sent_ns)
         return max(self._floor_ns, int(expected_ns * self._factor))
 
     def on_ended(self, batch: Batch, now_ns: int) -> None:
@@ -598,9 +606,18 @@ class BatchTimeouts:
             self._observe(batch, now_ns)
 
     def _observe(self, batch: Batch, now_ns: int) -> None:
-        ratio = (now_ns - batch.sent_ns) / max(1, _expected_ns(batch))
+        ratio = max(1.0, (now_ns - batch.sent_ns) / max(1, _expected_ns(batch)))
         id = batch.variant.id
-        self._ratios[id] = max(1.0, ratio, _RATIO_DECAY * self._ratios[id])
+        self._ratios[id] = max(ratio, _RATIO_DECAY * self._ratio(id, now_ns))
+        self._latest[id] = ratio
+
+    def _ratio(self, id: int, now_ns: int) -> float:
+        """The largest recent ratio of a variant, less what it has decayed by time."""
+        halvings = (now_ns - self._halved_ns[id]) // _RATIO_HALVED_EVERY_NS
+        if halvings > 0:
+            self._halved_ns[id] += halvings * _RATIO_HALVED_EVERY_NS
+            self._ratios[id] = max(self._latest[id], 0.5**halvings * self._ratios[id])
+        return self._ratios[id]
 
 
 def _expected_ns(batch: Batch) -> int:

@@ -56,6 +56,7 @@ RETRY_S: Final = 0.5  # between pings of a node that is down
 WARNING_INTERVAL_S: Final = 5.0  # per pool
 # How long `stop` waits for the removal of provisioned instances, which would be billed on.
 DEPROVISION_WAIT_S: Final = 3.0
+UNKEPT_EVERY_S: Final = 60.0  # between requests for provisioned instances where no other stays warm
 POLL_S: Final = 0.01
 OUTCOMES: Final = ("finished", "failed", "refused", "throttled", "lost")
 _LIMITS: Final = GatewayConfig()
@@ -91,9 +92,12 @@ class RemoteCall:
 def make_remote_call(
     view: View, action: Dispatch, tasks: list[TaskInputs], calls: Mapping[int, Call]
 ) -> RemoteCall:
-    """Return a dispatched batch as a remote call. `calls` are the open calls by request id."""
+    """Return a dispatched batch as a remote call. `calls` are the open calls by request id.
+
+    `tasks` are those of its tasks whose calls are open: a call may be answered after a fault.
+    """
     app = view.app
-    batch_calls = [calls[task_id // STAGES_MAX] for task_id in action.task_ids]
+    batch_calls = [calls[task.task_id // STAGES_MAX] for task in tasks]
     ids = {call.request_id for call in batch_calls}
     requests = [view.requests[id] for id in ids if id in view.requests]
     tenants = {call.client_id for call in batch_calls}
@@ -296,6 +300,18 @@ class RemotePool:
 
 
 @final
+@dataclass(eq=False, slots=True)
+class _Provisioned:
+    """The provisioned concurrency of a function: what is wanted, and what the platform may have."""
+
+    wanted: int = 0
+    # As confirmed last, or as asked for since, if that is more: a call that failed may have worked.
+    held: int = 0
+    billed_ns: int = 0  # until when it is billed
+    is_in_flight: bool = False  # a call that sets it
+
+
+@final
 @dataclass(eq=False)
 class WarmKeeper:
     """Keeps instances of one pool warm, by pings or provisioned concurrency.
@@ -314,10 +330,8 @@ class WarmKeeper:
         self.pings = 0
         self._loop = asyncio.get_running_loop()
         self._ping_targets: dict[str, int] = {}  # instances to keep warm by pings
-        # Provisioned instances, and since when they are unbilled.
-        self._provisioned: dict[str, tuple[int, int]] = {}
+        self._provisioned: dict[str, _Provisioned] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._provisioning_calls = 0  # calls in flight
 
     def set_target(self, function: str, count: int, *, is_provisioned: bool) -> None:
         """Keep this many instances warm from now on. Surplus instances expire by themselves."""
@@ -332,37 +346,38 @@ class WarmKeeper:
         """Stop pinging and remove provisioned instances, which would be billed on."""
         for timer in self._timers.values():
             timer.cancel()
-        for function, (count, _) in list(self._provisioned.items()):
-            if count:
-                self._set_provisioned(function, 0)
+        for function in self._provisioned:
+            self._set_provisioned(function, 0)
+        pause_s = POLL_S
         with suppress(TimeoutError):
             async with asyncio.timeout(DEPROVISION_WAIT_S):
-                while self._provisioning_calls:
-                    await asyncio.sleep(POLL_S)
+                while any(each.held for each in self._provisioned.values()):
+                    await asyncio.sleep(pause_s)
+                    pause_s *= 2  # a platform that refuses would refuse more if asked more often
+                    for function in self._provisioned:
+                        self._request_provisioned(function)
+        for function, each in self._provisioned.items():
+            if each.held:
+                self.pool.warn(f"provisioned instances of {function} may be billed on")
 
     def _refresh(self, function: str) -> None:
         """Ping the instances to be kept warm, and again before any of them would expire."""
         timer = self._timers.pop(function, None)
         if timer is not None:
             timer.cancel()
-        pinged, provisioned = (
-            self._ping_targets[function],
-            self._provisioned.get(function, (0, 0))[0],
-        )
-        if not pinged and not provisioned:
+        pinged, provisioned = self._ping_targets[function], self._provisioned[function]
+        if not pinged and not provisioned.wanted and not provisioned.held:
             return
-        if provisioned:
-            self._request_provisioned(
-                function, provisioned
-            )  # repeated, because somebody else may have changed it
-            self._bill_provisioned(function)
+        # Repeated, because it may have failed, and because somebody else may have changed it.
+        self._request_provisioned(function)
+        self._bill_provisioned(function)
         # Running instances are warm already.
         wanted = pinged - self.pool.running[function]
         for _ in range(max(0, min(wanted, self.pool.threads.free))):
             self.pings += 1
             done = partial(self._on_ping_done, function, monotonic_ns())
             self.pool.threads.submit(partial(self.ping, function), done, _failed)
-        every_s = self.platform.ping_every_ns / 1e9
+        every_s = self.platform.ping_every_ns / 1e9 or UNKEPT_EVERY_S
         self._timers[function] = self._loop.call_later(every_s, self._refresh, function)
 
     def _on_ping_done(self, function: str, sent_ns: int, outcome: CallResult) -> None:
@@ -378,35 +393,47 @@ class WarmKeeper:
             self.on_cold_start(function, max(0, round_trip_ns - outcome.took_ns))
 
     def _set_provisioned(self, function: str, count: int) -> None:
-        before = self._provisioned.get(function, (0, 0))[0]
+        provisioned = self._provisioned.setdefault(function, _Provisioned())
+        provisioned.wanted = count
+        if not count:
+            self._request_provisioned(function)
+
+    def _request_provisioned(self, function: str) -> None:
+        """Ask for what is wanted, if there is anything to ask for and a thread is free.
+
+        One call at a time: of two, the platform might carry out the earlier one last.
+        """
+        provisioned = self._provisioned[function]
+        count = provisioned.wanted
+        if not (count or provisioned.held) or provisioned.is_in_flight:
+            return
+        if not self.pool.threads.free:
+            return  # `_refresh` and `stop` repeat it
         self._bill_provisioned(function)
-        if before != count:
-            self._provisioned[function] = (count, monotonic_ns())
-            if not count:
-                self._request_provisioned(function, 0)
+        provisioned.held = max(provisioned.held, count)
+        provisioned.is_in_flight = True
+        done = partial(self._on_provisioning_done, function, count)
+        self.pool.threads.submit(partial(self.provision, function, count), done, error_text)
 
-    def _request_provisioned(self, function: str, count: int) -> None:
-        if self.pool.threads.free:
-            self._provisioning_calls += 1
-            self.pool.threads.submit(
-                partial(self.provision, function, count), self._on_provisioning_done, error_text
-            )
-
-    def _on_provisioning_done(self, problem: str) -> None:
-        self._provisioning_calls -= 1
+    def _on_provisioning_done(self, function: str, count: int, problem: str) -> None:
+        provisioned = self._provisioned[function]
+        provisioned.is_in_flight = False
         if problem:
             self.pool.warn(f"cannot set provisioned concurrency: {problem}")
+        else:
+            self._bill_provisioned(function)
+            provisioned.held = count
+        if provisioned.wanted != count:  # it has changed meanwhile
+            self._request_provisioned(function)
 
     def _bill_provisioned(self, function: str) -> None:
         """Bill the provisioned instances up to now."""
-        count, since_ns = self._provisioned.get(function, (0, 0))
-        if count:
-            now_ns = monotonic_ns()
+        provisioned, now_ns = self._provisioned[function], monotonic_ns()
+        length_ns, provisioned.billed_ns = now_ns - provisioned.billed_ns, now_ns
+        if provisioned.held:
             rate = self.platform.provisioned_usd_per_gb_s * self.platform.gigabytes
-            self.costs.on_keep_warm_billed(
-                self.pool.pool.id, function, count * rate * (now_ns - since_ns) / 1e9
-            )
-            self._provisioned[function] = (count, now_ns)
+            usd = provisioned.held * rate * length_ns / 1e9
+            self.costs.on_keep_warm_billed(self.pool.pool.id, function, usd)
 
 
 class NodeListener(BatchListener, Protocol):

@@ -88,7 +88,7 @@ class FaasPoolGauges:
     """Gauges of one pay-per-call pool."""
 
     breaker: int  # a `BreakerState`
-    blocked_by: str  # what blocks calls: a `core.circuit_breaker.Closed`; empty: nothing
+    blocked_by: str  # what blocks calls: a `core.circuit_breaker.CallBlock`; empty: nothing
     in_flight: int
     calls: Mapping[str, int]  # total, by outcome
     pings: int  # total keep-warm calls
@@ -103,14 +103,15 @@ class GaugeSnapshot:
     inflight: Mapping[str, int] = field(default_factory=dict)  # by model: accepted, not settled
     # By function and state (`core.states`): instances.
     replicas: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    # By function: recent mean of execution time minus predicted time.
-    prediction_error_s: Mapping[str, float] = field(default_factory=dict)
+    # By function and variant: recent mean of execution time minus predicted time.
+    prediction_error_s: Mapping[tuple[str, str], float] = field(default_factory=dict)
     # By model, tenant, tier and basis ("usage", "idle" or "warm"); monotone.
     cost_usd: Mapping[tuple[str, str, str, str], float] = field(default_factory=dict)
     faas_pools: Mapping[str, FaasPoolGauges] = field(default_factory=dict)  # by pool
     # By model: the safety margin of the policy's admission test, in the policy's own unit.
     admission_margin: Mapping[str, float] = field(default_factory=dict)
     stage_output_bytes: int = 0  # in the memory of workers, for the next stage
+    events_ignored: int = 0  # total events that crossed others or came twice
 
 
 HTTP: Final = "http"

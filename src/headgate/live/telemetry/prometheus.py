@@ -216,18 +216,21 @@ class _Families(Collector):
         now_ns = self._metrics.now_ns()
         gauges = self._read_gauges()
         arrival_rps = {model.name: model.arrival_rps(now_ns) for model in self._metrics.models}
-        error = "Recent mean of execution time minus predicted time of batches."
         margin = "Safety margin of the admission test, in the policy's own unit."
         for name, help_text, label, values in (
             ("queue_depth", "Requests waiting in queues.", "model", gauges.queue_depth),
             ("inflight", "Requests accepted and not yet settled.", "model", gauges.inflight),
             ("arrival_rps", "Arrivals per second, mean of the last 10 s.", "model", arrival_rps),
-            ("prediction_error_seconds", error, "function", gauges.prediction_error_s),
             ("admission_margin", margin, "model", gauges.admission_margin),
         ):
             yield _gauge(name, help_text, label, _labelled(values))
+        help_text = "Recent mean of execution time minus predicted time of batches."
+        errors = gauges.prediction_error_s.items()
+        yield _gauge("prediction_error_seconds", help_text, "function variant", errors)
         help_text = "Outputs of stages that stay in the memory of workers for the next stage."
         yield _gauge("stage_output_bytes", help_text, "", [((), gauges.stage_output_bytes)])
+        help_text = "Events without effect: they crossed others or came twice."
+        yield _counter("events_ignored", help_text, "", [((), gauges.events_ignored)])
         labels = "function state"
         yield _gauge("replicas", "Instances, by state.", labels, gauges.replicas.items())
         yield _counter(
@@ -242,25 +245,25 @@ class _Families(Collector):
 
 def _faas_pool_families(pools: Mapping[str, FaasPoolGauges]) -> Iterator[Metric]:
     yield _gauge(
-        "spill_breaker_state",
+        "faas_breaker_state",
         "State of the circuit breaker of a pay-per-call pool: 0 closed, 1 open, 2 half-open.",
         "pool",
         (((name,), pool.breaker) for name, pool in pools.items()),
     )
     yield _gauge(
-        "spill_open",
+        "faas_calls_allowed",
         "Whether the pool can take a call now: breaker, back-off and budgets allow it.",
         "pool",
         (((name,), not pool.blocked_by) for name, pool in pools.items()),
     )
     yield _gauge(
-        "spill_inflight",
+        "faas_inflight",
         "Calls in flight to the pool.",
         "pool",
         (((name,), pool.in_flight) for name, pool in pools.items()),
     )
     yield _gauge(
-        "spill_closed",
+        "faas_calls_blocked",
         "Whether this reason blocks calls to the pool now.",
         "pool reason",
         (
@@ -270,13 +273,13 @@ def _faas_pool_families(pools: Mapping[str, FaasPoolGauges]) -> Iterator[Metric]
         ),
     )
     yield _counter(
-        "spill_spent_usd",
+        "faas_spent_usd",
         "Spending that counts against the budgets: calls, and instances kept warm.",
         "pool",
         (((name,), pool.spent_usd) for name, pool in pools.items()),
     )
     yield _counter(
-        "spill_calls",
+        "faas_calls",
         "Calls to the pool that have ended, by outcome.",
         "pool outcome",
         (
@@ -286,7 +289,7 @@ def _faas_pool_families(pools: Mapping[str, FaasPoolGauges]) -> Iterator[Metric]
         ),
     )
     yield _counter(
-        "spill_pings",
+        "faas_pings",
         "Calls to the pool that only kept an instance warm.",
         "pool",
         (((name,), pool.pings) for name, pool in pools.items()),
