@@ -142,8 +142,8 @@ class ClassLoad:
         self.allotted = min(offered, entitled)
         # What takes all of its time on an idle system is not late because of others.
         is_short = self._work_ns - self._refused_ns < STARVED_BELOW * self._allotted_ns
-        # Nor is a class starved of which less has come, or of which hardly anything was refused.
-        is_refused = self._refused_ns > (1.0 - STARVED_BELOW) * self._work_ns
+        # Nor is a class starved of which only less has come than was expected.
+        is_refused = self._refused_ns >= 1.0
         self.is_starved = is_short and is_refused and self.window_ns > 0.0
 
     def save_up(self) -> None:

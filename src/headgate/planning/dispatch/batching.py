@@ -154,15 +154,14 @@ class Batching:
         load = shares.of_class((request.client, request.pipeline.id))
         if until_ns <= now_ns or load is None:
             return 0
-        if not shares.is_contended:
-            is_left = self._leaves_lanes(build, min(items, build.items_best), load.window_ns)
-            return 0 if is_left else until_ns
+        batch_items = min(items, build.items_best)
+        if not shares.is_contended and not self._leaves_lanes(build, batch_items, load.window_ns):
+            return until_ns
         if load.is_starved or load.window_ns <= shares.starved_window_ns:
             return 0
         # A class that can wait less is starved. Where this one is not, a batch that takes far more
         # time per item than a full one waits for others to join it.
-        is_enough = build.efficiency(min(items, build.items_best)) >= ENOUGH_EFFICIENCY
-        return 0 if is_enough else until_ns
+        return 0 if build.efficiency(batch_items) >= ENOUGH_EFFICIENCY else until_ns
 
     def _leaves_lanes(self, build: Build, items: int, own_window_ns: float) -> bool:
         """Whether a batch leaves lanes to those who can wait less, and not until it ends.
