@@ -6,6 +6,7 @@ import logging
 import sys
 import time
 from pathlib import Path
+from threading import Lock
 from typing import Any, cast
 
 import numpy as np
@@ -21,8 +22,9 @@ from headgate.live.ipc.crash_markers import CrashMarkers
 from headgate.live.ipc.messages import BatchRan, Frames, frame
 from headgate.live.ipc.shared_memory import Arena
 from headgate.live.worker.connection import GatewayConnection
-from headgate.live.worker.executor import ran_message
+from headgate.live.worker.executor import SLOW_LOAD_NS, Executor, Job, ran_message
 from headgate.live.worker.model_cache import Loader, ModelCache
+from headgate.live.worker.server import Watchdog
 from headgate.live.worker.warmup import MeasuredSizes, batch_sizes, fill_sizes
 
 COUNTED = """
@@ -378,6 +380,23 @@ def test_tracebacks_are_rate_limited(caplog: pytest.LogCaptureFixture) -> None:
         broken.run([task(np.array([1]))])
     allowed = 1 + (time.monotonic() - began) / 0.1
     assert 1 <= caplog.text.count("Traceback") <= allowed
+
+
+def test_what_loads_slowly_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    executor = Executor(lambda job: None)
+    watchdog = Watchdog("cpu-0", None, executor, Lock(), lambda: None)
+    job = Job()
+    job.description, job.slow_ns, job.began_ns = "loading 'f'", SLOW_LOAD_NS, time.monotonic_ns()
+    executor.running.add(job)
+    watchdog.log_slow_jobs()
+    assert not caplog.records
+    job.began_ns -= SLOW_LOAD_NS
+    for _ in range(2):
+        watchdog.log_slow_jobs()
+    assert caplog.messages == ["worker cpu-0: loading 'f' takes 5 s so far"]
+    job.description = "measuring 'f'"
+    watchdog.log_slow_jobs()
+    assert caplog.messages[1:] == ["worker cpu-0: measuring 'f' takes 5 s so far"]
 
 
 def test_times_are_measured_by_batch_size() -> None:

@@ -23,7 +23,7 @@ from headgate.functions.measure import Measurement, MeasureRequest, example_call
 from headgate.functions.tensor import Signature, Tensor
 from headgate.live.ipc.crash_markers import MEASURE, CrashMarkers
 from headgate.live.ipc.messages import MeasuredFunction
-from headgate.live.worker.executor import Job
+from headgate.live.worker.executor import SLOW_LOAD_NS, Job
 from headgate.live.worker.model_cache import Loader, LoadError, ModelCache
 from headgate.metrics.format import format_value
 from headgate.system.process import private_bytes
@@ -51,6 +51,7 @@ class Warmup(Job):
     measured: dict[int, MeasuredFunction] = field(default_factory=dict)  # by variant id
     description = "loading functions for the first time"
     is_awaited = False
+    slow_ns = SLOW_LOAD_NS
 
     def __post_init__(self) -> None:
         self.variants = [v for v in self.variants if self.sources[v.id] is not None]
@@ -99,6 +100,7 @@ class Warmup(Job):
         if before is not None or markers.suspect_reason(MEASURE, variant.id):
             return before or ()
         budget_ns = min(BUDGET_NS, BUDGET_ALL_NS // len(self.variants))
+        self.description = f"measuring {variant.name!r}"
         with markers.during(MEASURE, node_id, variant.id):
             measured = MeasuredSizes(runner, batch, budget_ns)
         exec_ns = measured.exec_ns()
