@@ -188,6 +188,11 @@ class FunctionModel(Model):
                 raise ConfigError(problem, where=where, key=name, allowed=allowed)
         self._options = options
 
+    def load(self) -> None:
+        """Raise `ConfigError` if the function takes no inputs."""
+        if not self.input_names and not self.accepts_any_input:
+            raise _no_inputs(type(self).__name__, "a parameter without a default")
+
     def decode(self, inputs: dict[str, Array]) -> dict[str, Array]:
         """Return the inputs after checking their names."""
         if not self.accepts_any_input and inputs.keys() != self.input_names:
@@ -198,6 +203,10 @@ class FunctionModel(Model):
     def predict(self, batch: dict[str, Array]) -> object:
         """Call the function."""
         return _name_outputs(type(self).wrapped(**batch, **self._options), self.output_names)
+
+
+def _no_inputs(where: str, allowed: str) -> ConfigError:
+    return ConfigError("takes no inputs, and every request has one", where=where, allowed=allowed)
 
 
 def _model_of(
@@ -281,10 +290,12 @@ class OnnxModel(Model):
         self._declared_batches = batches
 
     def load(self) -> None:
-        """Read the file. Raises `ConfigError` if it cannot be read."""
+        """Read the file. Raises `ConfigError` if it cannot be read, or takes no inputs."""
         self._session = _session(self._path, self._threads or len(os.sched_getaffinity(0)))
         self.inputs = inputs = _specs(self._session.get_inputs(), self._path)
         self.outputs = outputs = _specs(self._session.get_outputs(), self._path)
+        if not inputs:
+            raise _no_inputs(str(self._path), "a graph with an input")
         self._output_names = [spec.name for spec in outputs]
         self._string_inputs = [spec.name for spec in inputs if spec.datatype == "BYTES"]
         declared = self._declared_batches
@@ -309,7 +320,7 @@ class OnnxModel(Model):
         self, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
     ) -> bool:
         """Whether the first dimensions count items; if they might and do not, the log says why."""
-        if not inputs or any(spec.shape[:1] != (-1,) for spec in (*inputs, *outputs)):
+        if any(spec.shape[:1] != (-1,) for spec in (*inputs, *outputs)):
             return False
         firsts = [
             node.shape[0] for node in (*self._session.get_inputs(), *self._session.get_outputs())

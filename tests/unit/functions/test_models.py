@@ -70,6 +70,32 @@ def test_python_function_is_a_model() -> None:
         total(size=1)
 
 
+def test_what_takes_no_inputs_is_not_loaded(tmp_path: Path) -> None:
+    """No request could call it: each has an input."""
+
+    @function
+    def constant(scale=1):  # type: ignore[no-untyped-def]
+        return np.array([scale])
+
+    with pytest.raises(ConfigError, match="constant: takes no inputs, and every request has one"):
+        constant().load()
+
+    @function
+    def anything(**arrays):  # type: ignore[no-untyped-def]
+        return arrays
+
+    anything().load()
+    value = onnx.numpy_helper.from_array(np.array([1], np.float32))
+    node = helper.make_node("Constant", [], ["y"], value=value)
+    ends = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])]
+    graph = helper.make_graph([node], "constant", [], ends)
+    opsets = [helper.make_opsetid("", 18)]
+    path = tmp_path / "a.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+    with pytest.raises(ConfigError, match=r"a\.onnx: takes no inputs, and every request has one"):
+        OnnxModel(path).load()
+
+
 def test_several_outputs_are_named_in_order() -> None:
     @function(inputs={"x": "INT64[-1]"}, outputs={"less": "INT64[-1]", "more": "INT64[-1]"})
     def around(x):  # type: ignore[no-untyped-def]
