@@ -39,7 +39,7 @@ def test_killed_worker_fails_only_the_request_it_ran_alone(misbehaving: Path) ->
     statuses = Counter(status for status, _ in answers)
     assert statuses == {200: 3, 503: 1}
     (refused,) = (body for status, body in answers if status == 503)
-    assert refused["reason"] == "worker_lost"
+    assert refused["reason"] == "worker_lost" and refused["retry_after_ms"]
     values = [value(body) for status, body in answers if status == 200]
     assert set(values) < {0.0, 2.0, 4.0, 6.0}
     assert set(ran.values()) == {1}
@@ -52,6 +52,8 @@ def test_non_idempotent_function_is_never_run_twice(misbehaving: Path) -> None:
     statuses = Counter(status for status, _ in answers)
     assert statuses == {200: 3, 503: 1}
     assert max(ran.values()) == 1
+    (refused,) = (body for status, body in answers if status == 503)
+    assert "died" in str(refused["error"]) and "retry_after_ms" not in refused
 
 
 @pytest.mark.parametrize("model", ["loops", "hangs", "eats"])

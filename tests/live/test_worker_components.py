@@ -6,6 +6,7 @@ import logging
 import sys
 import time
 from pathlib import Path
+from threading import Lock
 from typing import Any, cast
 
 import numpy as np
@@ -21,8 +22,9 @@ from headgate.live.ipc.crash_markers import CrashMarkers
 from headgate.live.ipc.messages import BatchRan, Frames, frame
 from headgate.live.ipc.shared_memory import Arena
 from headgate.live.worker.connection import GatewayConnection
-from headgate.live.worker.executor import ran_message
+from headgate.live.worker.executor import SLOW_LOAD_NS, Executor, Job, ran_message
 from headgate.live.worker.model_cache import Loader, ModelCache
+from headgate.live.worker.server import Watchdog
 from headgate.live.worker.warmup import MeasuredSizes, batch_sizes, fill_sizes
 
 COUNTED = """
@@ -380,6 +382,23 @@ def test_tracebacks_are_rate_limited(caplog: pytest.LogCaptureFixture) -> None:
     assert 1 <= caplog.text.count("Traceback") <= allowed
 
 
+def test_what_loads_slowly_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    executor = Executor(lambda job: None)
+    watchdog = Watchdog("cpu-0", None, executor, Lock(), lambda: None)
+    job = Job()
+    job.description, job.slow_ns, job.began_ns = "loading 'f'", SLOW_LOAD_NS, time.monotonic_ns()
+    executor.running.add(job)
+    watchdog.log_slow_jobs()
+    assert not caplog.records
+    job.began_ns -= SLOW_LOAD_NS
+    for _ in range(2):
+        watchdog.log_slow_jobs()
+    assert caplog.messages == ["worker cpu-0: loading 'f' takes 5 s so far"]
+    job.description = "measuring 'f'"
+    watchdog.log_slow_jobs()
+    assert caplog.messages[1:] == ["worker cpu-0: measuring 'f' takes 5 s so far"]
+
+
 def test_times_are_measured_by_batch_size() -> None:
     """5 ms plus 5 ms per item; sizes beyond the time budget are estimated."""
 
@@ -398,24 +417,46 @@ def test_times_are_measured_by_batch_size() -> None:
     assert len(MeasuredSizes(runner(slow), 1000, 1).exec_ns()) == 1000
 
 
-def test_a_larger_batch_is_run_though_the_time_is_over() -> None:
-    """In proportion eight items would take far longer than they do, and would be refused."""
+def test_larger_batches_are_run_though_the_time_is_over() -> None:
+    """In proportion they would take far longer than they do, and would be refused."""
     sizes: list[int] = []
 
     @function(inputs={"x0": "FP32[-1]"})
     def flat(x0):  # type: ignore[no-untyped-def]
         sizes.append(len(x0))
-        time.sleep(0.005)  # 25 times as much would be within what is run once
+        time.sleep(0.005)  # 50 times as much would be within what is run once
         return x0
 
     measured = MeasuredSizes(runner(flat), 8, 1)
     assert set(sizes) == {1, 8}
     assert set(measured.by_size) == {1, 8}  # the time of eight is not that of one in proportion
-    assert "in proportion" not in str(measured)
+    assert "extrapolated" not in str(measured)
     sizes.clear()
-    measured = MeasuredSizes(runner(flat), 1000, 1)
-    assert 1 < max(sizes) <= 200, "at most a second, if it did take longer in proportion"
-    assert str(measured).endswith(", larger ones are assumed to take longer in proportion")
+    MeasuredSizes(runner(flat), 1000, 1)
+    once, twice = sorted({*sizes} - {1})
+    assert once <= 400, "at most two seconds, if it did take longer in proportion"
+    assert twice > once, "two sizes show that it does not"
+
+
+def test_a_slow_function_gets_its_larger_batches() -> None:
+    """Eight items take less than twice as long as one, and four times as long in proportion."""
+    sizes: list[int] = []
+
+    @function(inputs={"x0": "FP32[-1]"})
+    def slow(x0):  # type: ignore[no-untyped-def]
+        sizes.append(len(x0))
+        time.sleep(0.3 + 0.03 * len(x0))
+        return x0
+
+    times = MeasuredSizes(runner(slow), 8, 400_000_000).exec_ns()
+    assert max(sizes) == 8
+    assert times[7] <= 3 * times[0]
+
+
+def test_sizes_beyond_the_measured_are_on_a_line() -> None:
+    assert fill_sizes({1: 330, 2: 360}, 8)[7] == 540
+    assert fill_sizes({1: 100, 2: 90, 4: 80}, 8) == (80,) * 8, "never below the largest measured"
+    assert fill_sizes({1: 100, 2: 110, 4: 150}, 6)[4:] == (170, 190)
 
 
 def test_measuring_stops_at_the_first_failure(caplog: pytest.LogCaptureFixture) -> None:

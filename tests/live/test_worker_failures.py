@@ -415,3 +415,25 @@ def test_idle_worker_uses_no_cpu(tmp_path: Path) -> None:
             return used() == before
 
         assert any(is_idle() for _ in range(20))
+
+
+def test_function_may_end_processes_that_it_has_forked(tmp_path: Path) -> None:
+    """`multiprocessing.Pool` ends its processes with SIGTERM, which a worker survives."""
+    code = (
+        f"import multiprocessing, time\n{MODEL}"
+        "    def predict(self, batch):\n"
+        "        fork = multiprocessing.get_context('fork')\n"
+        "        process = fork.Process(target=time.sleep, args=(60,))\n"
+        "        process.start()\n"
+        "        process.terminate()\n"
+        "        process.join(10)\n"
+        "        return {'y': batch['x'] * (process.exitcode or 0)}\n"
+    )
+    (tmp_path / "forks.py").write_text(code)
+    with worker(tmp_path, {"f": {"code": "forks:F", "exec_time": "1ms"}}) as process:
+        gateway = process.gateway()
+        gateway.start()
+        process.process.send_signal(signal.SIGTERM)  # as service managers send it to all
+        for _ in range(10):
+            (result,) = gateway.ask(row(1))
+            assert gateway.arrays(result)["y"].tolist() == [-signal.SIGTERM]

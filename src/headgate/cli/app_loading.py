@@ -25,6 +25,7 @@ from headgate.config.options import (
     slo_key,
     unreachable_objectives,
 )
+from headgate.config.schema import BATCH_MAX
 from headgate.core.errors import ConfigError, import_problem, unknown_name_error
 from headgate.core.event_log import is_log
 from headgate.core.model import App
@@ -151,15 +152,29 @@ def warn_of_unreachable_objectives(config: AppConfig, where: str) -> None:
 
 
 def easily_overlooked(config: AppConfig) -> list[str]:
-    """Return a sentence for each pool on which no function runs, and each cascade too long."""
+    """Return a sentence for each pool on which no function runs, each `batch_max` that does not
+    count, and each cascade too long.
+    """
     used = {pool_id for variant in config.app.variants for pool_id in variant.pool_ids}
     why = "no function runs on it; each needs more than it has, or names other pools"
     unused = [f"pools.{pool.name}: {why}" for pool in config.app.pools if pool.id not in used]
-    return [*unused, *cascades_beyond_objectives(config)]
+    return [*unused, *_ignored_sizes(config), *cascades_beyond_objectives(config)]
+
+
+def _ignored_sizes(config: AppConfig) -> Iterator[str]:
+    """Yield a sentence for each function whose times are declared, for other batches."""
+    for variant, source in zip(config.app.variants, config.sources, strict=True):
+        most = variant.profile.items_max
+        if source is None or source.is_measured or source.batch_max in (BATCH_MAX, most):
+            continue
+        yield (
+            f"{_key(variant.name)}: batch_max {source.batch_max} counts only where times are "
+            f"measured; exec_time has those of batches of up to {most}"
+        )
 
 
 def warn_of_what_is_overlooked(config: AppConfig, where: str) -> None:
-    """Warn on stderr of pools on which no function runs, and of cascades that are too long."""
+    """Warn on stderr of what `easily_overlooked` finds."""
     for sentence in easily_overlooked(config):
         click.echo(f"headgate: warning: {where}: {sentence}", err=True)
 

@@ -68,6 +68,7 @@ Factor = Annotated[float, Meta(gt=0, le=1_000_000)]
 Factors = Annotated[tuple[Factor, ...], Meta(min_length=1, max_length=10_000)]
 ExecTimeNs = PositiveNs | tuple[PositiveNs, ...] | dict[BatchSize, PositiveNs]
 
+BATCH_MAX: Final = 16  # by default
 _EXECUTION_TIMEOUT_NS_MIN: Final = 100_000_000  # less, and a worker would die before it is up
 _MESSAGE_BYTES_MAX: Final = 1 << 30  # no message between processes is longer
 _LOG_BYTES_MIN: Final = 64 << 10  # each segment has the whole header
@@ -195,7 +196,7 @@ class VariantSpec(Section, frozen=True):
             ge=1,
             le=1_024,
         ),
-    ] = 16
+    ] = BATCH_MAX
 
 
 class FunctionSpec(VariantSpec, frozen=True):

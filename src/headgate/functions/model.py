@@ -18,8 +18,10 @@ A Python function and an ONNX file are models, too.
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Final, TypeAlias, overload
@@ -35,6 +37,8 @@ from headgate.functions.tensor import (
     TensorSpecsLike,
     parse_specs,
 )
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 class Model:
@@ -184,6 +188,11 @@ class FunctionModel(Model):
                 raise ConfigError(problem, where=where, key=name, allowed=allowed)
         self._options = options
 
+    def load(self) -> None:
+        """Raise `ConfigError` if the function takes no inputs."""
+        if not self.input_names and not self.accepts_any_input:
+            raise _no_inputs(type(self).__name__, "a parameter without a default")
+
     def decode(self, inputs: dict[str, Array]) -> dict[str, Array]:
         """Return the inputs after checking their names."""
         if not self.accepts_any_input and inputs.keys() != self.input_names:
@@ -194,6 +203,10 @@ class FunctionModel(Model):
     def predict(self, batch: dict[str, Array]) -> object:
         """Call the function."""
         return _name_outputs(type(self).wrapped(**batch, **self._options), self.output_names)
+
+
+def _no_inputs(where: str, allowed: str) -> ConfigError:
+    return ConfigError("takes no inputs, and every request has one", where=where, allowed=allowed)
 
 
 def _model_of(
@@ -256,28 +269,37 @@ def _name_outputs(result: object, names: tuple[str, ...]) -> object:
 class OnnxModel(Model):
     """Runs an ONNX file on the CPU. The signature is read from the file.
 
-    Requests are batched if the first dimension of every input and output is symbolic. `threads`
-    are the CPUs that the function declares, or else the cores that the process may use.
+    `batches` says whether the first dimension of every input and output counts items. By default,
+    it does if it is of any size, and if a trial shows that rows do not depend on each other.
+    `threads` are the CPUs that the function declares, or else the cores that the process may use.
     """
 
     platform: ClassVar[str] = "onnxruntime_onnx"
 
-    def __init__(self, path: str | Path, *, threads: int | None = None) -> None:
+    def __init__(
+        self, path: str | Path, *, threads: int | None = None, batches: bool | None = None
+    ) -> None:
         if threads is not None and (not isinstance(threads, int) or threads < 1):
             raise ConfigError("must be at least 1", where=str(path), key="threads", value=threads)
+        if batches is not None and not isinstance(batches, bool):
+            raise ConfigError(
+                "must be true or false", where=str(path), key="batches", value=batches
+            )
         self._path = Path(path)
         self._threads = threads
+        self._declared_batches = batches
 
     def load(self) -> None:
-        """Read the file. Raises `ConfigError` if it cannot be read."""
+        """Read the file. Raises `ConfigError` if it cannot be read, or takes no inputs."""
         self._session = _session(self._path, self._threads or len(os.sched_getaffinity(0)))
-        self.inputs = _specs(self._session.get_inputs(), self._path)
-        self.outputs = _specs(self._session.get_outputs(), self._path)
-        self.batches = all(
-            spec.shape and spec.shape[0] == -1 for spec in (*self.inputs, *self.outputs)
-        )
-        self._output_names = [spec.name for spec in self.outputs]
-        self._string_inputs = [spec.name for spec in self.inputs if spec.datatype == "BYTES"]
+        self.inputs = inputs = _specs(self._session.get_inputs(), self._path)
+        self.outputs = outputs = _specs(self._session.get_outputs(), self._path)
+        if not inputs:
+            raise _no_inputs(str(self._path), "a graph with an input")
+        self._output_names = [spec.name for spec in outputs]
+        self._string_inputs = [spec.name for spec in inputs if spec.datatype == "BYTES"]
+        declared = self._declared_batches
+        self.batches = self._counts_items(inputs, outputs) if declared is None else declared
 
     def decode(self, inputs: dict[str, Array]) -> dict[str, Array]:
         """Return the inputs, with strings as `str`."""
@@ -293,6 +315,128 @@ class OnnxModel(Model):
     def unload(self) -> None:
         """Release the session."""
         del self._session
+
+    def _counts_items(
+        self, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
+    ) -> bool:
+        """Whether the first dimensions count items; if they might and do not, the log says why."""
+        if any(spec.shape[:1] != (-1,) for spec in (*inputs, *outputs)):
+            return False
+        firsts = [
+            node.shape[0] for node in (*self._session.get_inputs(), *self._session.get_outputs())
+        ]
+        names = [first if isinstance(first, str) else None for first in firsts]
+        # Those that fail are expected to: ONNX Runtime would log each as an error.
+        quiet = import_module("onnxruntime").RunOptions()
+        quiet.log_severity_level = 4
+
+        def run(rows: dict[str, Array]) -> dict[str, Array]:
+            found = self._session.run(self._output_names, rows, quiet)
+            return dict(zip(self._output_names, found, strict=True))
+
+        problem = _why_not_items(inputs, outputs, names, run)
+        if problem:
+            _warn_once(self._path, problem)
+        return not problem
+
+
+@cache  # a file is loaded again and again
+def _warn_once(path: Path, problem: str) -> None:
+    hint = "options: {batches: true} says that they may be, {batches: false} that they may not"
+    _LOG.warning("%s: requests are not batched: %s; %s", path.name, problem, hint)
+
+
+_Run: TypeAlias = Callable[[dict[str, Array]], Mapping[str, Array]]
+_OTHER_SIZES: Final = (16, 1, 64, 1024)  # of the other dimensions of any size: what a graph takes
+_ELEMENTS_MAX: Final = 4096  # in those dimensions: an image of 64 x 64
+_TOLERANCE: Final = 0.01  # of the largest element: rounding, also that of FP16
+_INDICES_SHARE: Final = 0.05  # of integers may differ: rounding may swap two classes or ranks
+
+
+def _why_not_items(
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    names: Sequence[str | None],
+    run: _Run,
+) -> str:
+    """Return why the first dimensions of a file do not count items; empty if they do.
+
+    The file does not say: that the dimension is of any size is also true of the tokens of a
+    sentence. If it were taken for items there, the answer to a client would depend on the requests
+    of others. The `names` of the first dimensions are no proof. Exporters make up names of their
+    own ("unk__6", "s0", "Gemmoutput_dim_0"), others for inputs than for outputs, or give none. So
+    the graph is run, on a row alone and on the same row among others: it must answer the same. The
+    names decide only where they contradict each other, or where the graph cannot be run on what is
+    made up here.
+    """
+    chosen = {name for name in names if name and not any(map(str.isdigit, name))}
+    told = sorted({"batch" if "batch" in name.lower() else name for name in chosen})
+    if len(told) > 1:
+        return f"the first dimensions have different names: {', '.join(told)}"
+    for size in _other_sizes(inputs):
+        row, other = _rows(inputs, size)
+        try:
+            alone = run(row)
+        except Exception:  # it raises many types of its own
+            continue
+        # After one and before one, which is equal to it: a graph may look in one direction only,
+        # or for duplicates.
+        batch = {name: np.concatenate((other[name], row[name], row[name])) for name in row}
+        try:
+            together = run(batch)
+        except Exception:
+            return "several rows fail where one does not"
+        return _difference(outputs, alone, together)
+    if told == ["batch"]:
+        return ""
+    return "it cannot be tried out with made-up inputs whether rows depend on each other"
+
+
+def _other_sizes(inputs: Sequence[TensorSpec]) -> list[int]:
+    free = max(spec.shape[1:].count(-1) for spec in inputs)
+    return [size for size in _OTHER_SIZES if size**free <= _ELEMENTS_MAX] if free else [1]
+
+
+def _rows(inputs: Sequence[TensorSpec], size: int) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Return two rows that differ in every element. Of integers, 0 and 1 are most often valid."""
+    random = np.random.default_rng(0)  # all workers have to find the same
+    row: dict[str, Array] = {}
+    other: dict[str, Array] = {}
+    for spec in inputs:
+        shape = (1, *(size if length < 0 else length for length in spec.shape[1:]))
+        dtype = dtype_of(spec.datatype)
+        if spec.datatype == "BYTES":
+            row[spec.name], other[spec.name] = (
+                np.full(shape, "a", dtype),
+                np.full(shape, "b", dtype),
+            )
+            continue
+        values = random.random(shape) if dtype.kind == "f" else random.integers(0, 2, shape)
+        row[spec.name], other[spec.name] = values.astype(dtype), (1 - values).astype(dtype)
+    return row, other
+
+
+def _difference(
+    outputs: Sequence[TensorSpec], alone: Mapping[str, Array], together: Mapping[str, Array]
+) -> str:
+    for spec in outputs:
+        one, three = alone[spec.name], together[spec.name]
+        if one.shape[:1] != (1,) or three.shape[:1] != (3,):
+            return f"output {spec.name!r} has not as many rows as the inputs"
+        if not all(_are_equal(one, three[at : at + 1]) for at in (1, 2)):
+            return f"a row of output {spec.name!r} depends on the other rows"
+    return ""
+
+
+def _are_equal(one: Array, other: Array) -> bool:
+    if one.shape != other.shape:
+        return False
+    if one.dtype.kind not in "iuf":
+        return bool(np.array_equal(one, other))
+    left, right = np.asarray(one, np.float64), np.asarray(other, np.float64)
+    largest = np.abs(left, where=np.isfinite(left), out=np.zeros_like(left)).max(initial=0.0)
+    is_close = np.isclose(left, right, rtol=0.0, atol=_TOLERANCE * largest, equal_nan=True)
+    return bool(np.mean(~is_close) <= (0.0 if one.dtype.kind == "f" else _INDICES_SHARE))
 
 
 # `Any` below: ONNX Runtime is an optional extra without types.

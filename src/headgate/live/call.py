@@ -38,6 +38,7 @@ class Call(Struct, eq=False):
     cost_usd: float = 0.0  # the most that it may cost; 0: the SLO says
     trace: object = None  # the span of this call, if tracing is enabled
     client_request_id: bytes = b""  # the `X-Request-Id` of the client, or the one assigned to it
+    is_idempotent: bool = True  # all functions of its pipeline are
     is_id_given: bool = False  # by the client, which may send the request again with this id
     # Timestamps of the execution, on the monotonic clock; 0: not reached.
     request_id: int = -1
@@ -73,6 +74,7 @@ class ServedModel:
     outputs: tuple[TensorSpec, ...]
     batches: bool  # the first dimension counts items
     items_max: int  # per request
+    is_idempotent: bool = True  # a request that may have run can be sent again
 
 
 def without_details(problem: str) -> str:

@@ -169,6 +169,7 @@ def _model(pipeline: Pipeline, measured: Mapping[str, MeasuredFunction]) -> Serv
         outputs=_outputs(pipeline, signatures),
         batches=all(s.batches for s in signatures),
         items_max=min(v.profile.items_max for stage in stages for v in stage.function.variants),
+        is_idempotent=all(stage.function.is_idempotent for stage in stages),
     )
 
 

@@ -25,7 +25,8 @@ Int16 = NDArray[np.int16]
 
 NOT_REPORTED: Final = -1
 _EXPIRED: Final = (408, 504)  # statuses
-_REJECTED: Final = 429
+# Where no outcome is reported. Of a 503, Headgate reports one if the request had been admitted.
+_REJECTED: Final = (429, 503)
 _TIMINGS_MAX: Final = 8  # metric names of Server-Timing that are kept; Headgate sends fewer
 
 _PER_OCTAVE: Final = 16  # histogram buckets per doubling: percentiles are right within 4 %
@@ -198,7 +199,7 @@ def classify(
     the outcome is the one that the server reports, or else the one that the status implies.
     """
     outcome = np.full(len(status), Outcome.FAILED, np.int8)
-    outcome[status == _REJECTED] = Outcome.REJECTED
+    outcome[np.isin(status, _REJECTED) | (failure == FailureReason.REFUSED)] = Outcome.REJECTED
     outcome[np.isin(status, _EXPIRED) | (failure == FailureReason.TIMED_OUT)] = Outcome.EXPIRED
     outcome = np.where(reported != NOT_REPORTED, reported, outcome)
     answered = (status >= 200) & (status < 300)

@@ -57,6 +57,38 @@ def test_check_names_models_that_are_not_there(unmeasured: str, tmp_path: Path) 
     assert headgate("check", unmeasured, "--json").json["models_not_found"] == []
 
 
+def test_check_names_code_that_is_not_there(tmp_path: Path) -> None:
+    names = ["here:F", "pack.inner:F", "pack.none:F", "nowhere:F", "headgate.functions:Model"]
+    functions = ", ".join(f"f{at}: {{code: '{name}'}}" for at, name in enumerate(names))
+    app = write(tmp_path / "app.yaml", f"functions: {{{functions}}}")
+    write(tmp_path / "here.py", "raise SystemExit('imported')")
+    (tmp_path / "pack").mkdir()
+    write(tmp_path / "pack" / "inner.py", "")
+    assert headgate("check", app, "--json").json["code_not_found"] == ["pack.none:F", "nowhere:F"]
+    assert "not found: pack.none:F, nowhere:F; headgate serve" in headgate("check", app).out
+
+
+def test_check_names_a_batch_max_that_does_not_count(tmp_path: Path) -> None:
+    text = "functions: {f: {code: 'json:loads', exec_time: 30ms, batch_max: 8}}"
+    app = write(tmp_path / "app.yaml", text)
+    why = (
+        "functions.f: batch_max 8 counts only where times are measured; exec_time has those of "
+        "batches of up to 1"
+    )
+    assert why in " ".join(headgate("check", app).out.split())
+    for change in ("", "exec_time: {1: 30ms, 8: 60ms}"):
+        write(tmp_path / "app.yaml", text.replace("exec_time: 30ms", change or "memory: 1MB"))
+        assert "counts only" not in headgate("check", app).out
+
+
+def test_check_refuses_gateways_that_the_policy_cannot_share_pools_with(tmp_path: Path) -> None:
+    text = "functions: {f: {exec_time: 3ms}}\npolicy: affinity\nserve: {gateways: 2}"
+    ended = headgate("check", write(tmp_path / "app.yaml", text))
+    assert ended.code == 2
+    assert "serve.gateways: 2: policy affinity does not support several gateways" in ended.err
+    assert headgate("check", write(tmp_path / "app.yaml", text.replace("2}", "1}"))).code == 0
+
+
 @pytest.mark.parametrize("command", ["simulate", "compare"])
 def test_unmeasured_functions_are_not_simulated(unmeasured: str, command: str) -> None:
     ended = headgate(command, unmeasured)

@@ -144,6 +144,19 @@ def test_a_batch_limit_cuts_or_extends_the_profile(log: Path) -> None:
     assert alone["predicted"]["refused"]["value"] > both["predicted"]["refused"]["value"]
 
 
+def test_batches_that_the_profile_does_not_have_are_named(tmp_path: Path) -> None:
+    """In proportion to one alone they gain nothing, so that the prediction does not change."""
+    log = tmp_path / "day.log"
+    app = APP.replace("bert: {exec_time: {1: 20ms, 4: 50ms}}", "bert: {exec_time: 20ms}")
+    headgate("simulate", write(tmp_path / "app.yaml", app), "--duration", "2s", "--log", log)
+    for name, line in (
+        ("bert", "2 to 9 of bert takes 20ms, like one alone, so nothing is gained"),
+        ("resnet", "9 of resnet takes 2.142858ms, like the last one"),
+    ):
+        found = whatif(log, "--set", f"functions.{name}.batch_max=9", "--runs", 1)
+        assert found["unseen"][0] == f"assumed: each further item of batches of {line}"
+
+
 def test_the_table_says_how_well_the_log_is_predicted(log: Path) -> None:
     out = headgate("whatif", log, "--runs", 2).out
     assert "predicted without a change" in out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,10 +31,25 @@ class Source:
 
 def onnx_file(path: Path, type: int, shape: Sequence[str | int]) -> OnnxModel:
     """A file whose outputs are its inputs."""
-    ends = [helper.make_tensor_value_info(name, type, shape) for name in ("x", "y")]
     node = helper.make_node("Identity", ["x"], ["y"])
-    graph = helper.make_graph([node], "same", ends[:1], ends[1:])
-    opsets = [helper.make_opsetid("", 18)]
+    return graph_file(path, [node], shape, shape, type=type)
+
+
+def graph_file(
+    path: Path,
+    nodes: Sequence[onnx.NodeProto],
+    taken: Sequence[str | int | None],
+    given: Sequence[str | int | None],
+    constants: Mapping[str, Any] | None = None,
+    *,
+    type: int = TensorProto.FLOAT,
+) -> OnnxModel:
+    """A file that computes y of x."""
+    ends = [helper.make_tensor_value_info("x", type, taken)]
+    results = [helper.make_tensor_value_info("y", type, given)]
+    known = [onnx.numpy_helper.from_array(np.array(v), k) for k, v in (constants or {}).items()]
+    graph = helper.make_graph(nodes, "graph", ends, results, known)
+    opsets = [helper.make_opsetid("", 17)]
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
     return OnnxModel(path)
 
@@ -53,6 +68,32 @@ def test_python_function_is_a_model() -> None:
         model.decode({"a": np.array([1])})
     with pytest.raises(ConfigError, match="total: size: is not an option of the function"):
         total(size=1)
+
+
+def test_what_takes_no_inputs_is_not_loaded(tmp_path: Path) -> None:
+    """No request could call it: each has an input."""
+
+    @function
+    def constant(scale=1):  # type: ignore[no-untyped-def]
+        return np.array([scale])
+
+    with pytest.raises(ConfigError, match="constant: takes no inputs, and every request has one"):
+        constant().load()
+
+    @function
+    def anything(**arrays):  # type: ignore[no-untyped-def]
+        return arrays
+
+    anything().load()
+    value = onnx.numpy_helper.from_array(np.array([1], np.float32))
+    node = helper.make_node("Constant", [], ["y"], value=value)
+    ends = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])]
+    graph = helper.make_graph([node], "constant", [], ends)
+    opsets = [helper.make_opsetid("", 18)]
+    path = tmp_path / "a.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+    with pytest.raises(ConfigError, match=r"a\.onnx: takes no inputs, and every request has one"):
+        OnnxModel(path).load()
 
 
 def test_several_outputs_are_named_in_order() -> None:
@@ -140,6 +181,74 @@ def test_onnx_file_of_fixed_size_is_unbatched(tmp_path: Path) -> None:
     model = onnx_file(tmp_path / "a.onnx", TensorProto.INT64, [1, 2])
     model.load()
     assert not signature_of(model).batches
+
+
+DOUBLE = [helper.make_node("Add", ["x", "x"], ["y"])]
+SOFTMAX = [helper.make_node("Softmax", ["x"], ["y"], axis=0)]
+SOME_ROWS = [helper.make_node("Compress", ["x", "keep"], ["y"], axis=0)]
+RUNNING_SUM = [helper.make_node("CumSum", ["x", "axis"], ["y"])]
+RUNNING_SUM_BACK = [helper.make_node("CumSum", ["x", "axis"], ["y"], reverse=1)]
+AXIS: dict[str, Any] = {"axis": np.int64(0)}
+FIRST_OF_TWO: dict[str, Any] = {"keep": [True, False]}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "taken", "given", "constants", "problem"),
+    [
+        (DOUBLE, ["batch", 2], ["batch", 2], {}, ""),
+        (DOUBLE, ["unk__6", 2], ["unk__7", 2], {}, ""),  # as tf2onnx names them
+        (DOUBLE, [None, 2], [None, 2], {}, ""),  # as sklearn-onnx does
+        (DOUBLE, ["batch_size", 2], ["Batch", 2], {}, ""),
+        (DOUBLE, ["batch", 2, "h", "w"], ["batch", 2, "h", "w"], {}, ""),
+        (SOFTMAX, ["seq", 1], ["seq", 1], {}, "a row of output 'y' depends on the other rows"),
+        (SOFTMAX, ["batch", 2], ["batch", 2], {}, "depends on the other rows"),
+        (RUNNING_SUM, ["n"], ["n"], AXIS, "depends on the other rows"),
+        (RUNNING_SUM_BACK, ["n"], ["n"], AXIS, "depends on the other rows"),
+        (SOME_ROWS, ["height", 4], ["detections", 4], FIRST_OF_TWO, "detections, height"),
+        (SOME_ROWS, ["n", 4], ["n", 4], FIRST_OF_TWO, "not as many rows as the inputs"),
+    ],
+)
+def test_onnx_file_is_batched_if_its_rows_do_not_depend_on_each_other(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    nodes: list[onnx.NodeProto],
+    taken: list[str | int | None],
+    given: list[str | int | None],
+    constants: dict[str, Any],
+    problem: str,
+) -> None:
+    model = graph_file(tmp_path / "a.onnx", nodes, taken, given, constants)
+    model.load()
+    assert signature_of(model).batches == (not problem)
+    assert len(caplog.records) == bool(problem)
+    assert problem in caplog.text
+    assert not problem or "a.onnx: requests are not batched: " in caplog.text
+
+
+@pytest.mark.parametrize(("name", "batches"), [("batch", True), ("n", False)])
+def test_onnx_file_that_cannot_be_tried_out_is_batched_if_it_says_so(
+    tmp_path: Path, name: str, batches: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    weights = {"w": np.ones((7, 2), np.float32)}  # nothing says that rows have 7 elements
+    model = graph_file(tmp_path / "a.onnx", nodes, [name, None], [name, None], weights)
+    model.load()
+    assert signature_of(model).batches == batches
+    assert not capfd.readouterr().err  # where ONNX Runtime reports runs that fail
+
+
+def test_application_says_whether_an_onnx_file_is_batched(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    graph_file(tmp_path / "a.onnx", SOFTMAX, ["n", 2], ["n", 2])
+    for batches in (True, False):
+        source = Source(model="a.onnx", options={"batches": batches})
+        model = build_model(source, str(tmp_path), "app")
+        model.load()
+        assert signature_of(model).batches == batches
+    assert not caplog.records
+    with pytest.raises(ConfigError, match="batches: 1: must be true or false"):
+        build_model(Source(model="a.onnx", options={"batches": 1}), str(tmp_path), "app")
 
 
 def test_onnx_file_with_text(tmp_path: Path) -> None:

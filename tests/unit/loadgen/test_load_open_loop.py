@@ -63,6 +63,8 @@ def test_statuses_and_headers_become_outcomes() -> None:
         Response(504),
         Response(500),
         Response(422, {"x-headgate-outcome": "rejected"}),
+        Response(503),  # draining, say
+        Response(503, {"x-headgate-outcome": "failed"}),
         Response(closes=True),
         Response(headers={"Connection": "close"}),
     ]
@@ -76,10 +78,12 @@ def test_statuses_and_headers_become_outcomes() -> None:
         Outcome.EXPIRED,
         Outcome.FAILED,
         Outcome.REJECTED,
+        Outcome.REJECTED,
+        Outcome.FAILED,
         Outcome.FAILED,
         Outcome.MET,
     ]
-    assert result.failure.tolist() == [0] * 6 + [FailureReason.LOST, 0]
+    assert result.failure.tolist() == [0] * 8 + [FailureReason.LOST, 0]
     summary = summarise_load(result)
     assert summary.answers == {
         "200": 3,
@@ -87,9 +91,11 @@ def test_statuses_and_headers_become_outcomes() -> None:
         "504": 1,
         "500": 1,
         "422": 1,
+        "503": 2,
         "connection lost": 1,
     }
     assert summary.rejected_p50_ms > 0
+    assert summary.run.admitted_kept == 2 / 7, "what was refused had no promise"
 
 
 def test_the_slo_of_the_client_decides_what_is_late() -> None:
@@ -124,6 +130,7 @@ def test_a_refused_connection_is_recorded() -> None:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/x"
         result = run_open_loop(url, every(1, 5), LoadOptions(body=BODY))
     assert result.failure.tolist() == [FailureReason.REFUSED] * 5
+    assert result.outcome.tolist() == [Outcome.REJECTED] * 5
     assert (result.sent_ns == NEVER_NS).all()
 
 

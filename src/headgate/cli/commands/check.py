@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from math import inf
 from pathlib import Path
 from typing import Final
@@ -11,12 +13,14 @@ from rich.text import Text
 
 from headgate.cli.app_loading import (
     base_directory,
+    check_gateways,
     check_support,
     easily_overlooked,
     known_policy,
     load_app,
     objective_errors,
     profile_command,
+    select_policy,
 )
 from headgate.cli.options import WorkloadOptions, app_argument, json_option, traces_option
 from headgate.cli.output import show, show_json
@@ -56,6 +60,9 @@ def command(app: str, traces: Path | None, as_json: bool) -> None:
     make_config(kind.config, config.policy.settings, app)
     if config.policy.name != _DEFAULT_POLICY:  # named by the file, so `simulate` would fail
         check_support(config.app, config.policy.name, kind, app)
+    if config.serve.gateways > 1:
+        selected = select_policy(config, app, None, {})
+        check_gateways(selected, config.serve.gateways, app, "serve.gateways")
     if config.workload.streams:  # for 1 ns: only whether the processes can be parsed matters
         choose_workload(config, app, WorkloadOptions(duration_ns=1, traces=traces), seed=0)
     for error in objective_errors(config, app):
@@ -66,6 +73,7 @@ def command(app: str, traces: Path | None, as_json: bool) -> None:
             "policies": policies_for(config.app),
             "unmeasured": list(config.unmeasured),
             "models_not_found": _models_not_found(app, config),
+            "code_not_found": _code_not_found(app, config),
             "spec": config.spec,
         }
         show_json(content)
@@ -94,7 +102,7 @@ def _show(name: str, config: AppConfig) -> None:
         names = ", ".join(config.unmeasured)
         remedy = f"headgate serve measures at start, {profile_command(config, name)} now"
         show(Text(f"not measured: {names}; {remedy}; simulations need `exec_time`", "yellow"))
-    if paths := _models_not_found(name, config):
+    if paths := [*_models_not_found(name, config), *_code_not_found(name, config)]:
         show(Text(f"not found: {', '.join(paths)}; headgate serve needs these files", "yellow"))
     show(Text(f"{name} is valid", "green"))
 
@@ -104,6 +112,25 @@ def _models_not_found(name: str, config: AppConfig) -> list[str]:
     base = base_directory(name)
     models = [source.model for source in config.sources if source is not None]
     return [model for model in models if model is not None and not (base / model).is_file()]
+
+
+def _code_not_found(name: str, config: AppConfig) -> list[str]:
+    """Return what is in no module that can be found. Nothing is imported: it might take long."""
+    base = base_directory(name)
+    sources = [source.code for source in config.sources if source is not None]
+    return [code for code in sources if code is not None and not _has_module(code, base)]
+
+
+def _has_module(code: str, base: Path) -> bool:
+    first, *others = code.partition(":")[0].split(".")
+    try:
+        spec = PathFinder.find_spec(first, [str(base)]) or find_spec(first)
+    except ValueError:  # a module without a specification, such as `__main__`
+        return True
+    for part in others:
+        if spec is not None:
+            spec = PathFinder.find_spec(part, list(spec.submodule_search_locations or ()))
+    return spec is not None
 
 
 def _supported_by(app: App, policy: str) -> str:

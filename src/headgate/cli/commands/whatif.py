@@ -25,6 +25,7 @@ from headgate.cli.calibration import (
     client_overhead_option,
     read_calibrated,
     size_lines,
+    spans,
 )
 from headgate.cli.options import json_option, set_option
 from headgate.cli.output import show, show_json
@@ -37,6 +38,7 @@ from headgate.core.clock import HOUR_NS, NEVER_NS, SECOND_NS
 from headgate.core.errors import ConfigError, unknown_name_error
 from headgate.core.events import Event
 from headgate.core.model import App, Variant
+from headgate.core.units import format_duration
 from headgate.metrics.columns import with_client_overhead
 from headgate.metrics.confidence import RunFigures, resample_windows, run_figures
 from headgate.metrics.from_log import BatchColumns, LogColumnsReader, calibrate
@@ -177,7 +179,7 @@ def predict(
         allowed = f"above 0, and up to {ARRIVALS_MAX:,} requests"
         value = changes.rate_scale
         raise ConfigError("is out of range", where="--rate-scale", value=value, allowed=allowed)
-    config, selected = _changed(log, changes, client_overheads_ns)
+    config, selected, assumed = _changed(log, changes, client_overheads_ns)
     check_gateways(selected, log.gateways, "gateways")
     platforms, of_gateway = config.app, config
     if log.gateways > 1:
@@ -210,7 +212,7 @@ def predict(
     return Prediction(
         _what_was(log, client_overheads_ns),
         {name: _estimate(name, figures, draws) for name in figures[0]},
-        list(_unseen(log, config.app, seen.reader.columns().batches)),
+        [*assumed, *_unseen(log, config.app, seen.reader.columns().batches)],
     )
 
 
@@ -268,12 +270,12 @@ def _cost_usd(log: CalibratedLog) -> float | None:
 
 def _changed(
     log: CalibratedLog, changes: Changes, client_overheads_ns: Sequence[int]
-) -> tuple[AppConfig, SelectedPolicy]:
-    """Return the calibrated application with the changes, and its policy."""
+) -> tuple[AppConfig, SelectedPolicy, list[str]]:
+    """Return the calibrated application with the changes, its policy, and what is assumed."""
     keys = [(key, value) for key, value in changes.settings if "." in key]
     for key, _ in keys:
         _section(log.header.app, key)  # before anything is computed
-    log = _with_larger_batches(log, keys)
+    log, assumed = _with_larger_batches(log, keys)
     spec = log.spec(client_overheads_ns)
     for key, value in keys:
         section, name = _section(spec, key)
@@ -285,7 +287,7 @@ def _changed(
         _set_workers(spec, log, changes.workers, keys)
     config = from_spec(spec, "--set" if keys else log.name)
     given = {key: value for key, value in changes.settings if "." not in key}
-    return config, select_policy(config, log.name, changes.policy, given)
+    return config, select_policy(config, log.name, changes.policy, given), assumed
 
 
 def _section(spec: Mapping[str, Any], key: str) -> tuple[dict[str, Any], str]:
@@ -313,13 +315,17 @@ def _variant(app: App, key: str) -> Variant:
     return next(variant for variant in app.variants if variant.name == path)
 
 
-def _with_larger_batches(log: CalibratedLog, keys: Sequence[tuple[str, object]]) -> CalibratedLog:
+def _with_larger_batches(
+    log: CalibratedLog, keys: Sequence[tuple[str, object]]
+) -> tuple[CalibratedLog, list[str]]:
     """Return the log calibrated for larger batches than its profiles have, if keys ask for them.
 
     A batch of more items than the profile has is assumed to take as much longer with each further
-    item as it did with the last, or with one item alone.
+    item as it did with the last, or with one item alone. The lines say so: of a profile without
+    batches, they never pay, and the prediction is that without the change.
     """
     longer: dict[str, list[str]] = {}
+    assumed: list[str] = []
     for key, value in keys:
         if key.rpartition(".")[2] != _BATCH_MAX or not isinstance(value, int):
             continue
@@ -327,17 +333,21 @@ def _with_larger_batches(log: CalibratedLog, keys: Sequence[tuple[str, object]])
         exec_ns = list(variant.profile.exec_ns)
         step_ns = exec_ns[-1] - (exec_ns[-2] if len(exec_ns) > 1 else 0)
         if len(exec_ns) < value <= 1_024:
+            sizes, item = spans(range(len(exec_ns) + 1, value + 1)), format_duration(step_ns)
             exec_ns += [exec_ns[-1] + step_ns * (i + 1) for i in range(value - len(exec_ns))]
             longer[variant.name] = [f"{ns}ns" for ns in exec_ns]
+            like = "one alone, so nothing is gained" if step_ns == exec_ns[0] else "the last one"
+            batches = f"batches of {sizes} of {variant.name}"
+            assumed.append(f"assumed: each further item of {batches} takes {item}, like {like}")
     if not longer:
-        return log
+        return log, assumed
     spec = deepcopy(dict(log.header.app))
     for name, times in longer.items():
         variant_spec(spec, name)["exec_time"] = times
     config = from_spec(spec, log.name)
     header = replace(log.header, app=spec)
     results = calibrate(config.app, log.columns.batches)
-    return replace(log, header=header, config=config, results=results)
+    return replace(log, header=header, config=config, results=results), assumed
 
 
 def _set_workers(

@@ -45,7 +45,7 @@ class SessionModel(OnnxModel):
     """
 
     def __init__(self, path: str, sessions: int) -> None:
-        super().__init__(path)
+        super().__init__(path, batches=False)
         self._sessions = sessions
 
     def load(self) -> None:
@@ -53,7 +53,6 @@ class SessionModel(OnnxModel):
         super().load()
         self.inputs = self._fixed(self.inputs)
         self.outputs = self._fixed(self.outputs)
-        self.batches = False
 
     def _fixed(self, declared: TensorSpecsLike) -> tuple[TensorSpec, ...]:
         return tuple(

@@ -51,17 +51,19 @@ class RequestError(HttpError):
         settlement: Settlement | None = None,
         allow: str = "",
         closes: bool = False,
+        may_retry: bool = True,
     ) -> None:
         super().__init__(status, message, reason=reason or _REASONS.get(status, ""), closes=closes)
         self.retry_ns = retry_ns  # when to retry; 0: a retry would not help, or nobody can tell
         self.deadline_ns = deadline_ns  # latency that the deadline allowed
         self.settlement = settlement  # of a request that the Scheduler rejected
         self.allow = allow  # methods that the path has, for a 405
+        self.may_retry = may_retry  # False: it may have run, and must not run twice
 
     @property
     def has_retry_time(self) -> bool:
         """Whether the client is told when to retry: also where nobody can tell, but it may help."""
-        return self.retry_ns > 0 or (self.status == 503 and self.reason != OUTCOME_UNKNOWN)
+        return self.retry_ns > 0 or (self.status == 503 and self.may_retry)
 
 
 def memory_exhausted() -> RequestError:

@@ -106,6 +106,7 @@ def make_call(
         deadline_ns=now_ns + timeout_ns if timeout_ns else 0,
         is_hard=timeout_ns > 0,
         cost_usd=cost_usd,
+        is_idempotent=model.is_idempotent,
     )
     call.arrived_ns = now_ns
     return call

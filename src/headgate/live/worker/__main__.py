@@ -7,6 +7,7 @@ import os
 import signal
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from headgate.core.model import UNLIMITED, App
 from headgate.live.deployment import NodeSpec, listen, read_deployment, socket_path
@@ -18,6 +19,8 @@ from headgate.system.process import (
     thread_variables,
 )
 
+_CAUGHT: Final = (signal.SIGTERM, signal.SIGUSR1)
+
 
 def main() -> int:
     """Run the worker of a node; return the exit status."""
@@ -26,6 +29,11 @@ def main() -> int:
     # for this worker, and the supervisor sends SIGUSR1 when it has not. Not SIG_IGN: child
     # processes would inherit it.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
+    os.register_at_fork(
+        before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, _CAUGHT),
+        after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, _CAUGHT),
+        after_in_child=_restore_signals,
+    )
     options = _parse_arguments()
     run_dir = Path(options.run_dir)
     deployment = read_deployment(run_dir)
@@ -50,6 +58,18 @@ def main() -> int:
         may_spin=may_spin,
     )
     return server.serve()
+
+
+def _restore_signals() -> None:
+    """Give a process that a function has forked the signals of any process.
+
+    It has inherited handlers, and `multiprocessing.Pool` ends its processes with SIGTERM and waits
+    for them. SIGINT stays ignored: a terminal sends it to all processes, and the worker goes on.
+    """
+    signal.set_wakeup_fd(-1)  # it would wake the worker
+    for number in _CAUGHT:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _CAUGHT)  # one that came since the fork counts
 
 
 def _parse_arguments() -> argparse.Namespace:

@@ -18,7 +18,7 @@ from time import monotonic_ns
 from typing import Final, final
 
 from headgate.core.actions import Dispatch, LoadWeights, StartInstance
-from headgate.core.clock import NEVER_NS
+from headgate.core.clock import NEVER_NS, SECOND_NS
 from headgate.core.errors import error_text
 from headgate.core.model import Variant
 from headgate.functions.batch_runner import BatchRunner
@@ -34,6 +34,7 @@ from headgate.live.worker.trial_load import run_trial
 from headgate.system.threads import DaemonThreads
 
 OUTCOME_UNKNOWN: Final = "a request with this id has begun before, and its outcome is unknown"
+SLOW_LOAD_NS: Final = 5 * SECOND_NS
 PROBLEM_BYTES_MAX: Final = 8192  # upper bound for an error in a message
 _LOG: Final = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class Job:
     is_awaited = True  # a draining worker finishes the job first
     began_ns = 0  # 0: not started
     limit_ns: int  # timeout
+    slow_ns = NEVER_NS  # a job that takes longer is named in the log
 
     def run(self) -> None:
         """Do the work. Never raises."""
@@ -89,6 +91,14 @@ class Executor:
     def is_busy(self) -> bool:
         """Whether a job is running that must finish before the process may exit."""
         return any(job.is_awaited for job in list(self.running))
+
+    def slow_jobs(self, now_ns: int) -> list[Job]:
+        """Return the jobs that take longer than they should."""
+        return [
+            job
+            for job in list(self.running)
+            if job.began_ns and now_ns - job.began_ns > job.slow_ns
+        ]
 
     def overdue_job(self, now_ns: int) -> Job | None:
         """Return a job that has exceeded its timeout, if any."""
@@ -151,6 +161,7 @@ class PrepareJob(Job):
     shape_id: int = 0  # of the instance
     loaded: LoadedFunction | None = None
     error: str = ""
+    slow_ns = SLOW_LOAD_NS
 
     def __post_init__(self) -> None:
         self.description = f"loading {self.variant.name!r}"

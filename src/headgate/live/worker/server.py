@@ -20,7 +20,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock, Thread
 from time import monotonic_ns
@@ -268,6 +268,7 @@ class Watchdog:
     executor: Executor
     lock: Lock
     on_supervisor_gone: Callable[[], None]
+    _told: set[str] = field(default_factory=set)  # slow jobs that the log has named
 
     def start(self) -> None:
         """Start the thread. `on_supervisor_gone` is called when the pipe is closed at its end."""
@@ -279,6 +280,7 @@ class Watchdog:
     def _run(self) -> None:
         while True:
             self._exit_if_hung()
+            self.log_slow_jobs()
             with self.lock:  # take the lock: a deadlocked worker must stop sending heartbeats
                 self._send_heartbeat()
             time.sleep(HEARTBEAT_S)
@@ -295,6 +297,15 @@ class Watchdog:
                 seconds,
             )
             exit_process(HUNG_EXIT)
+
+    def log_slow_jobs(self) -> None:
+        """Name what is being loaded or measured, once, while it may still hang for long."""
+        now_ns = time.monotonic_ns()
+        slow = {job.description: job for job in self.executor.slow_jobs(now_ns)}
+        for description in slow.keys() - self._told:
+            seconds = (now_ns - slow[description].began_ns) / 1e9
+            _LOG.warning("worker %s: %s takes %.0f s so far", self.name, description, seconds)
+        self._told = set(slow)
 
     def _send_heartbeat(self) -> None:
         if self.fd is None:

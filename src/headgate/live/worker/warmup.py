@@ -23,14 +23,14 @@ from headgate.functions.measure import Measurement, MeasureRequest, example_call
 from headgate.functions.tensor import Signature, Tensor
 from headgate.live.ipc.crash_markers import MEASURE, CrashMarkers
 from headgate.live.ipc.messages import MeasuredFunction
-from headgate.live.worker.executor import Job
+from headgate.live.worker.executor import SLOW_LOAD_NS, Job
 from headgate.live.worker.model_cache import Loader, LoadError, ModelCache
 from headgate.metrics.format import format_value
 from headgate.system.process import private_bytes
 
 BUDGET_NS: Final = 400_000_000  # to measure one function
 BUDGET_ALL_NS: Final = 1_000_000_000
-ONCE_MS: Final = 1_000.0  # and beyond that, for the first run of a larger batch
+ONCE_MS: Final = 2_000.0  # and beyond that, for each of two larger batches, as it is estimated
 SAMPLES_MIN: Final = 10  # per batch size, if there is time
 _LOG: Final = logging.getLogger(__name__)
 
@@ -51,6 +51,7 @@ class Warmup(Job):
     measured: dict[int, MeasuredFunction] = field(default_factory=dict)  # by variant id
     description = "loading functions for the first time"
     is_awaited = False
+    slow_ns = SLOW_LOAD_NS
 
     def __post_init__(self) -> None:
         self.variants = [v for v in self.variants if self.sources[v.id] is not None]
@@ -99,6 +100,7 @@ class Warmup(Job):
         if before is not None or markers.suspect_reason(MEASURE, variant.id):
             return before or ()
         budget_ns = min(BUDGET_NS, BUDGET_ALL_NS // len(self.variants))
+        self.description = f"measuring {variant.name!r}"
         with markers.during(MEASURE, node_id, variant.id):
             measured = MeasuredSizes(runner, batch, budget_ns)
         exec_ns = measured.exec_ns()
@@ -113,7 +115,7 @@ class MeasuredSizes:
     """The times of a function by batch size, and the largest size that works."""
 
     def __init__(self, runner: BatchRunner, batch_max: int, budget_ns: int) -> None:
-        """Measure until the time is over, then one larger size. Sizes beyond are extrapolated.
+        """Measure until the time is over, then two larger sizes. Sizes beyond are extrapolated.
 
         There are no sizes if the model has no example, or fails on it.
         """
@@ -140,15 +142,19 @@ class MeasuredSizes:
                 break
 
     def _measure_larger(self, runner: BatchRunner, example: list[Tensor], sizes: list[int]) -> None:
-        """Measure the largest size that takes `ONCE_MS` at most, even in proportion.
+        """Measure the largest size that is estimated to take `ONCE_MS` at most, twice.
 
-        Where many items take hardly longer than one, a proportion is far off: requests of many
-        items would be refused, and as nobody runs them, nothing would ever correct it.
+        Where many items take hardly longer than one, the first estimate, a proportion, is far off:
+        requests of many items would be refused, and as nobody runs them, nothing would ever correct
+        it. Two sizes make a line, which reaches further.
         """
-        known, time = max(self.by_size.items())
-        larger = [size for size in sizes if size > known and size * time.p50_ms <= ONCE_MS * known]
-        if larger:
-            self._measure_size(runner, example, larger[-1], 0.0)
+        for _ in range(2):
+            known, estimates_ns = max(self.by_size), self.exec_ns()
+            larger = [
+                size for size in sizes if size > known and estimates_ns[size - 1] <= ONCE_MS * 1e6
+            ]
+            if not larger or not self._measure_size(runner, example, larger[-1], 0.0):
+                return
 
     def _measure_size(
         self, runner: BatchRunner, example: list[Tensor], size: int, length_s: float
@@ -174,7 +180,7 @@ class MeasuredSizes:
         return time.p50_ms * known > smaller.p50_ms * size
 
     def exec_ns(self) -> tuple[int, ...]:
-        """Return times of all sizes: monotone, linear between and beyond measured sizes."""
+        """Return times of all sizes: measured, or estimated from those that are."""
         times_ns = {size: round(time.p50_ms * 1e6) for size, time in self.by_size.items()}
         return fill_sizes(times_ns, self.batch_max)
 
@@ -184,7 +190,8 @@ class MeasuredSizes:
             for size, time in self.by_size.items()
         ]
         if max(self.by_size, default=0) < self.batch_max:
-            lines.append("larger ones are assumed to take longer in proportion")
+            known = "these" if len(self.by_size) > 1 else "it"
+            lines.append(f"the times of larger ones are extrapolated from {known}")
         return ", ".join(lines)
 
 
@@ -198,20 +205,36 @@ def batch_sizes(batch: int) -> list[int]:
 
 
 def fill_sizes(known: dict[int, int], batch: int) -> tuple[int, ...]:
-    """Return times for all sizes up to `batch`: monotone, and in proportion beyond the last known.
+    """Return times for all sizes up to `batch`: monotone, linear between and beyond known sizes.
 
     Other processes only ever make a batch slower, so none is taken to be slower than a larger one:
-    otherwise a single disturbed size would count for all that are larger.
+    otherwise a single disturbed size would count for all that are larger. Beyond the last known, an
+    item adds what it added up to there, counted from the size where that is most. A single size
+    does not say what an item adds: times are in proportion.
 
     >>> fill_sizes({1: 10, 2: 90, 4: 20}, 6)
-    (10, 20, 20, 20, 25, 30)
+    (10, 20, 20, 20, 23, 26)
+    >>> fill_sizes({1: 10}, 3)
+    (10, 20, 30)
     """
     if not known or not batch:
         return ()
     sizes = sorted(known, reverse=True)
     monotone = dict(zip(sizes, accumulate((known[size] for size in sizes), min), strict=True))
-    monotone.setdefault(batch, monotone[sizes[0]] * batch // sizes[0])
+    monotone.setdefault(batch, _extrapolated(monotone, batch))
     return interpolated(monotone)[:batch]
+
+
+def _extrapolated(known: dict[int, int], batch: int) -> int:
+    """Return the time of a batch that may be larger than all of these sizes."""
+    last = max(known)
+    if len(known) == 1:
+        return known[last] * batch // last
+    return known[last] + max(
+        (known[last] - known[size]) * (batch - last) // (last - size)
+        for size in known
+        if size != last
+    )
 
 
 def _interval(time: Measurement) -> str:

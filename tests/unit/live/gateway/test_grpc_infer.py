@@ -78,6 +78,18 @@ def test_only_requested_outputs_are_sent_over_grpc() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("name", ["classification", "shared_memory_region"])
+def test_extensions_of_outputs_are_refused_over_grpc_as_over_http(name: str) -> None:
+    async def scenario(rig: Rig) -> None:
+        request = rig.messages["ModelInferRequest"](model_name="two")
+        output = request.outputs.add(name="b")
+        output.parameters[name].int64_param = 2
+        code, text = await rig.refused(request)
+        assert code is StatusCode.INVALID_ARGUMENT and f"'b': {name} is not supported" in text
+
+    run(scenario)
+
+
 @pytest.mark.parametrize(
     ("mode", "code", "reason"),
     [

@@ -37,3 +37,17 @@ def test_failures_have_a_reason_code_of_the_error(failure: str, reason: str) -> 
     error = error_of(settled(Outcome.FAILED, failure), GatewayConfig(), b"")
     assert error is not None
     assert (error.status, error.reason) == (503, reason)
+
+
+@pytest.mark.parametrize("failure", [Failure.LOST, Failure.KILLED_WORKER])
+def test_a_lost_worker_is_named_and_a_request_that_may_have_run_is_not_to_be_sent_again(
+    failure: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for is_idempotent in (True, False):
+        call = settled(Outcome.FAILED, f"resize: {failure}")
+        call.is_idempotent = is_idempotent
+        error = error_of(call, GatewayConfig(), b"c0ffee")
+        assert error is not None
+        assert error.message == "the worker that ran the request died or was cut off (worker_lost)"
+        assert error.has_retry_time == is_idempotent
+    assert f"a request failed: resize: {failure}" in caplog.text, "the operator sees the function"

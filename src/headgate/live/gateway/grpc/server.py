@@ -40,7 +40,12 @@ from headgate.live.gateway.grpc.admission import (
     message_bytes_max,
 )
 from headgate.live.gateway.grpc.rpc import PendingCall, printable
-from headgate.live.gateway.grpc.tensors import encode_response, split_message, tensors
+from headgate.live.gateway.grpc.tensors import (
+    encode_response,
+    output_names,
+    split_message,
+    tensors,
+)
 from headgate.live.gateway.http.responses import error_of
 from headgate.live.gateway.inference import (
     check_open,
@@ -231,7 +236,7 @@ class InferenceService:
         request = self._parsed("ModelInferRequest", rest)
         rpc.request_id = with_body_id(rpc.request_id, headers, request.id)
         model = find_model(api, request.model_name, request.model_version)
-        names = [output.name for output in request.outputs]
+        names = output_names(request)
         check_outputs(model, names)
         parameters = _parameters(request.parameters)
         response = self._messages["ModelInferResponse"](

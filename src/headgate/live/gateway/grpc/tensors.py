@@ -19,6 +19,7 @@ from headgate.live.gateway.oip.json import (
     pack_strings,
     split_strings,
 )
+from headgate.live.gateway.oip.messages import UNSUPPORTED_OF_OUTPUTS
 
 # By datatype: the field of its elements, and their type code of `array`. The 16-bit floats have no
 # field: they can only be sent raw.
@@ -89,6 +90,16 @@ def tensors(request: Any, raw: Sequence[memoryview], limits: GatewayConfig) -> l
     if len(raw) != len(given):
         raise RequestError(400, f"the request has {len(given)} inputs and {len(raw)} raw contents")
     return [_raw(each, data, count) for each, data, count in zip(given, raw, counts, strict=True)]
+
+
+def output_names(request: Any) -> list[str]:
+    """Names of the outputs that are asked for. Raises `RequestError` (400) for an extension."""
+    for output in request.outputs:
+        for unsupported in UNSUPPORTED_OF_OUTPUTS:
+            if unsupported in output.parameters:
+                problem = f"output {output.name[:80]!r}: {unsupported} is not supported"
+                raise RequestError(400, problem)
+    return [output.name for output in request.outputs]
 
 
 def encode_response(

@@ -28,6 +28,7 @@ JSON_HEADER: Final = b"Content-Type: application/json\r\n"
 FUNCTION_FAILED: Final = "the function failed"
 
 _LOG: Final = logging.getLogger(__name__)
+_WORKER_LOST: Final = "worker_lost"
 _ENCODER: Final = Encoder()
 
 _REJECTIONS: Final[Mapping[str, str]] = {
@@ -155,7 +156,11 @@ def error_of(call: Call, config: GatewayConfig, request_id: bytes) -> RequestErr
     if outcome == Outcome.FAILED and call.error:
         if call.status == 503:
             return RequestError(
-                503, prefix + call.error, reason=OUTCOME_UNKNOWN, settlement=settlement
+                503,
+                prefix + call.error,
+                reason=OUTCOME_UNKNOWN,
+                settlement=settlement,
+                may_retry=False,
             )
         is_refused = call.status < 500
         if not is_refused:
@@ -169,13 +174,30 @@ def error_of(call: Call, config: GatewayConfig, request_id: bytes) -> RequestErr
     if outcome == Outcome.FAILED and reason == Failure.TOO_LARGE:
         message = prefix + _REJECTIONS[Rejection.TOO_LARGE]
         return RequestError(413, message, reason=Rejection.TOO_LARGE, settlement=settlement)
+    return _incomplete(call, settlement, prefix, config, request_id)
+
+
+def _incomplete(
+    call: Call, settlement: Settlement, prefix: str, config: GatewayConfig, request_id: bytes
+) -> RequestError:
+    """The error of a call that ended without a result of its function."""
+    reason = settlement.reason
     code = _failure_code(reason)
-    if code == "failed":  # the reason may hold the text of an exception
+    is_lost = code == _WORKER_LOST
+    if code == "failed" or is_lost:  # the reason may hold the text of an exception, or a function
         _LOG.warning("a request failed: %s", reason, extra=_log_extra(request_id))
-    detail = reason if config.expose_errors else code
-    message = f"{prefix}the request could not be completed ({detail or 'unknown cause'})"
-    retry_ns = settlement.retry_ns
-    return RequestError(503, message, reason=code, retry_ns=retry_ns, settlement=settlement)
+    detail = (reason if config.expose_errors else code) or "unknown cause"
+    what = "the request could not be completed"
+    if is_lost:
+        what = "the worker that ran the request died or was cut off"
+    return RequestError(
+        503,
+        f"{prefix}{what} ({detail})",
+        reason=code,
+        retry_ns=settlement.retry_ns,
+        settlement=settlement,
+        may_retry=call.is_idempotent or not is_lost,
+    )
 
 
 def deadline_exceeded(call: Call) -> RequestError:
@@ -256,7 +278,7 @@ def _what_helps(settlement: Settlement) -> str:
 def _failure_code(sentence: str) -> str:
     """The reason code for the sentence with which the Scheduler describes a failure."""
     if sentence.endswith((f": {Failure.LOST}", f": {Failure.KILLED_WORKER}")):
-        return "worker_lost"
+        return _WORKER_LOST
     if sentence == Failure.POLICY_FAULT:
         return "policy_fault"
     return "refused" if sentence.startswith(Failure.REFUSED) else "failed"

@@ -43,6 +43,7 @@ from headgate.live.gateway.oip.json import (
     to_json,
 )
 from headgate.live.gateway.oip.messages import (
+    UNSUPPORTED_OF_OUTPUTS,
     VERSION,
     InferRequest,
     InferResponse,
@@ -244,7 +245,7 @@ def is_binary(output: RequestedOutput, by_default: bool) -> bool:
     """Whether an output is requested as raw bytes. Raises `RequestError` (400)."""
     if not output.parameters:
         return by_default
-    for unsupported in ("classification", "shared_memory_region"):
+    for unsupported in UNSUPPORTED_OF_OUTPUTS:
         if unsupported in output.parameters:
             raise RequestError(400, f"output {output.name!r}: {unsupported} is not supported")
     return bool_parameter(output.parameters, "binary_data", by_default)

@@ -31,6 +31,8 @@ Dimension = Annotated[int, Meta(ge=0, lt=1 << 62)]
 # Only the types that the protocol defines: arbitrary nesting would be slow to decode.
 Parameters = dict[str, bool | int | float | str | None]
 JsonArray = Annotated[Raw, Meta(extra_json_schema={"type": "array"})]  # left as text
+# Parameters of a requested output: extensions that would change what it is, and are not served.
+UNSUPPORTED_OF_OUTPUTS: Final = ("classification", "shared_memory_region")
 VERSION: Final = "1"  # models are not versioned, but clients expect a version
 
 
