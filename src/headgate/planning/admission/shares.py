@@ -103,9 +103,7 @@ class ClassLoad:
         self._urgent_until_ns = 0
         self._since_ns = self._updated_ns = now_ns
 
-    def observe(
-        self, now_ns: int, work_ns: float, objective_ns: float, priority: int = 0
-    ) -> None:
+    def observe(self, now_ns: int, work_ns: float, objective_ns: float, priority: int = 0) -> None:
         """An arrival brings this much work, and has this objective."""
         self._mean_objective_ns += OBJECTIVE_STEP * (objective_ns - self._mean_objective_ns)
         if priority <= self._urgency or now_ns > self._urgent_until_ns:

@@ -143,8 +143,8 @@ class Batching:
         self._queues.update_heads(queue, build.function_id, promise)
         return batch, shape_id
 
-    def waits_until_ns(self, task: Task, promise: Promise, items: int) -> int:
-        """Until when a promised task waits for the sake of others; `items` wait with it for now.
+    def waits_until_ns(self, task: Task, promise: Promise, items: int, node: Node) -> int:
+        """Until when a promised task leaves a node to others; `items` wait with it for now.
 
         Half of the time that it can wait is enough: what else is promised may delay it.
         """
@@ -155,7 +155,9 @@ class Batching:
         if until_ns <= now_ns or load is None:
             return 0
         batch_items = min(items, build.items_best)
-        if not shares.is_contended and not self._leaves_lanes(build, batch_items, load.window_ns):
+        if not shares.is_contended and not self._leaves_lanes(
+            build, batch_items, load.window_ns, node
+        ):
             return until_ns
         if load.is_starved or load.window_ns <= shares.starved_window_ns:
             return 0
@@ -163,21 +165,26 @@ class Batching:
         # time per item than a full one waits for others to join it.
         return 0 if build.efficiency(batch_items) >= ENOUGH_EFFICIENCY else until_ns
 
-    def _leaves_lanes(self, build: Build, items: int, own_window_ns: float) -> bool:
+    def _leaves_lanes(self, build: Build, items: int, own_window_ns: float, node: Node) -> bool:
         """Whether a batch leaves lanes to those who can wait less, and not until it ends.
 
         Where there is enough for all, patient requests must not take every node at once only
-        because all of them are free. Where lanes that are left would be missed, none are.
+        because all of them are free. Where lanes that are left would be missed, none are. Of
+        several gateways, none knows what the others run: all leave the same nodes, the last ones.
         """
         now_ns, calendar, shares = self._view.now_ns, build.calendar, self._shares[build.pool.id]
-        lanes, busy_ns = calendar.lanes / self._view.gateways, build.lane_ns(items)
-        busy_ns = min(busy_ns, own_window_ns)
-        needed, window_ns = shares.blocked(now_ns, lanes, busy_ns)
+        gateways, lanes = self._view.gateways, calendar.lanes
+        busy_ns = min(build.lane_ns(items), own_window_ns)
+        own, window_ns = shares.blocked(now_ns, lanes / gateways, busy_ns)
+        needed = gateways * own  # the others are taken to be asked for as much
         left = ceil(needed + sqrt(needed))
-        if window_ns >= busy_ns or shares.offered_lanes - needed + left > lanes:
+        if window_ns >= busy_ns or gateways * shares.offered_lanes - needed + left > lanes:
             return True
-        free_by_ns = now_ns + int(LANES_WITHIN * window_ns)
-        return calendar.lanes_free_by(now_ns, free_by_ns) - build.weight >= left
+        free = calendar.lanes_free_by(now_ns, now_ns + int(LANES_WITHIN * window_ns))
+        if lanes - gateways * (lanes - free) - build.weight < left:
+            return False
+        left_nodes = ceil(left / max(1, build.lanes))
+        return gateways == 1 or not self._builds.nodes.is_among_last(node, left_nodes)
 
     def unblocking_items(self, build: Build, items: int, node: Node | None = None) -> int:
         """The largest batch, up to `items`, that leaves lanes to those who cannot wait so long.

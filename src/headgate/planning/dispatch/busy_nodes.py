@@ -81,9 +81,7 @@ class BusyNodes:
         if batch.id != self._refused_id:
             return None
         self._refused_id = None
-        # A node that is not asked is not there for what is promised meanwhile, either.
-        is_alone = not self._builds.has_promises(pool_id)
-        refusals = max(task.busy_refusals for task in batch.tasks) if is_alone else 0
+        refusals = max(task.busy_refusals for task in batch.tasks)
         return self.retry_at_ns(self._slack_ns(pool_id), batch_ns, refusals)
 
     def on_freed(self, node: Node) -> int | None:
@@ -134,9 +132,9 @@ class BusyNodes:
 
     def retry_at_ns(self, slack_ns: float, batch_ns: float, refusals: int = 0) -> int:
         """When to ask a node again, if the most urgent task can wait for `slack_ns`."""
-        least_ns, most_ns = RETRY_MIN * batch_ns, RETRY_MAX * batch_ns
-        if slack_ns == inf:  # best effort: the longer it has waited, the less often
-            most_ns *= 1.0 + RETRY_GROWTH * refusals
+        # The longer it has been refused, the longer the batches that keep the node busy.
+        growth = 1.0 + RETRY_GROWTH * refusals
+        least_ns, most_ns = growth * RETRY_MIN * batch_ns, growth * RETRY_MAX * batch_ns
         urgency_ns = RETRY_SLACK * slack_ns * (slack_ns / batch_ns)
         wait_ns = min(most_ns, max(least_ns, urgency_ns))
         wait_ns = max(RETRY_MIN_NS, wait_ns * self._rng.uniform(0.75, 1.25))

@@ -304,7 +304,7 @@ class Dispatcher:
             return self._in_shape(queue, task, build, node)
         if queue.node_id is not None and queue.node_id != node.id:
             return self._moved(queue, task, build, node)
-        if not is_best_effort and self._should_wait(queue, task, build):
+        if not is_best_effort and self._should_wait(node, queue, task, build):
             return None
         send = self._send_to(node, queue, build)
         if send.start_ns == 0 or is_best_effort:
@@ -365,12 +365,12 @@ class Dispatcher:
         is_late = self._view.now_ns + time_ns > latest_ns
         return is_late and self._builds.ready_in_ns(send.build) < send.start_ns
 
-    def _should_wait(self, queue: EdfQueue, task: Task, build: Build) -> bool:
+    def _should_wait(self, node: Node, queue: EdfQueue, task: Task, build: Build) -> bool:
         """Whether a promised batch waits, so that others who can wait less find a free node."""
         promise = self._admission.booked(task)
         if promise is None:
             return False
-        at_ns = self._batching.waits_until_ns(task, promise, queue.items)
+        at_ns = self._batching.waits_until_ns(task, promise, queue.items, node)
         if at_ns <= self._view.now_ns:
             return False
         self._hold(build, at_ns)

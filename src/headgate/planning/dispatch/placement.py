@@ -112,13 +112,18 @@ class Placement:
         )
 
     def _random_warm_node(self, build: Build) -> Node | None:
-        """Of the free nodes that hold a build, one of those with the fewest batches of ours."""
+        """Of the free nodes that hold a build, one of those with the fewest batches of ours.
+
+        What takes longer than others can wait goes to the first ones, and leaves the last.
+        """
         best: list[Node] = []
         for node in self._view.free_by_pool[build.pool.id].values():
             if (not best or node.running <= best[0].running) and self._is_warm(node, build):
                 if best and node.running < best[0].running:
                     best.clear()
                 best.append(node)
+        if best and self._builds.is_long(build):
+            return min(best, key=_name)
         return self._rng.choice(best) if best else None
 
     def node_with_room(self, build: Build, task: Task, shape_id: int, offered: Node) -> Node | None:
@@ -557,6 +562,10 @@ class Placement:
 def _is_prestarted(build: Build) -> bool:
     """Whether to start a build before its task has a node can be worth it: a start takes time."""
     return build.cold_start_ns > 0 and build.warm_pool is None and not build.pool.is_elastic
+
+
+def _name(node: Node) -> str:
+    return node.name
 
 
 def _missing_bytes(node: Node, build: Build) -> int:

@@ -180,6 +180,11 @@ class Builds:
         from_ns = request.pipeline.longest_from(times_ns)
         return request.deadline_ns - max(from_ns[index] for index in after)
 
+    def is_long(self, build: Build) -> bool:
+        """Whether a batch of a build takes longer than some objective of its pool."""
+        row = self.on_pool[build.pool.id]
+        return any(b is not None and b.window_ns < build.lane_ns(1) for b in row)
+
     def observe_load(self, build: Build, work_ns: float, *, is_best_effort: bool = False) -> None:
         """Record work that was offered to a build, admitted or not."""
         build.load.observe(self._view.now_ns, work_ns)

@@ -76,6 +76,8 @@ class NodeLanes:
         self._longest_ns = longest_ns
         self._counted: set[int] = set()  # node ids
         self._nodes = [0 for _ in per_node]  # of those, by pool id
+        # By pool id: the names of the nodes that count, in the order that all gateways know.
+        self._names: list[list[str]] = [[] for _ in per_node]
         self._starts: dict[int, _Start] = {}  # by instance id
         # By node id: the predicted ends of its starts.
         self._node_starts_ns: dict[int, list[int]] = {}
@@ -93,6 +95,11 @@ class NodeLanes:
     def node_count(self, pool_id: int) -> int:
         """Number of nodes of a pool that count, those included that start something."""
         return self._nodes[pool_id]
+
+    def is_among_last(self, node: Node, count: int) -> bool:
+        """Whether a node is among so many nodes of its pool that come last for every gateway."""
+        names = self._names[node.pool.id]
+        return bisect_left(names, node.name) >= len(names) - count
 
     def lane_in_ns(self, instance: Instance) -> int:
         """Time until the node of an instance has a lane that starts nothing; 0 if it has one."""
@@ -212,11 +219,13 @@ class NodeLanes:
         """Stop counting a node."""
         if node.id in self._counted:
             self._counted.remove(node.id)
+            self._names[node.pool.id].remove(node.name)
             self._resize(node.pool.id, -1)
 
     def _count(self, node: Node) -> None:
         if node.id not in self._counted:
             self._counted.add(node.id)
+            insort(self._names[node.pool.id], node.name)
             self._resize(node.pool.id, 1)
 
     def _resize(self, pool_id: int, nodes: int) -> None:
