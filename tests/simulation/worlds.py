@@ -187,11 +187,9 @@ def run_world(
     seed: int,
     truth: GroundTruthConfig = GroundTruthConfig(),  # noqa: B008 - frozen
     faults: FaultPlan = FaultPlan(),  # noqa: B008 - frozen
+    gateways: int = 1,
 ) -> Score:
-    """Run a world; equal arguments give equal scores. Each stream has a random stream of its own.
-
-    The overheads are those of the application.
-    """
+    """Run a world, with the application's overheads; each stream has a random stream of its own."""
     parts = [
         one.arrivals(duration_s, stream(seed, f"arrivals/{index}").getrandbits(63))
         for index, one in enumerate(streams)
@@ -211,6 +209,7 @@ def run_world(
         decision_ns=options.decision_ns,
         work_unit_ns=options.per_work_unit_ns,
         faults=faults.actions(),
+        schedulers=gateways,
     )
     columns = simulate(
         setup, mix(plain) if plain else None, clients=senders, window_ns=parts[0].duration_ns

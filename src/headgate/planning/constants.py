@@ -141,6 +141,9 @@ LANES_WITHIN: Final = 0.25
 # Execution times after its arrival at which best effort is due (`default_deadline_factor`): short
 # requests go first, and none starves.
 BEST_EFFORT_DUE: Final = 30.0
+# Part of the time that a patient task can wait, for which it leaves the nodes that all gateways
+# leave to urgent requests.
+WAIT_MAX: Final = 0.875
 # Price of the time of a pool without a backlog, relative to a full one.
 PRICE_MIN: Final = 0.1
 # Part of the lane time of a pool that best effort gets while it waits: a little more than 5 % of

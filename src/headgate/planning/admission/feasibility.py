@@ -31,7 +31,6 @@ from headgate.core.model import App
 from headgate.core.records import Request, Task
 from headgate.core.view import View
 from headgate.planning.admission.cost_budgets import CostBudgets
-from headgate.planning.admission.promised_starts import PromisedStarts
 from headgate.planning.admission.shares import ClassLoad, PoolShares
 from headgate.planning.admission.spillover import Spillover
 from headgate.planning.constants import (
@@ -42,6 +41,7 @@ from headgate.planning.constants import (
 from headgate.planning.frontier.candidates import visits
 from headgate.planning.pools.build import Build, Promise
 from headgate.planning.pools.builds import Builds
+from headgate.planning.pools.node_lanes import PromisedStarts
 
 _BATCH_TIMES: Final = (1.0, 0.5)  # parts of a window in which batches are tried
 _SHAPE_TIMES: Final = (1.0, 0.7, 0.5, 0.35, 0.25)  # parts of a window in which shapes are tried
@@ -80,7 +80,7 @@ class Feasibility:
         self._preferred: list[Build | None] = []  # likewise: the builds that it prefers, by stage
         self._stage_works: list[float] = []  # likewise: what its stages offer to their pools
         self._priority = 0  # likewise
-        self._starts = PromisedStarts(view, builds)
+        self._starts = PromisedStarts(view, builds.nodes)
         self.was_share_used = False  # the last request did not fit to leave others their shares
         self.is_trial = False  # what is fitted will not be promised, and is no demand
 
@@ -408,6 +408,7 @@ class Feasibility:
         its own.
         """
         if build.cold_start_ns == 0:
+            self._starts.forget_old(build.pool.id)
             return self._fit_within(build, items, ready_ns, due_ns, z, 0)
         start_ns = self._start_ns(build, due_ns - int(build.cautious_ns(items, z)))
         if start_ns is None:

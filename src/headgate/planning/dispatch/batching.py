@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from math import ceil, sqrt
+from math import ceil, inf, sqrt
 from typing import final
 
 from headgate.core.model import UNLIMITED
@@ -18,7 +18,7 @@ from headgate.core.records import STAGES_MAX, Batch, Node, Task
 from headgate.core.states import TASK_READY, BatchState
 from headgate.core.view import View
 from headgate.planning.admission.control import AdmissionControl
-from headgate.planning.constants import ENOUGH_EFFICIENCY, FULL_BATCH_MIN, LANES_WITHIN
+from headgate.planning.constants import ENOUGH_EFFICIENCY, FULL_BATCH_MIN, LANES_WITHIN, WAIT_MAX
 from headgate.planning.dispatch.shapes import Choice, ShapeChooser
 from headgate.planning.dispatch.task_queues import EdfQueue, TaskQueues
 from headgate.planning.pools.build import Build, Promise
@@ -146,45 +146,56 @@ class Batching:
     def waits_until_ns(self, task: Task, promise: Promise, items: int, node: Node) -> int:
         """Until when a promised task leaves a node to others; `items` wait with it for now.
 
-        Half of the time that it can wait is enough: what else is promised may delay it.
+        Half of the time that it can wait is enough: what else is promised may delay it. Nodes that
+        all gateways leave to others, it leaves for most of its time.
         """
         build, request = promise.build, task.request
         shares, now_ns = self._shares[build.pool.id], self._view.now_ns
-        until_ns = (request.arrival_ns + promise.start_ns) // 2
+        can_wait_ns = promise.start_ns - request.arrival_ns
+        until_ns = request.arrival_ns + can_wait_ns // 2
+        last_ns = until_ns
+        if self._view.gateways > 1:
+            last_ns = request.arrival_ns + int(WAIT_MAX * can_wait_ns)
         load = shares.of_class((request.client, request.pipeline.id))
-        if until_ns <= now_ns or load is None:
+        if last_ns <= now_ns or load is None:
             return 0
         batch_items = min(items, build.items_best)
-        if not shares.is_contended and not self._leaves_lanes(
-            build, batch_items, load.window_ns, node
-        ):
-            return until_ns
-        if load.is_starved or load.window_ns <= shares.starved_window_ns:
+        if not shares.is_contended:
+            lanes, within_ns = self._lanes_to_leave(build, batch_items, load.window_ns)
+            if lanes > 0 and last_ns > until_ns:
+                nodes = ceil(lanes / max(1, build.lanes))
+                if self._builds.nodes.is_among_last(node, nodes):
+                    return last_ns
+            if lanes > 0 and self._lanes_left(build, now_ns + within_ns) < lanes:
+                return until_ns
+        if until_ns <= now_ns or load.is_starved or load.window_ns <= shares.starved_window_ns:
             return 0
         # A class that can wait less is starved. Where this one is not, a batch that takes far more
         # time per item than a full one waits for others to join it.
         return 0 if build.efficiency(batch_items) >= ENOUGH_EFFICIENCY else until_ns
 
-    def _leaves_lanes(self, build: Build, items: int, own_window_ns: float, node: Node) -> bool:
-        """Whether a batch leaves lanes to those who can wait less, and not until it ends.
+    def _lanes_to_leave(self, build: Build, items: int, own_window_ns: float) -> tuple[int, int]:
+        """How many lanes a batch has to leave to those who can wait less, and not until it ends.
 
-        Where there is enough for all, patient requests must not take every node at once only
-        because all of them are free. Where lanes that are left would be missed, none are. Of
-        several gateways, none knows what the others run: all leave the same nodes, the last ones.
+        And within which time they are to be free. Where there is enough for all, patient requests
+        must not take every node at once only because all of them are free. No more are left than
+        will not be missed. Of several gateways, each is taken to be asked for as much.
         """
-        now_ns, calendar, shares = self._view.now_ns, build.calendar, self._shares[build.pool.id]
+        calendar, shares = build.calendar, self._shares[build.pool.id]
         gateways, lanes = self._view.gateways, calendar.lanes
         busy_ns = min(build.lane_ns(items), own_window_ns)
-        own, window_ns = shares.blocked(now_ns, lanes / gateways, busy_ns)
-        needed = gateways * own  # the others are taken to be asked for as much
-        left = ceil(needed + sqrt(needed))
-        if window_ns >= busy_ns or gateways * shares.offered_lanes - needed + left > lanes:
-            return True
-        free = calendar.lanes_free_by(now_ns, now_ns + int(LANES_WITHIN * window_ns))
-        if lanes - gateways * (lanes - free) - build.weight < left:
-            return False
-        left_nodes = ceil(left / max(1, build.lanes))
-        return gateways == 1 or not self._builds.nodes.is_among_last(node, left_nodes)
+        own, window_ns = shares.blocked(self._view.now_ns, lanes / gateways, busy_ns)
+        needed = gateways * own
+        if window_ns >= busy_ns:
+            return 0, 0
+        spare = lanes - gateways * shares.offered_lanes + needed
+        return min(ceil(needed + sqrt(needed)), int(spare)), int(LANES_WITHIN * window_ns)
+
+    def _lanes_left(self, build: Build, at_ns: int) -> float:
+        """Lanes that a batch would leave by then, if each gateway runs as much as this one."""
+        lanes = build.calendar.lanes
+        busy = lanes - build.calendar.lanes_free_by(self._view.now_ns, at_ns)
+        return lanes - self._view.gateways * busy - build.weight
 
     def unblocking_items(self, build: Build, items: int, node: Node | None = None) -> int:
         """The largest batch, up to `items`, that leaves lanes to those who cannot wait so long.
@@ -314,7 +325,17 @@ class Batching:
         time_ns = build.lane_ns(items)
         if not self._builds.may_start_now(build):  # its start would take a place from others
             time_ns += self._builds.ready_in_ns(build, may_swap_in=True)
-        return time_ns > left_ns and self._builds.soonest_ns(task.function.id, items) > left_ns
+        return time_ns > left_ns and self._soonest_ns(task.function.id, items) > left_ns
+
+    def _soonest_ns(self, function_id: int, items: int) -> float:
+        """Least time of a task that begins now, with a start that takes a place from others."""
+        best_ns, builds = inf, self._builds
+        for build in builds.of_function[function_id]:
+            time_ns = build.fastest_ns(min(items, build.items_max))
+            if time_ns < best_ns and not builds.may_start_now(build):
+                time_ns += builds.ready_in_ns(build, may_swap_in=True)
+            best_ns = min(best_ns, time_ns)
+        return 0.0 if best_ns == inf else best_ns
 
 
 def take_batch(queue: deque[Task], node: Node, items_max: int) -> list[Task]:

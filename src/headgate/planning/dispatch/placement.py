@@ -122,9 +122,14 @@ class Placement:
                 if best and node.running < best[0].running:
                     best.clear()
                 best.append(node)
-        if best and self._builds.is_long(build):
+        if best and self._is_long(build):
             return min(best, key=_name)
         return self._rng.choice(best) if best else None
+
+    def _is_long(self, build: Build) -> bool:
+        """Whether a batch of a build takes longer than some objective of its pool."""
+        row = self._builds.on_pool[build.pool.id]
+        return any(b is not None and b.window_ns < build.lane_ns(1) for b in row)
 
     def node_with_room(self, build: Build, task: Task, shape_id: int, offered: Node) -> Node | None:
         """A free node that holds a build and has room for a batch in a shape.

@@ -160,16 +160,6 @@ class Builds:
             best_ns = time_ns if time_ns < best_ns else best_ns
         return 0.0 if best_ns == inf else best_ns
 
-    def soonest_ns(self, function_id: int, items: int) -> float:
-        """Least time of a task that begins now, with a start that takes a place from others."""
-        best_ns = inf
-        for build in self.of_function[function_id]:
-            time_ns = build.fastest_ns(min(items, build.items_max))
-            if time_ns < best_ns and not self.may_start_now(build):
-                time_ns += self.ready_in_ns(build, may_swap_in=True)
-            best_ns = min(best_ns, time_ns)
-        return 0.0 if best_ns == inf else best_ns
-
     def latest_ns(self, request: Request, stage: int) -> float:
         """When a stage must be done for the request to be in time, with nothing to spare."""
         after = request.pipeline.successors[stage]
@@ -179,11 +169,6 @@ class Builds:
         times_ns = [self.fastest_ns(t.function.id, items) for t in request.tasks]
         from_ns = request.pipeline.longest_from(times_ns)
         return request.deadline_ns - max(from_ns[index] for index in after)
-
-    def is_long(self, build: Build) -> bool:
-        """Whether a batch of a build takes longer than some objective of its pool."""
-        row = self.on_pool[build.pool.id]
-        return any(b is not None and b.window_ns < build.lane_ns(1) for b in row)
 
     def observe_load(self, build: Build, work_ns: float, *, is_best_effort: bool = False) -> None:
         """Record work that was offered to a build, admitted or not."""
@@ -465,9 +450,8 @@ class Builds:
         self._runs[batch] = (build, end_ns, lanes, start_ns > 0)
         if batch.node is not None:
             self.nodes.on_sent(batch.node, end_ns)
-            instance = batch.node.instances.get(build.variant.id) if start_ns > 0 else None
-            if instance is not None and self._is_scarce[build.pool.id]:
-                self.nodes.on_sent_with_start(instance, start_ns)
+            if start_ns > 0 and self._is_scarce[build.pool.id]:
+                self.nodes.on_started_by(batch.node, build, start_ns)
 
     def on_batch_ended(self, batch: Batch, took_ns: int) -> Build:
         """A batch of a build has ended: free its lane; learn from it unless it awaited a start."""
@@ -597,16 +581,14 @@ class Builds:
         """Whether a build can run at all: there are nodes, and it can be loaded."""
         if build.warm_pool is not None:
             return self._view.is_pool_available(build.pool.id)
-        if build.calendar.lanes <= 0:
-            return False
         failures = self._view.load_failures
-        return not failures or build.variant.id not in failures or self.has_instance(build)
+        can_load = not failures or build.variant.id not in failures or self.has_instance(build)
+        return build.calendar.lanes > 0 and can_load
 
 
 def _is_first(instance: Instance) -> bool:
     """Whether an instance stands for its node: it is the oldest one of its variant there."""
-    node = instance.node
-    return node is None or node.instances.get(instance.variant.id) is instance
+    return instance.node is None or instance.node.instances.get(instance.variant.id) is instance
 
 
 def _windows_ns(app: App) -> tuple[float, float]:

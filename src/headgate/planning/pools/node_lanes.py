@@ -2,7 +2,8 @@
 
 A node that is always there counts as soon as it has joined. A rented node counts from the moment
 that its first instance is ordered, busy until that is ready: a request that can wait for the boot
-is admitted. A start that takes longer than every objective is nothing to wait for.
+is admitted. A start that takes longer than every objective is nothing to wait for. Where nodes
+cannot hold all functions at once, the starts that promises need are booked (`PromisedStarts`).
 
 Where several gateways share a pool and talk to nobody, each counts on a part of its lanes
 (`GatewayShare`). A gateway knows how many they are, F, and what it is offered itself. The others
@@ -22,8 +23,9 @@ from collections.abc import Sequence
 from math import sqrt
 from typing import Final, final
 
+from headgate.core.clock import NEVER_NS
 from headgate.core.records import Instance, Node
-from headgate.core.states import INSTANCE_STARTING
+from headgate.core.states import INSTANCE_STARTING, ON_HOST
 from headgate.core.view import View
 from headgate.planning.constants import (
     CAUTION_MAX,
@@ -138,10 +140,12 @@ class NodeLanes:
         size = instance.variant.profile.memory_bytes
         return max(0, turn_ns), -idle_ns * size / max(1, time_to_reload_ns(instance))
 
-    def on_sent_with_start(self, instance: Instance, start_ns: int) -> None:
-        """A batch was sent to an instance that is started first: its lane is busy all the time."""
-        self._ready_ns[instance.id] = self._view.now_ns + start_ns
-        self._begin_turn(instance, start_ns)
+    def on_started_by(self, node: Node, build: Build, start_ns: int) -> None:
+        """A batch was sent to a node that starts its build first: the lane is busy all the time."""
+        instance = node.instances.get(build.variant.id)
+        if instance is not None:
+            self._ready_ns[instance.id] = self._view.now_ns + start_ns
+            self._begin_turn(instance, start_ns)
 
     def _begin_turn(self, instance: Instance, start_ns: int) -> None:
         turn_end_ns = self._view.now_ns + (1 + TURN_STARTS) * start_ns
@@ -265,6 +269,124 @@ def _boots(node: Node) -> bool:
     return node.pool.is_elastic and all(
         instance.state == INSTANCE_STARTING for instance in node.instances.values()
     )
+
+
+@final
+class _PromisedStart:
+    """A start of a build that has not begun, as it is booked."""
+
+    __slots__ = ("begin_ns", "bucket", "build", "holder_id", "time_ns")
+
+    def __init__(
+        self, build: Build, begin_ns: int, bucket: int, time_ns: int, holder_id: int
+    ) -> None:
+        self.build = build
+        self.begin_ns = begin_ns  # at the latest
+        self.bucket = bucket  # of that, in the calendar of its pool
+        self.time_ns = time_ns
+        self.holder_id = holder_id  # the instance that is to be evicted before; -1: there is none
+
+
+@final
+class PromisedStarts:
+    """Books the starts that promises need, until they begin or nobody waits for them.
+
+    Only on pools whose nodes cannot hold all functions at once. A request for a function that no
+    node holds is promised with the time of a start. That start takes a lane for as long, and the
+    place of a function that is loaded now. So the lane's time is booked in the calendar, and who
+    would lose its place is promised to be done before the start begins, or with one of its own.
+    """
+
+    def __init__(self, view: View, nodes: NodeLanes) -> None:
+        self._view = view
+        self._nodes = nodes
+        # By pool id, by build id.
+        self._booked: list[dict[int, _PromisedStart]] = [{} for _ in view.app.pools]
+
+    def book(self, build: Build, begin_ns: int, time_ns: int) -> None:
+        """A promise was made with a start, which must begin by then; one start is for all."""
+        known = self._of_pool(build.pool.id).get(build.id)
+        bucket = build.calendar.bucket(self._view.now_ns, begin_ns)
+        if known is None:
+            holder = self._holder(build)
+            holder_id = -1 if holder is None else holder.id
+            start = _PromisedStart(build, begin_ns, bucket, time_ns, holder_id)
+            self._booked[build.pool.id][build.id] = start
+            build.calendar.add(bucket, time_ns, 0.0)
+        elif begin_ns < known.begin_ns:
+            build.calendar.add(known.bucket, -known.time_ns, 0.0)
+            build.calendar.add(bucket, known.time_ns, 0.0)
+            known.begin_ns, known.bucket = begin_ns, bucket
+
+    def forget_old(self, pool_id: int) -> None:
+        """Take out of the calendar what has begun, and what nobody waits for any more."""
+        booked = self._booked[pool_id]
+        if booked:
+            for id, start in list(booked.items()):
+                if self._is_over(start):
+                    del booked[id]
+                    start.build.calendar.add(start.bucket, -start.time_ns, 0.0)
+
+    def ready_by_ns(self, build: Build) -> int | None:
+        """When a build for which a start is booked will have started; None if none is."""
+        start = self._of_pool(build.pool.id).get(build.id)
+        return None if start is None else start.begin_ns + start.time_ns
+
+    def holds_until_ns(self, build: Build) -> int:
+        """Until when a node is sure to hold a build that one holds now: then others may start.
+
+        Where several hold it, others are left. And of several nodes, the first that are free start
+        what is promised.
+        """
+        booked = self._of_pool(build.pool.id)
+        holder = self._holder(build) if booked else None
+        if holder is None or holder.node is None:
+            return NEVER_NS
+        node, nodes, now_ns = holder.node, self._nodes, self._view.now_ns
+        others = sorted((s for s in booked.values() if s.build is not build), key=_begin_ns)
+        lanes_sooner = build.calendar.lanes_free_by(now_ns, nodes.end_ns(node) - 1)
+        order = nodes.eviction_order(holder)
+        room = node.pool.memory_bytes - node.memory_used_bytes
+        for instance in node.instances.values():
+            if instance.residency != ON_HOST and nodes.eviction_order(instance) < order:
+                room += instance.variant.profile.memory_bytes
+        for start in others[lanes_sooner // max(1, build.lanes) :]:
+            room -= start.build.variant.profile.memory_bytes
+            if room < 0:
+                return start.begin_ns
+        return NEVER_NS
+
+    def reload_ns(self, build: Build) -> int:
+        """Time to load a build again after it was evicted from the node that holds it."""
+        holder = self._holder(build)
+        return build.cold_start_ns if holder is None else time_to_reload_ns(holder)
+
+    def _holder(self, build: Build) -> Instance | None:
+        """The only instance that holds a build on its pool, or will; None if there are several."""
+        found: Instance | None = None
+        for instance in self._view.instances_of[build.variant.id].values():
+            if instance.pool is build.pool and instance.residency != ON_HOST:
+                if found is not None:
+                    return None
+                found = instance
+        return found
+
+    def _of_pool(self, pool_id: int) -> dict[int, _PromisedStart]:
+        self.forget_old(pool_id)
+        return self._booked[pool_id]
+
+    def _is_over(self, start: _PromisedStart) -> bool:
+        build = start.build
+        return build.pending_items == 0 or any(
+            instance.id != start.holder_id
+            and instance.pool is build.pool
+            and instance.residency != ON_HOST
+            for instance in self._view.instances_of[build.variant.id].values()
+        )
+
+
+def _begin_ns(start: _PromisedStart) -> int:
+    return start.begin_ns
 
 
 @final
