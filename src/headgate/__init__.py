@@ -1,3 +1,3 @@
 """Headgate serves and simulates ML inference under latency and cost objectives."""
 
-__version__ = "0.21.0"
+__version__ = "0.22.0"
