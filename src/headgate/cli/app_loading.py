@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from headgate.config.options import (
 from headgate.config.schema import BATCH_MAX
 from headgate.core.errors import ConfigError, import_problem, unknown_name_error
 from headgate.core.event_log import is_log
-from headgate.core.model import App
+from headgate.core.model import App, Variant
 from headgate.core.policy import Capabilities, PolicyConfig, PolicyKind
 from headgate.core.units import format_duration
 from headgate.functions.source_modules import search_first
@@ -153,12 +154,17 @@ def warn_of_unreachable_objectives(config: AppConfig, where: str) -> None:
 
 def easily_overlooked(config: AppConfig) -> list[str]:
     """Return a sentence for each pool on which no function runs, each `batch_max` that does not
-    count, and each cascade too long.
+    count, each cascade too long, and each cost that only a shared batch can meet.
     """
     used = {pool_id for variant in config.app.variants for pool_id in variant.pool_ids}
     why = "no function runs on it; each needs more than it has, or names other pools"
     unused = [f"pools.{pool.name}: {why}" for pool in config.app.pools if pool.id not in used]
-    return [*unused, *_ignored_sizes(config), *cascades_beyond_objectives(config)]
+    return [
+        *unused,
+        *_ignored_sizes(config),
+        *cascades_beyond_objectives(config),
+        *_costs_of_shared_batches(config),
+    ]
 
 
 def _ignored_sizes(config: AppConfig) -> Iterator[str]:
@@ -188,6 +194,43 @@ def objective_errors(config: AppConfig, where: str) -> Iterator[ConfigError]:
         error = unreachable_together(app, pipeline, factors, config.unmeasured)
         if error is not None:
             yield error.located(where, slo_key(config, pipeline))
+
+
+def _costs_of_shared_batches(config: AppConfig) -> Iterator[str]:
+    """Yield a sentence for each pipeline whose cost objective no request alone in a batch meets."""
+    for pipeline in config.app.pipelines:
+        of_one = replace(config, app=replace(config.app, pipelines=(pipeline,)))
+        if pipeline.slo.cost_usd == inf or any(objective_errors(of_one, "")):
+            continue
+        for error in objective_errors(replace(of_one, app=_without_batches(of_one.app)), ""):
+            yield (
+                f"{error}; a shared batch costs each request less, but policies that promise a "
+                "cost do not count on others to share it, and reject all"
+            )
+
+
+def _without_batches(app: App) -> App:
+    """Return the application with batches of one item only."""
+    functions = tuple(
+        replace(function, variants=tuple(_of_one_item(variant) for variant in function.variants))
+        for function in app.functions
+    )
+    pipelines = tuple(
+        replace(
+            pipeline,
+            stages=tuple(replace(s, function=functions[s.function.id]) for s in pipeline.stages),
+        )
+        for pipeline in app.pipelines
+    )
+    return replace(app, functions=functions, pipelines=pipelines)
+
+
+def _of_one_item(variant: Variant) -> Variant:
+    return replace(
+        variant,
+        profile=replace(variant.profile, exec_ns=variant.profile.exec_ns[:1]),
+        more_shapes=tuple(replace(t, exec_ns=t.exec_ns[:1]) for t in variant.more_shapes),
+    )
 
 
 def check_support(app: App, name: str, kind: PolicyKind, where: str) -> None:

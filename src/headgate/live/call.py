@@ -16,10 +16,11 @@ from typing import Final, Protocol, final
 from msgspec import Struct
 
 from headgate.core.model import App, Pipeline, Stage
-from headgate.core.states import Settlement
+from headgate.core.states import Outcome, Settlement
 from headgate.functions.tensor import Signature, Tensor, TensorSpec
 
 INTERNAL: Final = "internal"  # the reason after a defect of the gateway
+FUNCTION_REFUSED: Final = "function_refused"  # the reason where `decode` refuses an input
 CANNOT_LOAD: Final = "cannot be loaded: "
 
 
@@ -52,6 +53,14 @@ class Call(Struct, eq=False):
     outputs: list[Tensor] = []  # a new one for each: a struct copies its defaults
     error: str = ""  # error message of the function
     status: int = 500  # HTTP status of that error: 400 client error, 500 function error
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether it failed because a function refused its input: the error is the client's."""
+        settlement = self.settlement
+        if settlement is None or settlement.outcome != Outcome.FAILED:
+            return False
+        return bool(self.error) and self.status < 500
 
 
 class GatewayPhase(Enum):

@@ -126,7 +126,7 @@ class Driver:
         self._faults: dict[type[Event], int] = {}  # consecutive exceptions of the Scheduler
         self._recheck_timer: asyncio.TimerHandle | None = None
         self._needs_recheck = False  # the Scheduler raised again after the recheck was scheduled
-        self._is_stopped = False
+        self.is_stopped = False
 
     def post(self, event: Event) -> None:
         """Queue an event for the Scheduler, to be handled before the loop blocks again."""
@@ -143,7 +143,7 @@ class Driver:
 
     def stop(self) -> None:
         """Cancel all timers and drop all further events."""
-        self._is_stopped = True
+        self.is_stopped = True
         for _, handle in self._timers.values():
             handle.cancel()
         self._timers.clear()
@@ -164,7 +164,7 @@ class Driver:
         if len(turn) > 1:
             turn.sort(key=_RANK)  # a stable sort: requests arrive before they are cancelled
         for event in turn:
-            if self._is_stopped:
+            if self.is_stopped:
                 return
             if isinstance(event, RequestCancelled) and self._is_waiting(event.request_id):
                 self._inbox.append(event)

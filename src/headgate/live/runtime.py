@@ -609,10 +609,20 @@ class Runtime:
         del self._links[link.node.id]
         if self._driver is None:
             return
+        self._log_lost(link, batch_ids)
         for batch_id in batch_ids:
             self._in_flight.pop(batch_id, None)
             self._driver.post(BatchLost(batch_id, link.hello.runs_functions))
         self.on_node_lost(link.node)
+
+    def _log_lost(self, link: WorkerLink, batch_ids: list[int]) -> None:
+        """Log which functions a lost worker was running: the supervisor, which logs why it died,
+        does not know.
+        """
+        variants = {self._in_flight[id][0] for id in batch_ids if id in self._in_flight}
+        if variants and self._driver is not None and not self._driver.is_stopped:
+            names = " and ".join(repr(self.app.variants[id].name) for id in sorted(variants))
+            _LOG.warning("worker %s was lost while running %s", link.node.name, names)
 
     def on_node_lost(self, node: NodeSpec) -> None:
         """Remove a node. Its running batches end in events of their own."""

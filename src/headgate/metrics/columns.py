@@ -84,6 +84,7 @@ class ResourceUse:
     loads: int
     usage_usd: float  # cost of the busy time alone
     allocation_usd: float  # cost of everything that was held, idle or not
+    is_rented_at_start: bool = False  # rented at time 0, so without a boot; elastic nodes only
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,7 @@ from headgate.core.events import (
     BatchRefused,
     Event,
     InstanceStarted,
+    Refusal,
     RequestArrived,
     RequestCancelled,
     WeightsLoaded,
@@ -93,6 +94,14 @@ _TERM_CODES: Final = {
 }
 
 
+class Trouble:
+    """What was wrong with where a batch was sent; a function that fails is not among it."""
+
+    NONE: Final = 0
+    THROTTLED: Final = 1
+    DOWN: Final = 2  # it was not there, failed, or was lost
+
+
 @dataclass(frozen=True, slots=True)
 class BatchColumns:
     """One row per batch that was dispatched and has ended, in order of the ends."""
@@ -108,6 +117,7 @@ class BatchColumns:
     alone_ns: Int64  # how long it would have run alone on its node, by its profile, without network
     cold: Int8  # 1 if it waited for a start or a load
     finished: Int8  # 1 if it ran to completion, for all of its tasks
+    trouble: Int8  # a `Trouble`
 
     def __len__(self) -> int:
         return len(self.variant)
@@ -202,7 +212,7 @@ class LogColumnsReader:
             if flight is not None:  # else the batch has ended before, and this is a duplicate
                 # Where the function failed, the time is not that of the whole batch.
                 is_finished = isinstance(event, BatchFinished) and not event.failed_tasks
-                self._on_batch_end(flight, is_finished=is_finished)
+                self._on_batch_end(flight, is_finished=is_finished, trouble=_trouble(event))
         elif isinstance(event, RequestCancelled):
             row = self._rows.get(self._ids_from + event.request_id)
             if row is not None:
@@ -328,7 +338,7 @@ class LogColumnsReader:
                     slowdown *= flight.variant.interference[other.variant.function_id]
             flight.alone_ns += elapsed_ns / slowdown
 
-    def _on_batch_end(self, flight: _Flight, *, is_finished: bool) -> None:
+    def _on_batch_end(self, flight: _Flight, *, is_finished: bool, trouble: int) -> None:
         dispatch, node_id = flight.dispatch, flight.dispatch.node_id
         pool = self._app.pools[dispatch.pool_id]
         self._advance(dispatch)
@@ -351,6 +361,7 @@ class LogColumnsReader:
             "alone_ns": max(1, round(flight.alone_ns) - network_ns),
             "cold": int(flight.is_cold),
             "finished": int(is_finished),
+            "trouble": trouble,
         }
         for name, value in row.items():
             self._batches[name].append(value)
@@ -364,6 +375,13 @@ class LogColumnsReader:
             end_ns=self._now_ns,
             start_ns={id: int(np.median(times)) for id, times in self._start_ns.items()},
         )
+
+
+def _trouble(event: Event) -> int:
+    if isinstance(event, BatchRefused):
+        troubles = {Refusal.THROTTLED: Trouble.THROTTLED, Refusal.GONE: Trouble.DOWN}
+        return troubles.get(event.reason, Trouble.NONE)
+    return Trouble.DOWN if isinstance(event, BatchFailed | BatchLost) else Trouble.NONE
 
 
 def _checked(key: str, value: int, limit: int) -> int:

@@ -53,6 +53,7 @@ class NodeRental:
         self._booted_ns = 0
         self._ended_ns = -1
         self._paid_ns = 0
+        self.is_from_start = False  # rented at time 0
 
     def begin(self, now_ns: int) -> None:
         """Rent the node, unless it is rented already.
@@ -62,6 +63,7 @@ class NodeRental:
         """
         if self._since_ns is None:
             self._since_ns = now_ns
+            self.is_from_start |= self._is_beginning(now_ns)
             if now_ns != self._ended_ns:
                 self._booted_ns = now_ns + (0 if self._is_beginning(now_ns) else self._boot_ns)
 

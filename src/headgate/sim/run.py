@@ -263,6 +263,7 @@ def _node_use(node: SimNode, end_ns: int, instances: Sequence[InstanceUse]) -> R
         loads=node.loads,
         usage_usd=busy_ns * rate + sum(use.usage_usd for use in instances),
         allocation_usd=up_ns * rate + sum(use.allocation_usd for use in instances),
+        is_rented_at_start=node.rental is not None and node.rental.is_from_start,
     )
 
 

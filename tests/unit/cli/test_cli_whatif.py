@@ -23,7 +23,7 @@ from headgate.config import from_spec
 from headgate.core.actions import Action
 from headgate.core.clock import NEVER_NS
 from headgate.core.event_log import LogHeader, LogWriter, json_lines, read_log
-from headgate.core.events import Event, RequestArrived, RequestCancelled
+from headgate.core.events import Event, Refusal, RequestArrived, RequestCancelled
 from headgate.core.records import STAGES_MAX
 from headgate.sim.interfaces import Observer
 
@@ -271,6 +271,52 @@ workload:
 simulation:
   service_times: {distribution: uniform, cv: 0.1, scale: {f: 1.5}}
 """
+
+
+@pytest.mark.parametrize(
+    ("event", "calls"),
+    [
+        (["BatchRefused", Refusal.GONE], 2),
+        (["BatchRefused", Refusal.THROTTLED], 2),
+        (["BatchFailed", "Unhandled"], 2),
+        (["BatchLost", False], 2),
+        (["BatchRefused", Refusal.TOO_LARGE], 0),
+        (None, 0),
+    ],
+)
+def test_an_outage_of_a_platform_is_named(
+    tmp_path: Path, event: list[object] | None, calls: int
+) -> None:
+    """Calls that are refused or fail are not simulated: the prediction has none of their misses."""
+    log = tmp_path / "day.log"
+    app = write(tmp_path / "app.yaml", TWO)
+    headgate("simulate", app, "--duration", "5s", "--policy", "threshold", "--log", log)
+    if event is not None:
+        write(log, _with_ends(log.read_text(), event))
+    told = [line for line in whatif(log, "--runs", 1)["unseen"] if "circuit breaker" in line]
+    assert told == (
+        [
+            "assumed: cloud takes every call within its limits, so its circuit breaker stays "
+            f"closed (calls of the log that were refused, failed or lost: {calls})"
+        ]
+        if calls
+        else []
+    )
+
+
+def _with_ends(text: str, event: list[object]) -> str:
+    """The first two calls of the log end in this event."""
+    calls: list[int] = []
+    lines = text.splitlines()
+    for number, line in enumerate(lines[1:], start=1):
+        entry = json.loads(line)
+        if not isinstance(entry, list) or not isinstance(entry[0], int):
+            continue
+        calls += [each[1] for each in entry[3] if each[0] == "Dispatch" and each[6] is None]
+        if entry[2][0] == "BatchFinished" and entry[2][1] in calls[:2]:
+            lines[number] = json.dumps([*entry[:2], [event[0], entry[2][1], *event[1:]], entry[3]])
+    assert len(calls) > 2
+    return "\n".join(lines) + "\n"
 
 
 class LogsObserver(Observer):

@@ -6,7 +6,7 @@ from itertools import permutations
 
 import pytest
 
-from headgate.cli.app_loading import objective_errors
+from headgate.cli.app_loading import easily_overlooked, objective_errors
 from headgate.config import from_spec
 from headgate.config.options import unreachable_objectives
 from headgate.core.errors import ConfigError
@@ -169,6 +169,55 @@ def test_objectives_that_can_only_be_met_each_alone() -> None:
         ("20ms", "unlimited"),
     ):
         assert joint_problems(latency, cost) == [], (latency, cost)
+
+
+# A millisecond costs $1/1M: 10 alone on the fast pool, 4 in a full batch, and 5 on the slow one.
+BATCHES: dict[str, object] = {
+    "functions": {
+        "f": {
+            "variants": {
+                "fast": {"exec_time": {1: "10ms", 16: "64ms"}, "pools": ["fast"]},
+                "slow": {"exec_time": "500ms", "pools": ["slow"]},
+            }
+        }
+    },
+    "pools": {"fast": {"price": "$3.60/h"}, "slow": {"price": "$0.036/h"}},
+    "pipelines": {"p": {"function": "f"}},
+}
+NOT_ALONE = (
+    "; a shared batch costs each request less, but policies that promise a cost do not count on "
+    "others to share it, and reject all"
+)
+
+
+@pytest.mark.parametrize(
+    ("latency", "cost", "problem"),
+    [
+        (
+            "never",
+            "$4.5/1M",
+            "slo.cost: '$4.5/1M': is below the cheapest placement of pipeline p, $5/1M: "
+            "f on slow $5/1M (allowed: $5/1M or more)",
+        ),
+        (
+            "100ms",
+            "$6/1M",
+            "slo: '100ms and $6/1M': no placement meets both "
+            "(allowed: 100ms with $10/1M, or $6/1M with 500ms)",
+        ),
+        ("100ms", "$10/1M", None),
+        ("never", "$5/1M", None),
+        ("100ms", "unlimited", None),
+        ("never", "$3/1M", None),  # an error: not even in a full batch
+    ],
+)
+def test_costs_that_only_a_shared_batch_can_meet(
+    latency: str, cost: str, problem: str | None
+) -> None:
+    """A policy that promises a cost promises it to a request that nobody joins."""
+    config = from_spec({**BATCHES, "slo": {"latency": latency, "cost": cost}}, "app.yaml")
+    assert easily_overlooked(config) == ([] if problem is None else [problem + NOT_ALONE])
+    assert bool(list(objective_errors(config, "it"))) == (cost == "$3/1M")
 
 
 def test_what_is_wrong_alone_is_not_reported_again_as_a_pair() -> None:

@@ -116,6 +116,23 @@ def test_promises(accept: str) -> None:
     assert value(got, "headgate_admission_rejections_total", model="echo", reason="infeasible") == 0
 
 
+@pytest.mark.parametrize(
+    ("status", "expected"), [(400, [1, 1]), (500, [2, 1])], ids=["decode", "predict"]
+)
+def test_what_decode_refuses_breaks_no_promise(status: int, expected: list[int]) -> None:
+    """Otherwise any client could set off an alert on the promises that are kept."""
+    metrics = Metrics(small_app())
+    metrics.settled(ended_call(Outcome.MET))
+    failed = ended_call(Outcome.FAILED, execute_ms=1)
+    failed.error, failed.status = "two columns, please", status
+    metrics.settled(failed)
+    got = scraped(metrics)
+    names = ("headgate_admitted_total", "headgate_admitted_kept_total")
+    assert [value(got, name, model="resnet", tenant="ann") for name in names] == expected
+    labels = {"model": "resnet", "tier": "dedicated", "class": "default", "outcome": "failed"}
+    assert value(got, "headgate_requests_total", **labels) == 1
+
+
 def test_idle_gateway_exposes_zeros() -> None:
     """A rate over a counter that appears only with its first event misses that event."""
     got = scraped(Metrics(small_app()))

@@ -229,6 +229,38 @@ def test_only_a_process_that_runs_functions_dies_of_them(
     run(scenario)
 
 
+def test_the_log_names_what_a_lost_worker_was_running(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        rig = Rig(tmp_path)
+        assert await rig.serve(1) == [Outcome.MET]
+        rig.link._die()
+        assert "was lost" not in caplog.text, "it was idle"
+        rig.link.deaths = 1
+        rig.call()
+        await rig.until(lambda: not rig.runtime.open_requests())
+        assert caplog.text.count("worker n1 was lost while running 'f'") == 1
+        await rig.runtime.stop()
+
+    run(scenario)
+
+
+def test_the_end_of_the_runtime_loses_no_worker(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        rig = Rig(tmp_path)
+        monkeypatch.setattr(rig.link, "run", rig.link.ran.append)  # it never ends
+        rig.call()
+        await rig.until(lambda: bool(rig.link.ran))
+        await rig.runtime.stop()
+        rig.runtime.on_worker_lost(cast(WorkerLink, rig.link), [rig.link.ran[0].batch_id])
+        assert "was lost" not in caplog.text
+
+    run(scenario)
+
+
 def test_start_on_a_worker_that_dies_while_it_loads_is_forgotten(tmp_path: Path) -> None:
     async def scenario() -> None:
         rig = Rig(tmp_path)

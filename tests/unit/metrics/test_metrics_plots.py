@@ -101,6 +101,21 @@ def test_the_schedule_names_functions_that_have_only_started() -> None:
     assert _legend(schedule_figure(run)) == ["resnet", "yolo"]
 
 
+def test_the_schedule_ends_where_spans_are_left_out() -> None:
+    """Beyond that a node that is busy would look idle."""
+    long, short = Span(0, 0, 5000), [Span(1, start, start + 10) for start in range(0, 4000, 10)]
+    run = make_run([Row(0, 0, 10)], [long, *short], [node("gpu-0"), node("gpu-1")])
+    (axes,) = schedule_figure(run).axes
+    assert axes.get_title(loc="left") == "Schedule: the first 250 of 401 spans"
+    assert axes.get_xlim() == pytest.approx((0, 2.49))
+
+
+def test_a_schedule_of_spans_that_all_start_at_once_shows_some() -> None:
+    run = make_run([Row(0, 0, 10)], [Span(0, 0, 5000)] * 300, [node("gpu-0")])
+    (axes,) = schedule_figure(run).axes
+    assert axes.get_xlim() == pytest.approx((0, 5))
+
+
 def test_a_comparison_has_three_panels_and_shows_every_value() -> None:
     rows = [("a", summarise(busy_run())), ("nothing", summarise(make_run([])))]
     figure = comparison_figure(rows)

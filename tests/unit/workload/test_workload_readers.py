@@ -88,6 +88,11 @@ def test_one_row_per_step_keeps_counts(tmp_path: Path, column: str) -> None:
     assert arrivals.duration_ns == 3 * SECOND_NS
 
 
+def test_fractions_of_a_rate_are_carried_over(tmp_path: Path) -> None:
+    arrivals = read_trace(write(tmp_path, "rps\n2.5\n2.5\n"))
+    assert np.bincount(arrivals.times_ns // SECOND_NS).tolist() == [3, 2]
+
+
 def test_a_step_can_be_longer(tmp_path: Path) -> None:
     """In steps of ten seconds a count stays a count, and 2 rps are 20 arrivals."""
     ten_s = 10 * SECOND_NS
@@ -181,6 +186,7 @@ def test_parquet_without_pyarrow_says_what_to_install(
         ("time\n2500-01-01T00:00:00\n", "csv:2: time: '2500-.*': is more than 292 years"),
         ("time\n9999-12-31T23:00:00-12:00\n", "is more than 292 years"),
         ("time,model, Time\n1,a,2\n", "trace.csv: columns: 'time': appears twice"),
+        ("count\n5\n3.5\n", "trace.csv:3: count: '3.5': is not a whole number"),
         ("count\n1e12\n", r"trace.csv: 1e\+12 arrivals are too many"),
     ],
 )

@@ -38,6 +38,14 @@ def test_a_missing_trace_lists_the_available_ones(tmp_path: Path) -> None:
         find_trace("wild")
 
 
+def test_a_directory_is_no_trace(tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    with pytest.raises(ConfigError, match=r"/more': is a directory \(allowed: a file"):
+        find_trace(str(tmp_path / "more"))
+    with pytest.raises(ConfigError, match=r"'more': is a directory \(allowed"):
+        find_trace("more", tmp_path)
+
+
 @pytest.fixture
 def public_traces() -> Path:
     directory = os.environ.get("HEADGATE_TRACES")

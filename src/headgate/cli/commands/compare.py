@@ -37,6 +37,8 @@ from headgate.cli.simulation import SimulatedRun, run
 from headgate.cli.workload import choose_workload
 from headgate.config import AppConfig
 from headgate.core.errors import ConfigError, unknown_name_error
+from headgate.core.model import App
+from headgate.metrics.columns import RunColumns
 from headgate.metrics.confidence import mean_interval
 from headgate.metrics.format import Quantity, json_value, percent
 from headgate.metrics.report.comparison_plots import PANELS, comparison_plots
@@ -100,11 +102,12 @@ def command(
     configs = {each.name: of_one_gateway(config, app, each, gateways) for each in selected}
     make_directory(report, "--report")
     runs: dict[str, list[SimulatedRun]] = {each.name: [] for each in selected}
+    rented: dict[str, int] = {}
     for number in range(seed, seed + seeds):
         workload = choose_workload(config, app, workload_options, number)
         for each in selected:
             title = f"seed {number}," if seeds > 1 else "simulating"
-            result, _ = run(
+            result, columns = run(
                 configs[each.name],
                 each,
                 workload,
@@ -114,7 +117,8 @@ def command(
                 title=title,
             )
             runs[each.name].append(result)
-    comparison = Comparison(app, gateways, seed, seeds, runs, assumed)
+            rented.update(_rented_at_start(config.app, each.name, columns))
+    comparison = Comparison(app, gateways, seed, seeds, runs, assumed, rented)
     if report is not None:
         with writing(report, "--report"):
             page = comparison.write(report)
@@ -124,8 +128,17 @@ def command(
     table = replace(comparison.table(), title="")
     show(Text(f"{comparison.title}\n", "bold"), table)
     show_assumed(comparison.assumed)
+    if comparison.boots:
+        show(Text(comparison.boots, "yellow"))
     if report is not None:
         show(Text(f"report: {page}"))
+
+
+def _rented_at_start(app: App, policy: str, columns: RunColumns) -> dict[str, int]:
+    """Return how many nodes with a boot time a policy rented at time 0; {} if it rents none."""
+    boots = {pool.name for pool in app.pools if pool.is_elastic and pool.boot_ns}
+    rented = [use for use in columns.resources if use.pool in boots and use.up_ns]
+    return {policy: sum(use.is_rented_at_start for use in rented)} if rented else {}
 
 
 def _select_policies(
@@ -173,6 +186,20 @@ class Comparison:
     seeds: int
     runs: dict[str, list[SimulatedRun]]
     assumed: dict[str, str]  # by variant: assumed execution time of what nobody has measured
+    rented: dict[str, int]  # by policy that rents nodes with a boot time: how many at time 0
+
+    @property
+    def boots(self) -> str:
+        """A sentence on which policies began with nodes that need no boot, unless all are alike."""
+        ready = [f"{name} {count}" for name, count in self.rented.items() if count]
+        booting = [name for name, count in self.rented.items() if not count]
+        if not ready or not booting:
+            return ""
+        how = " (at time 0 it rents what prewarm_nodes says)" if "headgate" in booting else ""
+        return (
+            f"nodes rented at time 0, which need no boot: {', '.join(ready)}; "
+            f"every node boots under {', '.join(sorted(booting, key='headgate'.__eq__))}{how}"
+        )
 
     @property
     def title(self) -> str:

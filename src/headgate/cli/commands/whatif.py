@@ -37,11 +37,11 @@ from headgate.core.actions import Action
 from headgate.core.clock import HOUR_NS, NEVER_NS, SECOND_NS
 from headgate.core.errors import ConfigError, unknown_name_error
 from headgate.core.events import Event
-from headgate.core.model import App, Variant
+from headgate.core.model import App, Pool, Variant
 from headgate.core.units import format_duration
 from headgate.metrics.columns import with_client_overhead
 from headgate.metrics.confidence import RunFigures, resample_windows, run_figures
-from headgate.metrics.from_log import BatchColumns, LogColumnsReader, calibrate
+from headgate.metrics.from_log import BatchColumns, LogColumnsReader, Trouble, calibrate
 from headgate.metrics.table import rows_table
 from headgate.sim.interfaces import Observer
 from headgate.workload import superpose
@@ -400,10 +400,25 @@ def _unseen_nodes(log: CalibratedLog, app: App, used: BatchColumns) -> Iterator[
             if not (used.pool == pool.id).any():
                 continue
             yield f"assumed: the times of calls to {pool.name}, which a log does not calibrate"
+            if troubled := _troubled_calls(log, pool, used):
+                yield (
+                    f"assumed: {pool.name} takes every call within its limits, so its circuit "
+                    "breaker stays closed (calls of the log that were refused, failed or lost: "
+                    f"{troubled:,})"
+                )
         elif before is None or pool.nodes > before.nodes:
             had = 0 if before is None else before.nodes
             nodes = f"{pool.nodes} nodes of {pool.name} (the log has {had})"
             yield f"assumed: {nodes}, none of which slows another down"
+
+
+def _troubled_calls(log: CalibratedLog, pool: Pool, used: BatchColumns) -> int:
+    """Return how many calls of the log failed as no simulation does: it has throttles alone."""
+    troubles = log.columns.batches.trouble[log.columns.batches.pool == pool.id]
+    troubled = int(np.count_nonzero(troubles == Trouble.DOWN))
+    if not (used.trouble[used.pool == pool.id] == Trouble.THROTTLED).any():
+        troubled += int(np.count_nonzero(troubles == Trouble.THROTTLED))
+    return troubled
 
 
 def _show(log: CalibratedLog, changes: Changes, runs: int, found: Prediction) -> None:

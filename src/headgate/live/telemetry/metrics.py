@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from headgate.core.clock import MILLISECOND_NS, NEVER_NS, SECOND_NS
 from headgate.core.model import TIER_NAMES, App, Pipeline
 from headgate.core.states import Outcome, Rejection
-from headgate.live.call import Call
+from headgate.live.call import FUNCTION_REFUSED, Call
 
 Int64 = NDArray[np.int64]
 
@@ -125,7 +125,7 @@ REASONS: Final = frozenset(
         *REJECTIONS,
         *("answer_too_large", "answers", "client_gone", "codec_busy", "codec_lost"),
         *("codec_timeout", "concurrency_limited", "connections", "deadline_exceeded", "draining"),
-        *("failed", "function_failed", "function_refused", "internal", "invalid", "malformed"),
+        *("failed", "function_failed", FUNCTION_REFUSED, "internal", "invalid", "malformed"),
         *("memory", "method_not_allowed", "no_message", "not_acceptable", "not_ready"),
         *("outcome_unknown", "policy_fault", "rate_limited", "refused", "slow", "starting"),
         "too_many_rpcs",
@@ -181,6 +181,8 @@ ARRIVAL_WINDOW_S: Final = 10
 
 _ROW: Final = Struct("=11q")
 _REJECTED: Final = Outcome.REJECTED
+_FAILED: Final = Outcome.FAILED
+_REFUSED_ID: Final = 1  # of the reason `FUNCTION_REFUSED`
 _PACK: Final = _ROW.pack_into
 _ROW_BYTES: Final = _ROW.size
 _BUFFER_BYTES: Final = ROWS_MAX * _ROW.size
@@ -242,7 +244,7 @@ class Metrics:
             for pipeline in app.pipelines
         ]
         self.tenants = [client.name for client in app.clients]  # by client id
-        self._reasons: list[str] = [""]
+        self._reasons: list[str] = ["", FUNCTION_REFUSED]
         self.starts: dict[str, Histogram] = {}  # cold starts by function
         self.responses = Responses()
         self.faults: dict[str, int] = {}  # by kind
@@ -250,7 +252,7 @@ class Metrics:
         self._would_reject: dict[tuple[int, int], int] = {}
         # By model, tenant, reason, class and outcome, packed into one integer: see `fold`.
         self._counts: dict[int, int] = {}
-        self._reason_ids: dict[str, int] = {"": 0}
+        self._reason_ids: dict[str, int] = {"": 0, FUNCTION_REFUSED: _REFUSED_ID}
         self._buffer = bytearray(_BUFFER_BYTES)
         self._used_bytes = 0
 
@@ -264,12 +266,17 @@ class Metrics:
             used_bytes = 0
         priority = call.priority
         outcome = settlement.outcome
+        reason_id = 0
+        if outcome == _REJECTED:
+            reason_id = self._reason_id(settlement.reason)
+        elif outcome == _FAILED and call.is_refused:
+            reason_id = _REFUSED_ID
         _PACK(
             self._buffer,
             used_bytes,
             call.pipeline_id,
             call.client_id,
-            self._reason_id(settlement.reason) if outcome == _REJECTED else 0,
+            reason_id,
             1 if priority == 0 else 0 if priority < 0 else 2,
             outcome,
             call.arrived_ns,
@@ -333,7 +340,7 @@ class Metrics:
         """Return the id of a reason. Policies may use any text; `REASONS_MAX` are told apart."""
         known = self._reason_ids.get(reason)
         if known is None:
-            if len(self._reasons) >= REASONS_MAX - 1:
+            if len(self._reasons) >= REASONS_MAX:
                 reason = OTHER
             known = self._reason_ids.setdefault(reason, len(self._reasons))
             if known == len(self._reasons):

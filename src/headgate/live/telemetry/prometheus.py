@@ -25,6 +25,7 @@ from headgate import __version__
 from headgate.core.circuit_breaker import CALL_BLOCKS
 from headgate.core.clock import NEVER_NS, SECOND_NS
 from headgate.core.states import OUTCOME_NAMES, Outcome
+from headgate.live.call import FUNCTION_REFUSED
 from headgate.live.telemetry.metrics import (
     CLASS_NAMES,
     REJECTIONS,
@@ -193,18 +194,20 @@ class _Families(Collector):
         attained = Counter[tuple[str, ...]]()
         missed = Counter[tuple[str, ...]]()
         admitted = Counter[tuple[str, ...]]()
-        for count, model, tenant, _, _, outcome in self._metrics.counted():
+        for count, model, tenant, reason, _, outcome in self._metrics.counted():
             if outcome != Outcome.CANCELLED:
                 # Both counters exist from the first request, because a ratio needs both.
                 attained[model.name, tenant] += count if outcome == Outcome.MET else 0
                 missed[model.name, tenant] += count if outcome != Outcome.MET else 0
-                admitted[model.name, tenant] += count if outcome != Outcome.REJECTED else 0
+                # What `decode` refuses is the client's error, and breaks no promise.
+                has_promise = outcome != Outcome.REJECTED and reason != FUNCTION_REFUSED
+                admitted[model.name, tenant] += count if has_promise else 0
         labels = "model tenant"
         help_text = "Requests answered by their deadline."
         yield _counter("slo_attained", help_text, labels, attained.items())
         help_text = "Requests that were late, rejected, expired or failed; not cancelled ones."
         yield _counter("slo_missed", help_text, labels, missed.items())
-        help_text = "Requests that were admitted and have ended; not cancelled ones."
+        help_text = "Requests that were admitted and have ended; not cancelled or invalid ones."
         yield _counter("admitted", help_text, labels, admitted.items())
         help_text = "Requests that were admitted and answered by their deadline."
         yield _counter("admitted_kept", help_text, labels, attained.items())

@@ -213,7 +213,7 @@ def schedule_figure(run: RunColumns) -> Figure:
     tracks = assign_tracks(run.spans, _SPANS_MAX)
     positions = _track_rows(run, tracks)
     figure, axes = new_axes(1.5 + 0.3 * len(positions))
-    last_ns = int(run.spans.end_ns[tracks.rows].max())
+    last_ns = _schedule_end_ns(run, tracks)
     scale = time_scale(last_ns)
     bars: dict[int, Artist] = {}
     has_run: set[int] = set()
@@ -239,6 +239,20 @@ def schedule_figure(run: RunColumns) -> Figure:
     labels = [run.functions[key] if key < len(SERIES) else "others" for key in sorted(bars)]
     add_legend(axes, [bars[key] for key in sorted(bars)], labels)
     return figure
+
+
+def _schedule_end_ns(run: RunColumns, tracks: SpanTracks) -> int:
+    """Return until when every span is shown.
+
+    From the first span that is left out on, a node without a bar may as well be busy.
+    """
+    spans = run.spans
+    if tracks.left_out:
+        shown = len(tracks.rows)
+        left_out_ns = int(np.partition(spans.start_ns, shown)[shown])
+        if left_out_ns > spans.start_ns.min():  # otherwise nothing would be left to show
+            return left_out_ns
+    return int(spans.end_ns[tracks.rows].max())
 
 
 def _track_rows(run: RunColumns, tracks: SpanTracks) -> dict[tuple[int, int], int]:

@@ -94,6 +94,8 @@ def find_trace(name: str, directory: Path | None = None) -> Path:
         return Path(name)
     if directory is None:
         problem = "no such file, and no directory of traces is given"
+        if Path(name).is_dir():
+            problem = "is a directory"
         allowed = "a file, or a name in --traces DIRECTORY or HEADGATE_TRACES"
         raise ConfigError(problem, key="trace", value=name, allowed=allowed)
     if not directory.is_dir():
@@ -104,4 +106,5 @@ def find_trace(name: str, directory: Path | None = None) -> Path:
             return path
     names = sorted(path.name for path in directory.iterdir() if path.name.endswith(SUFFIXES))
     allowed = ", ".join(names) or "the directory has no traces"
-    raise ConfigError("no such trace", where=str(directory), value=name, allowed=allowed)
+    problem = "is a directory" if (directory / name).is_dir() else "no such trace"
+    raise ConfigError(problem, where=str(directory), value=name, allowed=allowed)

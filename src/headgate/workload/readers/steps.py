@@ -1,8 +1,9 @@
 """One row per step: the number of requests (`count`), or requests per second (`rps`, `rate`).
 
 Steps last one second unless `step_ns` is given. A `count` or an `rps` is a measurement: there are
-exactly that many arrivals, with fractions carried over to the next step. A `rate` is an average:
-the number of arrivals is drawn from a Poisson distribution. The option `draw` overrides either.
+exactly that many arrivals, with fractions of an `rps` carried over to the next step. A `rate` is an
+average: the number of arrivals is drawn from a Poisson distribution. The option `draw` overrides
+either.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
+
+import numpy as np
 
 from headgate.core.clock import SECOND_NS
 from headgate.core.errors import ConfigError
@@ -36,7 +39,10 @@ def read(path: Path, options: ReadOptions) -> Arrivals:
         allowed = ", ".join(_COLUMNS)
         raise ConfigError("has no column of counts or rates", where=str(path), allowed=allowed)
     step_ns = SECOND_NS if options.step_ns is None else options.step_ns
-    numbers = read_table(path, [column]).numbers(column)
+    table = read_table(path, [column])
+    numbers = table.numbers(column)
+    if column == "count" and (rows := np.flatnonzero(numbers % 1)).size:
+        raise table.error(int(rows[0]), column, "is not a whole number")
     means = numbers if column == "count" else numbers * (step_ns / SECOND_NS)
     draw = options.draw or ("poisson" if column == "rate" else "exact")
     counts = counts_of_means(means, draw=draw, seed=options.seed)

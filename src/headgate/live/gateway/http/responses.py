@@ -19,7 +19,7 @@ from headgate.core.states import (
     Rejection,
     Settlement,
 )
-from headgate.live.call import INTERNAL, Call
+from headgate.live.call import FUNCTION_REFUSED, INTERNAL, Call
 from headgate.live.gateway.codec.text import WriteText
 from headgate.live.gateway.config import GatewayConfig
 from headgate.live.gateway.errors import OUTCOME_UNKNOWN, RequestError, internal_error
@@ -162,12 +162,11 @@ def error_of(call: Call, config: GatewayConfig, request_id: bytes) -> RequestErr
                 settlement=settlement,
                 may_retry=False,
             )
-        is_refused = call.status < 500
-        if not is_refused:
+        if not call.is_refused:
             extra = _log_extra(request_id)
             _LOG.warning("%sthe function failed: %s", prefix, call.error, extra=extra)
-        message = call.error if is_refused or config.expose_errors else FUNCTION_FAILED
-        code = "function_refused" if is_refused else "function_failed"
+        message = call.error if call.is_refused or config.expose_errors else FUNCTION_FAILED
+        code = FUNCTION_REFUSED if call.is_refused else "function_failed"
         return RequestError(call.status, prefix + message, reason=code, settlement=settlement)
     if reason == INTERNAL:
         return internal_error()
